@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from harness.grading import ANSWER_KINDS, AnswerKind, canonical_gold
+from harness.answers import ANSWER_KINDS, AnswerKind, canonical_gold
 from harness.records import Problem, UserError, content_hash
 
 Source = Literal["toy", "file", "hub"]

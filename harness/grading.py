@@ -1,4 +1,4 @@
-"""From stored completions to grades: read the answer, compare it with the gold, name the outcome.
+"""From stored completions to grades: `harness.answers` judges each, in workers that cannot hang or fill the machine.
 
 Grading is a pass of its own over a cell's files, so it can be repeated without a model. Every row, however
 simple its answer kind, is judged in a worker process that is killed when it overruns its time: one way for
@@ -11,20 +11,21 @@ import contextlib
 import importlib
 import json
 import os
-import re
+import resource
 import select
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar
 
 import yaml
 
+from harness.answers import ANSWER_KINDS, AnswerKind, canonical_gold
 from harness.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
@@ -39,171 +40,12 @@ from harness.records import (
     read_rows,
 )
 
-AnswerKind = Literal["integer"]
-ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
+LENIENT_GRADES_FILE = "grades.lenient.jsonl"
 
-
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
-_MAX_ANSWER_CHARS = 500
 _ROWS_PER_MESSAGE = 16
 _START_LIMIT_S = 60.0
-
-
-# --- Reading an answer --------------------------------------------------------------------------------------
-
-
-def answer_part(text: str) -> str | None:
-    """What follows the thinking: the text after the first `</think>`, or after the last if thinking reopened.
-
-    None if the thinking was never closed. The first `<think>` may be missing: some chat templates hold it.
-    """
-    start = text.find(_THINK_CLOSE)
-    if start < 0:
-        return None
-    reopened = text.rfind(_THINK_OPEN, start)
-    if reopened >= 0:
-        start = text.find(_THINK_CLOSE, reopened)
-        if start < 0:
-            return None
-    return text[start + len(_THINK_CLOSE) :]
-
-
-# A backslash takes its next character along, so that the escaped braces of \{1,2\} do not count.
-_BRACES = re.compile(r"\\boxed\s*+\{|\\.|[{}]", re.DOTALL)
-_NOT_BLANK = re.compile(r"\S")
-
-
-def last_box(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` that is neither empty nor inside another; braces must balance.
-
-    None if there is no box, or if the last one is never closed: an earlier box does not stand in for it. One
-    pass over the text, without recursion.
-    """
-    open_braces: list[tuple[int, bool]] = []
-    last = (0, 0)
-    for match in _BRACES.finditer(text):
-        token = match.group()
-        if token == "{" or token.startswith("\\boxed"):
-            open_braces.append((match.end(), token != "{"))
-        elif token == "}" and open_braces:
-            start, is_box = open_braces.pop()
-            # A box that encloses the last one closes after it, and so takes its place.
-            if is_box and _NOT_BLANK.search(text, start, match.start()):
-                last = (start, match.start())
-    unclosed = any(is_box and start > last[1] for start, is_box in open_braces)
-    return None if unclosed else text[slice(*last)].strip() or None
-
-
-_SPACE = r"\s|~|\\[ ,;:!]|\\q?quad(?![A-Za-z])|\\?\$"
-_TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:bf|rm)|mbox)\s*+"
-_UNIT = rf"{_TEXT}\{{[^{{}}]*+\}}"
-# An option label, or what the value is the value of: "(B) 5", "x = 5", "m+n = 5".
-_LABEL = rf"{_TEXT}\{{\s*+\(?[A-E]\)\s*+\}}|\([A-E]\)|[A-Za-z]\s*+(?:\+\s*+[A-Za-z]\s*+)*+="
-_DIGITS = r"[1-9][0-9]{0,2}(?:(?:,(?:\\[!,])?|\{,\}(?:\\!)?|\\,)[0-9]{3})++(?![0-9])|[0-9]++"
-_DEGREES = r"°|\\degrees?(?![A-Za-z])|\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})"
-_POWER = r"\^(?:[23]|\{[23]\})"
-_INTEGER = re.compile(
-    rf"(?:{_SPACE})*+(?:{_LABEL})?(?:{_SPACE})*+"
-    rf"(?P<sign>[-+\u2212]?)\s*+(?P<digits>{_DIGITS})(?:\.0*+)?"
-    rf"(?P<units>(?:{_SPACE}|\\?%|{_DEGREES}|{_UNIT}(?:{_POWER})?)*+)"
-)
-_UNIT_WORDS = re.compile(rf"{_TEXT}\{{([^{{}}]*+)\}}")
-_WRAPPED = re.compile(rf"(?:{_TEXT}|\\boxed\s*+)?\{{(?P<inside>.*)\}}", re.DOTALL)
-_WORDS = re.compile(r"(?:[^\W\d_]|[ .,/()°²³-])*+")
-# Words that make another number, or no number, of the integer before them.
-# fmt: off
-_NOT_UNITS = frozenset({
-    "i", "e", "j", "pi", "hundred", "hundreds", "thousand", "thousands", "million", "millions",
-    "billion", "billions", "trillion", "trillions", "dozen", "dozens", "half", "halves", "third",
-    "thirds", "quarter", "quarters", "tenth", "tenths", "hundredth", "hundredths", "squared",
-    "cubed", "factorial", "times", "mod", "modulo", "base", "or", "and", "not", "to", "plus",
-    "minus", "over", "per",
-})
-# fmt: on
-
-
-def parse_integer(text: str) -> str | None:
-    r"""The canonical decimal text of an integer as answers write it, or None if it is not one.
-
-    Read through: leading zeros, `27.0`, thousands separators (`1,625`, `1{,}625`, `10,\!080`), `$`, `\%`,
-    degrees, units in `\text{}` after the number, a leading option label or `x =`, and `\text{27}` or braces
-    around the whole. Nothing is calculated and no number is searched for: `\frac{4}{2}`, `2^3`, `27 or 28`
-    and `3 \text{ million}` are not integers, and neither is a text of more than 500 characters.
-    """
-    text = text.strip()
-    if len(text) > _MAX_ANSWER_CHARS:
-        return None
-    while (match := _INTEGER.fullmatch(text)) is None:
-        wrapped = _WRAPPED.fullmatch(text)
-        if wrapped is None:
-            return None
-        text = wrapped["inside"].strip()
-    if not all(_is_unit(words) for words in _UNIT_WORDS.findall(match["units"])):
-        return None
-    digits = re.sub(r"[^0-9]", "", match["digits"]).lstrip("0") or "0"
-    return f"-{digits}" if match["sign"] in ("-", "\u2212") and digits != "0" else digits
-
-
-def _is_unit(words: str) -> bool:
-    return bool(_WORDS.fullmatch(words)) and _NOT_UNITS.isdisjoint(re.findall("[a-z]+", words.lower()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """One kind of answer: how to read it after the thinking, how to write its gold, and when both are equal.
-
-    `extract` returns None where no answer is given, and the text as it stands where one is given that is not
-    of this kind.
-    """
-
-    extract: Callable[[str], str | None]
-    gold: Callable[[str], str | None]
-    equal: Callable[[str, str], bool]
-
-
-def _extract_integer(answer_text: str) -> str | None:
-    box = last_box(answer_text)
-    return None if box is None else parse_integer(box) or box[:_MAX_ANSWER_CHARS]
-
-
-_KINDS: dict[AnswerKind, _Kind] = {
-    "integer": _Kind(
-        extract=_extract_integer,
-        gold=parse_integer,
-        equal=lambda answer, gold: answer == parse_integer(gold),
-    ),
-}
-
-
-def extract_answer(text: str, kind: AnswerKind) -> str | None:
-    r"""The answer that a completion gives after its thinking, or None if it gives none.
-
-    For kind "integer": the last box, as canonical decimal text if it holds an integer and as it stands (at
-    most 500 characters) if not. Time grows linearly with the text.
-    """
-    answer_text = answer_part(text)
-    return None if answer_text is None else _KINDS[kind].extract(answer_text)
-
-
-def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
-    """A reference answer in the form its kind compares ("027" is "27"), or None if it is not of the kind."""
-    return _KINDS[kind].gold(gold)
-
-
-def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind) -> tuple[str | None, Outcome]:
-    """The answer and the outcome of one completion; at the token limit it is truncated, whatever it holds."""
-    if stop_reason == "length":
-        return None, "truncated"
-    answer = extract_answer(text, kind)
-    if answer is None:
-        return None, "no_answer"
-    return answer, "correct" if _KINDS[kind].equal(answer, gold) else "wrong"
-
-
-def grade(completion: Completion, problem_gold: str, kind: AnswerKind) -> Grade:
-    """Grade one completion here, without a worker and its time limit; `Grader` grades stored cells."""
-    answer, outcome = judge(completion.text, completion.stop_reason, problem_gold, kind)
-    return _grade_row(completion, problem_gold, answer, outcome)
+# What one worker may take of the machine: a power tower must not take all of it.
+_WORKER_BYTES = 4 << 30
 
 
 def _grade_row(completion: Completion, gold: str, answer: str | None, outcome: Outcome) -> Grade:
@@ -222,6 +64,7 @@ def _grade_row(completion: Completion, gold: str, answer: str | None, outcome: O
 
 def serve(function: str) -> None:
     """The main loop of a worker: lines of jobs in, one line of verdict a job out, until the input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     # Ctrl-C reaches the whole process group; the parent decides when a worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A library that prints must not write between the replies.
@@ -235,6 +78,8 @@ def serve(function: str) -> None:
             try:
                 answer, outcome = judge_row(*job)
                 reply = {"answer": answer, "outcome": outcome}
+            except MemoryError:
+                reply = {"answer": None, "outcome": "grader_timeout"}
             except Exception as error:
                 reply = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(reply), file=replies, flush=True)
@@ -269,9 +114,9 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def send(self, indices: Sequence[int], jobs: Sequence["_Job"]) -> None:
+    def send(self, indices: Sequence[int], jobs: Sequence["Job"]) -> None:
         self.pending.extend(indices)
-        message = json.dumps([(job.text, job.stop_reason, job.gold, job.kind) for job in jobs])
+        message = json.dumps([(job.text, job.stop_reason, job.gold, job.kind, job.rule) for job in jobs])
         # A worker that died says so by its closed output, to the reader, who knows which job it was at.
         with contextlib.suppress(BrokenPipeError):
             self._input.write(message.encode() + b"\n")
@@ -297,11 +142,14 @@ class _Worker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
+class Job:
+    """One row to judge: the arguments of `harness.answers.judge`."""
+
     text: str
     stop_reason: str
     gold: str
     kind: AnswerKind
+    rule: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,13 +174,13 @@ class Grader:
         timeout_s: seconds that one row may take; then its worker is killed, the row is `grader_timeout`, and
             the rows behind it go to a fresh worker. A row whose worker dies of itself counts the same.
         function: `module:name` of what judges a row, called in the worker with (text, stop_reason, gold,
-            kind) and returning (answer, outcome).
+            kind, rule) and returning (answer, outcome).
 
     Raises:
         UserError: a number out of range.
     """
 
-    def __init__(self, *, workers: int = 2, timeout_s: float = 5.0, function: str = "harness.grading:judge") -> None:
+    def __init__(self, *, workers: int = 2, timeout_s: float = 5.0, function: str = "harness.answers:judge") -> None:
         if workers < 1:
             raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
         if not 0 < timeout_s < float("inf"):
@@ -357,7 +205,9 @@ class Grader:
         """The process ids of the workers that run now."""
         return [worker.pid for worker in self._workers]
 
-    def grade_cell(self, directory: Path, *, kind: AnswerKind | None = None, regrade: bool = False) -> CellSummary:
+    def grade_cell(
+        self, directory: Path, *, kind: AnswerKind | None = None, regrade: bool = False, lenient: bool = False
+    ) -> CellSummary:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in
@@ -369,6 +219,8 @@ class Grader:
             directory: the cell's folder.
             kind: the answer kind; if None it is `benchmark.answer_kind` of the folder's `cell.yaml`.
             regrade: grade every row, whether it has a grade or not.
+            lenient: grade by the looser rule (`harness.answers.Rule`) into `grades.lenient.jsonl`, which no report
+                reads, and leave `grades.jsonl` as it is.
 
         Raises:
             UserError: a file is missing, broken, or does not fit the others.
@@ -377,6 +229,7 @@ class Grader:
         if not completions:
             return CellSummary(directory=directory, graded=0)
         kind = kind or read_answer_kind(directory)
+        rule, grades_file = read_rule(directory, lenient=lenient), LENIENT_GRADES_FILE if lenient else GRADES_FILE
         golds = _read_golds(directory / PROBLEMS_FILE, kind)
         for completion in completions.values():
             if completion.problem_id not in golds:
@@ -384,28 +237,30 @@ class Grader:
                     f"{directory / COMPLETIONS_FILE} holds problem {completion.problem_id!r}, and "
                     f"{PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
                 )
-        old = _by_key(directory / GRADES_FILE, Grade)
+        old = _by_key(directory / grades_file, Grade)
         grades = {
             key: row
             for key, row in old.items()
             if not regrade and key in completions and row.gold == golds[completions[key].problem_id]
         }
         missing = [completion for key, completion in completions.items() if key not in grades]
-        for row in self._grade(missing, golds, kind):
+        for row in self._grade(missing, golds, kind, rule):
             grades[row.key] = row
         ordered = [grades[key] for key in completions]
         if missing or list(old.values()) != ordered:
-            _write_grades(directory / GRADES_FILE, ordered)
+            _write_grades(directory / grades_file, ordered)
         outcomes = Counter(row.outcome for row in ordered)
         return CellSummary(directory=directory, graded=len(missing), outcomes=outcomes)
 
-    def _grade(self, completions: Sequence[Completion], golds: dict[str, str], kind: AnswerKind) -> Iterator[Grade]:
+    def _grade(
+        self, completions: Sequence[Completion], golds: dict[str, str], kind: AnswerKind, rule: dict[str, Any]
+    ) -> Iterator[Grade]:
         jobs = [
-            _Job(text=row.text, stop_reason=row.stop_reason, gold=golds[row.problem_id], kind=kind)
+            Job(text=row.text, stop_reason=row.stop_reason, gold=golds[row.problem_id], kind=kind, rule=rule)
             for row in completions
         ]
         try:
-            replies = self._judge(jobs)
+            replies = self.judge(jobs)
         except BaseException:
             # Their replies to this call must not be taken for those to the next.
             self.close()
@@ -415,8 +270,11 @@ class Grader:
                 raise RuntimeError(f"grading problem {completion.problem_id!r} failed: {reply['error']}")
             yield _grade_row(completion, job.gold, reply["answer"], reply["outcome"])
 
-    def _judge(self, jobs: Sequence[_Job]) -> list[dict[str, Any]]:
-        """The workers' replies in the order of the jobs. The one loop that sends, waits, and kills."""
+    def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        """Judge rows in the workers; one reply a job, in order: `answer` and `outcome`, or `error` if it raised.
+
+        The one loop that sends, waits, and kills.
+        """
         replies: dict[int, dict[str, Any]] = {}
         waiting = deque(
             range(start, min(start + _ROWS_PER_MESSAGE, len(jobs))) for start in range(0, len(jobs), _ROWS_PER_MESSAGE)
@@ -484,11 +342,8 @@ def read_answer_kind(directory: Path) -> AnswerKind:
     """
     path = directory / CELL_FILE
     try:
-        cell = yaml.safe_load(path.read_text(encoding="utf-8"))
-        kind = cell["benchmark"]["answer_kind"]
-    except FileNotFoundError:
-        raise UserError(f"{directory} holds no {CELL_FILE}; name a cell's folder.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError):
+        kind = _read_cell(directory)["benchmark"]["answer_kind"]
+    except (KeyError, TypeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
     if kind not in ANSWER_KINDS:
         raise UserError(
@@ -496,6 +351,30 @@ def read_answer_kind(directory: Path) -> AnswerKind:
             "grade it with the version that ran it."
         )
     return kind
+
+
+def read_rule(directory: Path, *, lenient: bool = False) -> dict[str, Any]:
+    """How a cell's completions are read, as `harness.answers.judge` takes it: the tags, and where answers stand.
+
+    Raises:
+        UserError: `cell.yaml` is missing or broken.
+    """
+    cell = _read_cell(directory)
+    model, benchmark = (cell.get(name) if isinstance(cell, dict) else None for name in ("model", "benchmark"))
+    model, benchmark = (part if isinstance(part, dict) else {} for part in (model, benchmark))
+    tags = {name: model[f"think_{name}"] for name in ("start", "end") if model.get(f"think_{name}")}
+    # A cell from before the setting was there read its answers after the thinking.
+    return {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
+
+
+def _read_cell(directory: Path) -> Any:
+    path = directory / CELL_FILE
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{directory} holds no {CELL_FILE}; name a cell's folder.") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
 
 
 def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:
@@ -546,7 +425,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Grade every cell below a folder (`kvsweep-grade`); returns 0, or 2 after a user's mistake."""
     arguments = _parser().parse_args(argv)
     try:
-        _grade_run(arguments.dir, arguments.workers, arguments.timeout, arguments.all)
+        _grade_run(
+            arguments.dir, arguments.workers, arguments.timeout, regrade=arguments.all, lenient=arguments.lenient
+        )
     except UserError as error:
         print(f"kvsweep-grade: error: {error}", file=sys.stderr)
         return 2
@@ -562,10 +443,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="grading processes (default: 2)")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds a row may take (default: 5)")
     parser.add_argument("--all", action="store_true", help="grade again the rows that have a grade")
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help=f"the looser rule of the DynTS code, for comparison: into {LENIENT_GRADES_FILE}, which no report reads",
+    )
     return parser
 
 
-def _grade_run(root: Path, workers: int, timeout_s: float, regrade: bool) -> None:
+def _grade_run(root: Path, workers: int, timeout_s: float, *, regrade: bool, lenient: bool) -> None:
     if not root.is_dir():
         raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
     cells = sorted(path.parent for path in root.rglob(CELL_FILE))
@@ -574,14 +460,14 @@ def _grade_run(root: Path, workers: int, timeout_s: float, regrade: bool) -> Non
     summaries = []
     with Grader(workers=workers, timeout_s=timeout_s) as grader:
         for directory in cells:
-            summaries.append(grader.grade_cell(directory, regrade=regrade))
+            summaries.append(grader.grade_cell(directory, regrade=regrade, lenient=lenient))
             print(_summary_line(str(directory.relative_to(root)), summaries[-1]))
     total = CellSummary(
         directory=root,
         graded=sum(summary.graded for summary in summaries),
         outcomes=sum((summary.outcomes for summary in summaries), Counter()),
     )
-    print(_summary_line(f"total of {len(cells)} cells", total))
+    print(_summary_line(f"{'lenient, ' if lenient else ''}total of {len(cells)} cells", total))
 
 
 def _summary_line(label: str, summary: CellSummary) -> str:

@@ -18,15 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import grading
-from harness.grading import (
-    Grader,
-    answer_part,
-    canonical_gold,
-    extract_answer,
-    grade,
-    last_box,
-    parse_integer,
-)
+from harness.answers import answer_part, canonical_gold, extract_answer, judge, last_box, parse_integer
+from harness.grading import Grader
 from harness.records import Completion, Grade, Problem, UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,15 +196,13 @@ class TestGrade:
             (boxed(27), "length", "27", None, "truncated"),
             ("no end \\boxed{27}", "length", "27", None, "truncated"),
             ("never closed \\boxed{27}", "stop", "27", None, "no_answer"),
-            ("\\boxed{27}</think>The answer is 27.", "stop", "27", None, "no_answer"),
+            ("\\boxed{27}</think>It may be 27.", "stop", "27", None, "no_answer"),
             ("</think>\\boxed{26} or \\boxed{27", "stop", "27", None, "no_answer"),
             ("", "stop", "27", None, "no_answer"),
         ],
     )
     def test_outcomes(self, text: str, stop_reason: str, gold: str, answer: str | None, outcome: str) -> None:
-        row = grade(completion(text, stop_reason=stop_reason), gold, "integer")
-        assert (row.answer, row.outcome, row.gold) == (answer, outcome, gold)
-        assert row.correct == (outcome == "correct")
+        assert judge(text, stop_reason, gold, "integer") == (answer, outcome)
 
     def test_gold_has_one_form(self) -> None:
         assert canonical_gold("027.0", "integer") == "27"
@@ -240,16 +231,15 @@ class TestGrade:
     @pytest.mark.parametrize("text", HOSTILE, ids=[repr(text[:12]) for text in HOSTILE])
     def test_hostile_text_is_graded_in_bounded_time(self, text: str) -> None:
         started = time.perf_counter()
-        row = grade(completion("</think>" + text), "5", "integer")
+        answer, outcome = judge("</think>" + text, "stop", "5", "integer")
         assert time.perf_counter() - started < 3
-        assert row.outcome in ("no_answer", "wrong", "correct")
-        assert len(row.answer or "") <= 500
+        assert outcome in ("no_answer", "wrong", "correct")
+        assert len(answer or "") <= 500
 
     @given(st.lists(st.sampled_from([*"{}\\5 ", "\\boxed{", "</think>", "<think>", "\\text{"])))
     @settings(max_examples=500)
     def test_no_text_makes_it_raise(self, pieces: list[str]) -> None:
-        row = grade(completion("".join(pieces)), "5", "integer")
-        assert row.outcome in ("no_answer", "wrong", "correct")
+        assert judge("".join(pieces), "stop", "5", "integer")[1] in ("no_answer", "wrong", "correct")
 
 
 class TestCell:
@@ -339,7 +329,7 @@ JUDGE = """
 import os, time
 from pathlib import Path
 
-def judge(text, stop_reason, gold, kind):
+def judge(text, stop_reason, gold, kind, rule):
     print("a library that prints")
     if "sleep" in text:
         time.sleep(60)

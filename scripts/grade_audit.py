@@ -1,0 +1,144 @@
+"""How the grader judges recorded outputs of real models: agreement with the audited truth, and what it disagrees on.
+
+    python scripts/grade_audit.py graded_outputs.jsonl [--all] [--hostile 10000]
+
+The rows have `benchmark`, `gold`, `tail` (the text's end), `label` (the recorder's verdict) and for some `audit` (a
+careful one, which is trusted first). They carry no thinking tags, so the whole tail is read. Answers are integers on
+AIME and AMC, expressions elsewhere. Rows go through the same workers as a cell's. With --hostile, so many made-up
+hostile texts are graded too. The last line is one JSON object.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from harness.answers import AnswerKind
+from harness.grading import Grader, Job
+
+INTEGERS = ("aime24", "amc23")
+_PIECES = (
+    *(
+        "\\boxed{",
+        "{",
+        "}",
+        "\\frac{",
+        "\\sqrt{",
+        "^{",
+        "_{",
+        "\\left(",
+        "\\right)",
+        "\\text{",
+        "\\%",
+        "\\pm",
+        "\\infty",
+    ),
+    *("9^{9^{9^{9}}}", "10^{10^{10}}", "999999999999!", "2^{2^{2^{2^{2^{9}}}}}", "\\sum_{i=1}^{10^9} i", "1e999999"),
+    *("\\int_0^\\infty e^{x^2} dx", "\\binom{10^6}{5000}", "\\prod_{k=1}^{n}", "1/0", "0^0", "\\sin^{-1}", "x=", "y^2"),
+    *("\x00", "\u202e", "\u200f", "\ufeff", "\ud800", "é", "∛", "٣", "½", "1" * 400, "0.1", "a", "A", "(B)", "**C**"),
+    *("</think>", "<think>", "$", "\\", "&", "%", "#", "\n", " ", ",", "(", ")", "answer is ", "So, "),
+    *("Therefore the answer is 5.", "\\begin{matrix}1&2\\\\3&4\\end{matrix}"),
+)
+
+
+def hostile_texts(count: int, seed: int = 0) -> list[str]:
+    """Texts made to break a grader: nested and unclosed braces, huge powers, up to a megabyte, odd characters."""
+    rng = random.Random(seed)
+    texts = []
+    for number in range(count):
+        pieces = rng.choices(_PIECES, k=rng.choice((1, 3, 8, 20, 60)))
+        text = "".join(pieces)
+        if number % 500 == 0:
+            text = (text * (1_000_000 // max(1, len(text)) + 1))[:1_000_000]
+        texts.append(rng.choice(("{}", "</think>\\boxed{{{}}}", "</think>{}")).format(text))
+    return texts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--all", action="store_true", help="print every disagreement")
+    parser.add_argument("--hostile", type=int, default=0, metavar="N")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=5.0)
+    arguments = parser.parse_args()
+    with Grader(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
+        result = audit(arguments.file, grader, show=arguments.all) if arguments.file else {}
+        if arguments.hostile:
+            result["hostile"] = hostile(arguments.hostile, grader)
+    print(json.dumps(result))
+
+
+def audit(path: Path, grader: Grader, *, show: bool) -> dict[str, object]:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    truth = [bool(row.get("audit", row["label"])) for row in rows]
+    jobs = [_job(row["tail"], row["gold"], "integer" if row["benchmark"] in INTEGERS else "expression") for row in rows]
+    grader.judge(jobs[:200])  # so that the workers have started and imported what they need
+    replies, seconds = [], []
+    for start in range(0, len(jobs), 16):
+        began = time.perf_counter()
+        part = grader.judge(jobs[start : start + 16])
+        seconds += [(time.perf_counter() - began) / len(part)] * len(part)
+        replies += part
+    classes: Counter[str] = Counter()
+    agreement: dict[str, list[int]] = {}
+    for row, true, reply in zip(rows, truth, replies, strict=True):
+        correct = reply["outcome"] == "correct"
+        agree, false_accepts, total = agreement.setdefault(row["benchmark"], [0, 0, 0])
+        agreement[row["benchmark"]] = [agree + (correct == true), false_accepts + (correct and not true), total + 1]
+        if correct != true:
+            name = f"{'audited' if 'audit' in row else 'recorded'} {true}, graded {reply['outcome']}"
+            classes[name] += 1
+            if show:
+                print(f"{name}: {row['benchmark']} {row['id']} gold {row['gold']!r} answer {reply['answer']!r}")
+                if reply["answer"] is None:
+                    print("    ends", repr(row["tail"][-150:]))
+    print(f"{'benchmark':16} {'rows':>5} {'agree':>8} {'false accepts':>14}")
+    sums = [sum(values) for values in zip(*agreement.values(), strict=True)]
+    for name, (agree, false_accepts, total) in [*sorted(agreement.items()), ("all", sums)]:
+        print(f"{name:16} {total:5} {agree / total:8.2%} {false_accepts:14}")
+    for name, count in classes.most_common():
+        print(f"{count:4} {name}")
+    median = statistics.median(seconds) * 1000
+    timeouts = sum(reply["outcome"] == "grader_timeout" for reply in replies)
+    print(f"median {median:.2f} ms a row, slowest batch {max(seconds) * 1000:.1f} ms a row, {timeouts} killed")
+    integers = [agreement[name] for name in INTEGERS if name in agreement]
+    return {
+        "rows": len(rows),
+        "agreement": sums[0] / sums[2],
+        "integer_agreement": sum(v[0] for v in integers) / max(1, sum(v[2] for v in integers)),
+        "integer_false_accepts": sum(v[1] for v in integers),
+        "median_ms": median,
+        "grader_timeouts": timeouts,
+        "classes": dict(classes),
+    }
+
+
+def hostile(count: int, grader: Grader) -> dict[str, object]:
+    """Grade hostile texts as every kind in turn; a crash would be raised here."""
+    kinds: tuple[AnswerKind, ...] = ("expression", "integer", "letter", "expression")
+    golds = {"expression": "\\frac{1}{2}", "integer": "5", "letter": "C"}
+    jobs = [_job(t, golds[kinds[i % 4]], kinds[i % 4]) for i, t in enumerate(hostile_texts(count))]
+    began = time.perf_counter()
+    replies = grader.judge(jobs)
+    seconds = time.perf_counter() - began
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    outcomes = Counter(reply.get("outcome", "crash") for reply in replies)
+    print(f"hostile: {count} texts in {seconds:.0f} s, largest worker so far {largest:.0f} MiB, {dict(outcomes)}")
+    for job, reply in zip(jobs, replies, strict=True):
+        if "error" in reply:
+            print(f"    {reply['error'][:200]} at {job.text[:100]!r}", file=sys.stderr)
+    return {"texts": count, "seconds": seconds, "largest_worker_mib": largest, "outcomes": dict(outcomes)}
+
+
+def _job(text: str, gold: str, kind: AnswerKind) -> Job:
+    return Job(text=text, stop_reason="stop", gold=gold, kind=kind, rule={"answer_from": "whole_text"})
+
+
+if __name__ == "__main__":
+    main()
