@@ -50,7 +50,7 @@ class Cell:
         return {
             "cell_id": self.cell_id,
             "condition": content_hash(self._conditions),
-            "model": {"name": self.model.name, "title": self.model.title, **self.model.identity()},
+            "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.identity(),

@@ -20,13 +20,10 @@ from harness.benchmarks import Benchmark, BenchmarkConfig, load_problems
 from harness.cell import Cell
 from harness.engine import DecodingConfig
 from harness.models import ModelConfig, read_architecture
+from harness.paths import CONF
 from harness.records import UserError
 from harness.sampling import SamplingConfig
 from harness.toy.paths import WEIGHTS
-
-_BESIDE_REPOSITORY = Path(__file__).resolve().parent.parent / "conf"
-_INSIDE_WHEEL = Path(__file__).resolve().parent / "conf"
-CONF = _INSIDE_WHEEL if _INSIDE_WHEEL.is_dir() else _BESIDE_REPOSITORY
 
 _T = TypeVar("_T")
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,9 @@ from transformers import logging as transformers_logging
 
 from compression.attention import check_attention, use_slot_attention
 from compression.signals import CacheShape
-from harness.records import UserError
+from harness.records import UserError, content_hash
+from harness.segments import ThinkTags
+from harness.standin import ROLES, stand_in_tokenizer
 
 _SEPARATORS = set(".,?!;:\n")
 
@@ -38,7 +41,12 @@ class ModelConfig:
         random_weights: the architecture with random weights, for speed and memory runs.
         device: "auto" takes CUDA if there is one, else the CPU.
         threads: CPU threads of the process; None leaves torch's choice.
-        think_end: the tag that closes the thinking.
+        think_start: the tag that opens the thinking.
+        think_end: the tag that closes the thinking, one token.
+        force_think: begin the thinking (`think_start` and a line break) in the prompt where the chat template does not.
+        config: the architecture as its config.json has it. With random_weights it is what is built, without a download;
+            else it is for the reader, and the checkpoint's own counts.
+        special_tokens: bos, eos, user and assistant, for the stand-in tokenizer of such a build.
         predictor: directory of the importance predictor made for it, if any.
 
     Raises:
@@ -53,7 +61,12 @@ class ModelConfig:
     random_weights: bool = False
     device: str = "auto"
     threads: int | None = None
+    think_start: str = "<think>"
     think_end: str = "</think>"
+    force_think: bool = False
+    # Not hashed, being mappings; still compared.
+    config: Mapping[str, Any] | None = field(default=None, hash=False)
+    special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
     predictor: str | None = None
 
     def __post_init__(self) -> None:
@@ -61,16 +74,45 @@ class ModelConfig:
             raise UserError(f"model.dtype={self.dtype} is unknown: choose one of {', '.join(DTYPES)}.")
         if self.threads is not None and self.threads < 1:
             raise UserError(f"model.threads={self.threads} is out of range: at least 1, or null for torch's choice.")
+        for name in ("think_start", "think_end"):
+            if not getattr(self, name).strip():
+                raise UserError(f"model.{name} is empty: name the tag that this model writes.")
+        if self.config is not None and "model_type" not in self.config:
+            raise UserError("model.config has no model_type: name the architecture, such as qwen2 or llama.")
+        if self.is_built and set(self.special_tokens or ()) != set(ROLES):
+            raise UserError(f"model.special_tokens={self.special_tokens} must name {', '.join(ROLES)}: correct it.")
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the model is made from `config` alone, with random weights and a stand-in tokenizer."""
+        return self.random_weights and self.config is not None
+
+    @property
+    def tags(self) -> ThinkTags:
+        """The tags around the thinking."""
+        return ThinkTags(start=self.think_start, end=self.think_end)
 
     def identity(self) -> dict[str, Any]:
         """What of the model can change a completion: its weights, their precision, where thinking ends."""
-        weights = _directory_digest(Path(self.path)) if Path(self.path).is_dir() else f"{self.path}@{self.revision}"
+        if self.is_built:
+            weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
+        elif Path(self.path).is_dir():
+            weights = _directory_digest(Path(self.path))
+        else:
+            weights = f"{self.path}@{self.revision}"
+        # Named only where it acts, so that cells from before it keep their names.
+        forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         return {
             "weights": weights,
             "dtype": self.dtype,
             "random_weights": self.random_weights,
             "think_end": self.think_end,
+            **forced,
         }
+
+    def describe(self) -> dict[str, Any]:
+        """What cell.yaml says of the model: its names, its identity, and its tags, by which answers are found."""
+        return {"name": self.name, "title": self.title, "think_start": self.think_start, **self.identity()}
 
 
 @dataclass(frozen=True)
@@ -135,10 +177,24 @@ class LoadedModel:
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Token ids of the chat template over one user message, up to where the model begins to think."""
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-        )
+        text = self._templated(prompt)
+        if self.config.force_think and not self._opens_thinking(text):
+            text += f"{self.config.think_start}\n"
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    @cached_property
+    def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
+        """Who writes the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
+        if self._opens_thinking(self._templated("?")):
+            return "template"
+        return "forced" if self.config.force_think else "model"
+
+    def _templated(self, prompt: str) -> str:
+        messages = [{"role": "user", "content": prompt}]
+        return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+    def _opens_thinking(self, text: str) -> bool:
+        return text.rstrip().endswith(self.config.think_start)
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, thinking tags included."""
@@ -166,8 +222,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     dtype = DTYPES[config.dtype]
     architecture = read_architecture(config)
     try:
-        # Not AutoTokenizer: it gives every Qwen2 model Qwen2's own pre-tokenizer, whatever its tokenizer.json says.
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(config.path, revision=config.revision or "main")
+        tokenizer = _load_tokenizer(config)
         if config.random_weights:
             torch.manual_seed(0)
             network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
@@ -175,24 +230,69 @@ def load_model(config: ModelConfig) -> LoadedModel:
             network = AutoModelForCausalLM.from_pretrained(config.path, revision=config.revision, dtype=dtype)
     except OSError as error:
         raise _cannot_load(config, error) from error
+    if config.is_built:
+        _check_vocabulary(config, len(tokenizer))
+        # The config's own id belongs to the real tokenizer.
+        network.generation_config.eos_token_id = tokenizer.eos_token_id
     network = network.to(_device(config.device)).eval().requires_grad_(False)
     use_slot_attention(network)
     return LoadedModel(config, network, tokenizer)
 
 
+def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
+    if config.is_built:
+        return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
+    # Not AutoTokenizer: it gives every Qwen2 model Qwen2's own pre-tokenizer, whatever its tokenizer.json says.
+    return PreTrainedTokenizerFast.from_pretrained(config.path, revision=config.revision or "main")
+
+
+def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
+    vocabulary = int((config.config or {})["vocab_size"])
+    if vocabulary < tokens:
+        raise UserError(f"model.config.vocab_size={vocabulary} is below the stand-in tokenizer's {tokens}: raise it.")
+
+
 def read_architecture(config: ModelConfig) -> Any:
-    """Read the model's config.json alone.
+    """The architecture alone: from the YAML's `config` for a build with random weights, else the model's config.json.
 
     Raises:
         UserError: it cannot be had, or describes a model that a slot cache cannot serve.
     """
     try:
-        architecture = AutoConfig.from_pretrained(config.path, revision=config.revision)
+        if config.is_built:
+            architecture = build_architecture(config)
+        else:
+            architecture = AutoConfig.from_pretrained(config.path, revision=config.revision)
         check_attention(architecture)
     except OSError as error:
         raise _cannot_load(config, error) from error
     except ValueError as error:
         raise UserError(f"model={config.name}: {error}") from error
+    return architecture
+
+
+def build_architecture(config: ModelConfig) -> Any:
+    """The architecture that `config` describes.
+
+    Raises:
+        UserError: transformers knows no such architecture, or the shapes do not fit each other.
+    """
+    values = dict(config.config or {})
+    kind = values.pop("model_type")
+    try:
+        architecture = AutoConfig.for_model(kind, **values)
+    except Exception as error:  # Which one depends on the architecture: it checks its own fields.
+        reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
+        raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        value = values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
+        raise UserError(
+            f"model.config.num_key_value_heads={groups} must divide num_attention_heads={heads}: correct it."
+        )
     return architecture
 
 

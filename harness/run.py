@@ -96,7 +96,7 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
 
 def decode(job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], progress: tqdm) -> None:
     """Decode what the cells lack, all cells side by side in one batch."""
-    stretch, pairs = describe_stretch(), job.pairs
+    stretch, pairs, model = describe_stretch(), job.pairs, loaded(job.model)
     for cell in cells:
         stores[cell.cell_id].mark_done(pairs)  # takes away the DONE of fewer pairs
         stores[cell.cell_id].write_provenance(
@@ -105,6 +105,8 @@ def decode(job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], pro
                 "dataset_origin": job.benchmark.origin,
                 "expected": len(pairs),
                 "draws": job.draws,
+                "random_weights": job.model.random_weights,
+                "thinking_opened_by": model.thinking_opened_by,
                 "git": {k: stretch["code"][f"git_{k}"] for k in ("revision", "dirty")},
                 "packages": stretch["code"]["packages"],
                 "hardware": stretch["hardware"],
@@ -112,7 +114,6 @@ def decode(job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], pro
                 "stretch": {k: stretch[k] for k in ("started", "command", "code", "hardware")},
             }
         )
-    model = loaded(job.model)
     requests = list(_requests(job, model, cells, stores))
     limit = job.decoding.max_new_tokens
     longest = max(len(request.prompt_ids) for request in requests)

@@ -18,7 +18,7 @@ from harness.engine import DecodingConfig
 from harness.models import ModelConfig
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
-ROWS = [{"id": "a", "problem": "1+1?", "answer": 2}, {"id": "b", "problem": "2+2?", "answer": 4}]
+OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
 
 
 def names(group: str) -> list[str]:
@@ -34,14 +34,15 @@ def offline(tiny: list[str], write_problems: Callable[..., Path]) -> Callable[[A
 
     def overrides(benchmark: str) -> list[str]:
         source = yaml.safe_load((CONF / "benchmark" / f"{benchmark}.yaml").read_text())["source"]
-        local = [f"benchmark.path={write_problems(ROWS)}"] if source == "hub" else []
+        rows = [{"id": i, "problem": f"{i}+1 in {benchmark}?", "answer": i + 1, **OPTIONS} for i in (1, 2)]
+        local = [f"benchmark.path={write_problems(rows)}"] if source == "hub" else []
         return [*tiny[:2], *local]
 
     return overrides
 
 
 def test_every_group_of_the_configuration_has_its_test() -> None:
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"launcher", "hydra"}
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"launcher", "hydra", "prompt"}
     assert groups == set(GROUPS)
     assert all(names(group) for group in GROUPS)
 
@@ -92,7 +93,7 @@ def sweep(experiment: str) -> list[list[str]]:
     """The overrides of each job of an experiment's sweep, read as Hydra reads them."""
     composed = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
     for base in composed.get("defaults", []):
-        if isinstance(base, str) and base != "_self_":
+        if isinstance(base, str) and base != "_self_" and not composed.get("hydra"):
             return sweep(base)
     parameters = composed.get("hydra", {}).get("sweeper", {}).get("params", {})
     overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in parameters.items()])

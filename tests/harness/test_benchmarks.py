@@ -1,6 +1,7 @@
 """Benchmarks load from every source, and every fault in their data is one sentence."""
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -13,10 +14,11 @@ import datasets
 import pytest
 import yaml
 
-from harness.benchmarks import BOXED_INSTRUCTION, Benchmark, BenchmarkConfig, load_problems
+from harness.benchmarks import Benchmark, BenchmarkConfig, load_problems, option_orders
 from harness.records import UserError, content_hash
 
 ROOT = Path(__file__).resolve().parents[2]
+BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 CONFIGS = sorted((ROOT / "conf" / "benchmark").glob("*.yaml"))
 ROWS = [
     {"id": "a", "problem": "What is $13+14$?", "answer": 27},
@@ -76,7 +78,8 @@ class TestConfigs:
     def test_hub_revisions_are_whole_commits(self, path: Path) -> None:
         fields = read_yaml(path)
         if fields["source"] == "hub":
-            assert re.fullmatch(r"[0-9a-f]{40}", fields["revision"])
+            # No commit of this one is known to us; loading it says that it is not pinned.
+            assert path.stem == "gaokao2023en" or re.fullmatch(r"[0-9a-f]{40}", fields["revision"])
             assert fields["expected_count"] >= 30
 
     @pytest.mark.parametrize(
@@ -277,14 +280,18 @@ class TestHub:
 
         def fake(*args: Any, **kwargs: Any) -> datasets.Dataset:
             calls.append((args, kwargs))
-            text, count = fields["columns"]["problem"], fields["expected_count"]
-            return datasets.Dataset.from_list([{"id": i, text: f"{i}?", "answer": f"{i:03}"} for i in range(count)])
+            count = fields["expected_count"]
+            columns = fields["columns"].items()
+            rows = [{c: f"{i:03}" if name == "answer" else f"{i} {name}?" for name, c in columns} for i in range(count)]
+            return datasets.Dataset.from_list(rows)
 
         monkeypatch.setattr(datasets, "load_dataset", fake)
         benchmark = load_problems(BenchmarkConfig(**fields))
-        assert calls == [((fields["hub_id"],), {"split": fields["split"], "revision": fields["revision"]})]
-        assert [p.gold for p in benchmark.problems] == [str(i) for i in range(fields["expected_count"])]
-        assert f"{fields['hub_id']}@{fields['revision']}" in benchmark.origin
+        name = {"name": fields["hub_config"]} if fields["hub_config"] else {}
+        assert calls == [((fields["hub_id"],), {"split": fields["split"], "revision": fields["revision"], **name})]
+        if fields["answer_kind"] == "integer":
+            assert [p.gold for p in benchmark.problems] == [str(i) for i in range(fields["expected_count"])]
+        assert f"{fields['hub_id']}@{fields['revision'] or 'unpinned'}" in benchmark.origin
 
     def test_the_real_loader_reads_the_same_schema_from_disk(self, tmp_path: Path) -> None:
         """`load_dataset` itself, its id pointing to a local folder laid out as a hub dataset is."""
@@ -345,6 +352,148 @@ class TestHub:
         assert "math-ai/aime25" in run.stdout
         assert "network" in run.stdout
         assert run.stdout.count("\n") == 1
+
+
+class TestFallback:
+    FIELDS = read_yaml(ROOT / "conf" / "benchmark" / "amc23.yaml")
+
+    def test_the_second_source_is_taken_and_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        asked: list[tuple[str, str | None]] = []
+
+        def fake(hub_id: str, *, split: str, revision: str | None) -> datasets.Dataset:
+            asked.append((hub_id, revision))
+            if hub_id == "math-ai/amc23":
+                raise ConnectionError("Couldn't reach")
+            rows = [{"problem": f"{i}?", "answer": float(i), "url": f"wiki/{2022 + i % 2}_AMC"} for i in range(80)]
+            return datasets.Dataset.from_list(rows)
+
+        monkeypatch.setattr(datasets, "load_dataset", fake)
+        benchmark = load_problems(BenchmarkConfig(**self.FIELDS))
+        assert benchmark.count == 40
+        assert all(int(problem.gold) % 2 == 1 for problem in benchmark.problems)
+        assert benchmark.origin.startswith("AI-MO/aimo-validation-amc@69d78a4a")
+        assert [hub_id for hub_id, _ in asked] == ["math-ai/amc23", "AI-MO/aimo-validation-amc"]
+        assert "AI-MO/aimo-validation-amc is used" in capsys.readouterr().err
+
+    def test_if_neither_can_be_had_the_first_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*args: Any, **kwargs: Any) -> None:
+            raise ConnectionError("Couldn't reach")
+
+        monkeypatch.setattr(datasets, "load_dataset", refuse)
+        assert "aimo-validation" not in mistake("math-ai/amc23", "network", **self.FIELDS)
+
+    def test_another_content_is_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = datasets.Dataset.from_list(TestHub().rows())
+        monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: data)
+        right = load_problems(BenchmarkConfig(**self.FIELDS)).content_hash
+        assert load_problems(BenchmarkConfig(**{**self.FIELDS, "expected_hash": right})).count == 40
+        mistake(right, "expected_hash", **{**self.FIELDS, "expected_hash": "0" * 16})
+
+
+def made_up(count: int) -> list[dict[str, Any]]:
+    """Questions of GPQA's columns that nobody asked."""
+    return [
+        {
+            "Record ID": f"rec{i * 7919 % 100003:05}",
+            "Question": f"How many legs have {i} spiders?",
+            "Correct Answer": f"{8 * i}",
+            "Incorrect Answer 1": f"{8 * i + 1}",
+            "Incorrect Answer 2": f"{8 * i + 2}\n",
+            "Incorrect Answer 3": f"{8 * i + 3}",
+        }
+        for i in range(count)
+    ]
+
+
+class TestOptions:
+    FIELDS = read_yaml(ROOT / "conf" / "benchmark" / "gpqa_diamond.yaml")
+
+    def load(self, tmp_path: Path, rows: list[dict[str, Any]], **fields: Any) -> Benchmark:
+        path = write_jsonl(tmp_path / "gpqa.jsonl", rows)
+        return load_problems(BenchmarkConfig(**{**self.FIELDS, "path": str(path), **fields}))
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_each_letter_is_right_equally_often(self, tmp_path: Path, seed: int) -> None:
+        golds = [p.gold for p in self.load(tmp_path, made_up(198), option_seed=seed).problems]
+        assert sorted(golds.count(letter) for letter in "ABCD") == [49, 49, 50, 50]
+
+    def test_a_second_implementation_gives_the_same_order(self) -> None:
+        """Written from the documented rule alone, with numbers in place of sorted digests."""
+        ids = [row["Record ID"] for row in made_up(198)]
+
+        def number(text: str) -> int:
+            return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest(), "big")
+
+        for seed in (0, 12):
+            place = {}
+            for problem_id in ids:
+                before = sum(number(f'[{seed}, "{i}"]') < number(f'[{seed}, "{problem_id}"]') for i in ids)
+                place[problem_id] = before % 4
+            expected = {}
+            for problem_id in ids:
+                others = sorted([1, 2, 3], key=lambda k, p=problem_id, s=seed: number(f'[{s}, "{p}", {k}]'))
+                others.insert(place[problem_id], 0)
+                expected[problem_id] = tuple(others)
+            assert option_orders(ids, seed) == expected
+
+    def test_the_order_is_that_of_every_run_and_machine(self) -> None:
+        orders = option_orders([f"rec{i}" for i in range(8)], 0)
+        assert orders == option_orders([f"rec{i}" for i in range(8)][::-1], 0)
+        assert content_hash(sorted(orders.items())) == "6fab6670285ec7d1"
+        assert orders != option_orders([f"rec{i}" for i in range(8)], 1)
+
+    @pytest.mark.parametrize("prompt", ["simple_evals", "boxed_letter", "dynts"])
+    def test_the_gold_letter_stands_before_the_right_option(self, tmp_path: Path, prompt: str) -> None:
+        for row, problem in zip(made_up(12), self.load(tmp_path, made_up(12), prompt=prompt).problems, strict=True):
+            assert problem.prompt.count(row["Question"]) == 1
+            line = next(line for line in problem.prompt.splitlines() if line.endswith(f") {row['Correct Answer']}"))
+            assert line.lstrip("(").startswith(f"{problem.gold})")
+
+    def test_the_seed_is_part_of_the_content(self, tmp_path: Path) -> None:
+        first, second = (self.load(tmp_path, made_up(8), option_seed=seed) for seed in (0, 1))
+        assert first.content_hash != second.content_hash
+
+    @pytest.mark.parametrize(
+        ("change", "parts"),
+        [
+            ({"Incorrect Answer 2": " "}, ("gpqa.jsonl:2", "no option", "Incorrect Answer 2")),
+            ({"Correct Answer": None}, ("gpqa.jsonl:2", "no option")),
+            ({"Record ID": made_up(1)[0]["Record ID"]}, ("gpqa.jsonl:2", "ids must differ")),
+        ],
+    )
+    def test_a_faulty_question(self, tmp_path: Path, change: dict[str, Any], parts: tuple[str, ...]) -> None:
+        rows = made_up(2)
+        rows[1].update(change)
+        fields = {name: value for name, value in self.FIELDS.items() if name != "path"}
+        mistake(*parts, path=write_jsonl(tmp_path / "gpqa.jsonl", rows), **fields)
+
+    @pytest.mark.parametrize(
+        ("fields", "parts"),
+        [
+            ({"prompt": "boxed_letter"}, ("benchmark.prompt=boxed_letter", "problem alone")),
+            ({"columns": {"wrong_1": "x"}}, ("benchmark.columns", "wrong_2")),
+            ({"columns": {f"wrong_{i}": "x" for i in (1, 2, 3)}}, ("benchmark.answer_kind=integer", "letter")),
+            ({"fallback": {"revision": "x"}}, ("benchmark.fallback", "hub_id")),
+            ({"keep_if": {"url": 3}}, ("benchmark.keep_if",)),
+            ({"keep_if": {"id": "z"}}, ("'z'", "'id'")),
+            ({"option_seed": 1.5}, ("benchmark.option_seed",)),
+            ({"answer_from": "dreams"}, ("benchmark.answer_from=dreams", "after_think")),
+        ],
+    )
+    def test_settings_that_do_not_fit(self, tmp_path: Path, fields: dict[str, Any], parts: tuple[str, ...]) -> None:
+        mistake(*parts, path=write_jsonl(tmp_path / "p.jsonl", ROWS), **fields)
+
+    def test_a_template_of_ones_own(self, tmp_path: Path) -> None:
+        template = tmp_path / "mine.jinja"
+        template.write_text("Solve:\n{{ problem }}\n")
+        path = write_jsonl(tmp_path / "p.jsonl", ROWS)
+        assert load(path, prompt=str(template)).problems[0].prompt == "Solve:\nWhat is $13+14$?"
+        template.write_text("Solve.")
+        mistake("leaves the problem out", path=path, prompt=str(template))
+        template.write_text("{{ problem }")
+        mistake("is no template", path=path, prompt=str(template))
 
 
 SHARED = os.environ.get("KVSWEEP_SHARED")

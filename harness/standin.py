@@ -1,0 +1,44 @@
+"""A tokenizer to stand in for a model's own, where its architecture runs with random weights and no download."""
+
+from collections.abc import Mapping
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+# As R1's: beginning of text, user, message, assistant, and the opening tag of the thinking.
+_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}USER{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANTTHINK\n{% endif %}"
+)
+ROLES = ("bos", "eos", "user", "assistant")
+
+
+def stand_in_tokenizer(special_tokens: Mapping[str, str], think_start: str, think_end: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of bytes with the model's special tokens: takes any text and gives it back.
+
+    Args:
+        special_tokens: the model's tokens for `ROLES`.
+        think_start: the tag that opens the thinking, which the chat template ends with.
+        think_end: the tag that closes it.
+    """
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(dict.fromkeys(special_tokens[role] for role in ROLES)))
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (think_start, think_end)])
+    template = _CHAT_TEMPLATE
+    for name, token in (
+        ("USER", special_tokens["user"]),
+        ("ASSISTANT", special_tokens["assistant"]),
+        ("THINK", think_start),
+    ):
+        template = template.replace(name, token)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=special_tokens["bos"],
+        eos_token=special_tokens["eos"],
+        pad_token=special_tokens["eos"],
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
