@@ -21,8 +21,9 @@ from harness.cell import Cell
 from harness.engine import DecodingConfig
 from harness.models import ModelConfig, read_architecture
 from harness.paths import CONF
-from harness.records import UserError
+from harness.records import WHOLE, Shard, UserError
 from harness.sampling import SamplingConfig
+from harness.status import command_line
 from harness.toy.paths import WEIGHTS
 
 _T = TypeVar("_T")
@@ -57,6 +58,8 @@ class Job:
         draws: completions per problem.
         slots: sequences decoded at once, None for as many as fit.
         resolved: the whole configuration, for provenance.
+        shard: the part of the pairs that is this process's.
+        command: the command line that asked for it.
     """
 
     model: ModelConfig
@@ -66,6 +69,8 @@ class Job:
     slots: int | None
     run_directory: Path
     resolved: Mapping[str, Any]
+    shard: Shard = WHOLE
+    command: str = "kvsweep"
 
     @property
     def decoding(self) -> DecodingConfig:
@@ -81,6 +86,20 @@ class Job:
     def pairs(self) -> list[tuple[str, int]]:
         """(problem_id, draw) of every completion that each cell must have."""
         return [(p.id, draw) for p in self.benchmark.problems for draw in range(self.draws)]
+
+    @property
+    def own_pairs(self) -> list[tuple[str, int]]:
+        """The pairs of this job's shard."""
+        return self.shard.of(self.pairs)
+
+    @property
+    def problem_ids(self) -> list[str]:
+        """The problems, by id."""
+        return [problem.id for problem in self.benchmark.problems]
+
+    def of_shard(self, shard: Shard) -> "Job":
+        """The same job for one part of the pairs."""
+        return dataclasses.replace(self, shard=shard)
 
 
 def plan(config: DictConfig) -> Job:
@@ -115,6 +134,8 @@ def plan(config: DictConfig) -> Job:
         slots=None if config.slots == "auto" else _whole("slots", config.slots, least=1),
         run_directory=Path(str(config.results_dir)) / str(config.run_name),
         resolved=_container(config),
+        shard=Shard.parse(str(config.shard)),
+        command=command_line(),
     )
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -36,11 +36,13 @@ from harness.records import (
     Grade,
     Outcome,
     Problem,
+    Shard,
     UserError,
     read_rows,
+    shard_files,
 )
 
-LENIENT_GRADES_FILE = "grades.lenient.jsonl"
+LENIENT_GRADES_FILE = "grades.lenient.jsonl"  # its shards: grades.lenient-1of4.jsonl
 
 _ROWS_PER_MESSAGE = 16
 _START_LIMIT_S = 60.0
@@ -165,6 +167,9 @@ class CellSummary:
         """How many rows the cell has."""
         return self.outcomes.total()
 
+    def __add__(self, other: "CellSummary") -> "CellSummary":
+        return replace(self, graded=self.graded + other.graded, outcomes=self.outcomes + other.outcomes)
+
 
 class Grader:
     """A pool of grading workers: started when first needed, reused for every cell, killed when one overruns.
@@ -206,12 +211,18 @@ class Grader:
         return [worker.pid for worker in self._workers]
 
     def grade_cell(
-        self, directory: Path, *, kind: AnswerKind | None = None, regrade: bool = False, lenient: bool = False
+        self,
+        directory: Path,
+        *,
+        kind: AnswerKind | None = None,
+        regrade: bool = False,
+        lenient: bool = False,
+        shard: Shard | None = None,
     ) -> CellSummary:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in
-        the order of the completions, by a temporary file. A grade whose gold has changed since is made anew;
+        the order of the completions, by a temporary file; a shard's completions have grades of their own. A grade whose gold has changed since is made anew;
         a grade without a completion is dropped. Of completions with the same problem and draw the first
         counts.
 
@@ -221,20 +232,31 @@ class Grader:
             regrade: grade every row, whether it has a grade or not.
             lenient: grade by the looser rule (`harness.answers.Rule`) into `grades.lenient.jsonl`, which no report
                 reads, and leave `grades.jsonl` as it is.
+            shard: whose completions to grade; None for all.
 
         Raises:
             UserError: a file is missing, broken, or does not fit the others.
         """
-        completions = _by_key(directory / COMPLETIONS_FILE, Completion)
+        total = CellSummary(directory=directory, graded=0)
+        for part in shard_files(directory, COMPLETIONS_FILE):
+            if shard in (None, part):
+                total += self._grade_shard(directory, part, kind, regrade=regrade, lenient=lenient)
+        return total
+
+    def _grade_shard(
+        self, directory: Path, shard: Shard, kind: AnswerKind | None, *, regrade: bool, lenient: bool
+    ) -> CellSummary:
+        completions = _by_key(directory / shard.file(COMPLETIONS_FILE), Completion)
         if not completions:
             return CellSummary(directory=directory, graded=0)
         kind = kind or read_answer_kind(directory)
-        rule, grades_file = read_rule(directory, lenient=lenient), LENIENT_GRADES_FILE if lenient else GRADES_FILE
+        rule = read_rule(directory, lenient=lenient)
+        grades_file = shard.file(LENIENT_GRADES_FILE if lenient else GRADES_FILE)
         golds = _read_golds(directory / PROBLEMS_FILE, kind)
         for completion in completions.values():
             if completion.problem_id not in golds:
                 raise UserError(
-                    f"{directory / COMPLETIONS_FILE} holds problem {completion.problem_id!r}, and "
+                    f"{directory / shard.file(COMPLETIONS_FILE)} holds problem {completion.problem_id!r}, and "
                     f"{PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
                 )
         old = _by_key(directory / grades_file, Grade)
@@ -462,11 +484,7 @@ def _grade_run(root: Path, workers: int, timeout_s: float, *, regrade: bool, len
         for directory in cells:
             summaries.append(grader.grade_cell(directory, regrade=regrade, lenient=lenient))
             print(_summary_line(str(directory.relative_to(root)), summaries[-1]))
-    total = CellSummary(
-        directory=root,
-        graded=sum(summary.graded for summary in summaries),
-        outcomes=sum((summary.outcomes for summary in summaries), Counter()),
-    )
+    total = sum(summaries, start=CellSummary(directory=root, graded=0))
     print(_summary_line(f"{'lenient, ' if lenient else ''}total of {len(cells)} cells", total))
 
 

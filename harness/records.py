@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 StopReason = Literal["stop", "length"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
@@ -19,10 +20,69 @@ COMPLETIONS_FILE = "completions.jsonl"
 GRADES_FILE = "grades.jsonl"
 STATS_FILE = "stats.jsonl"
 DONE_FILE = "DONE"
+STATUS_FOLDER = "status"
+
+_T = TypeVar("_T")
 
 
 class UserError(ValueError):
     """A mistake the user can mend. The message is one sentence: the value, what is allowed, the way out."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Shard:
+    """The part of a cell's (problem, draw) pairs that one writer takes: every `count`-th, from `index` (1, 2, ...).
+
+    Each shard writes files of its own, and readers take all of a cell's files together, so nothing is merged.
+
+    Raises:
+        UserError: no whole numbers with 1 <= index <= count.
+    """
+
+    index: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise UserError(f"shard={self} is out of range: of i/n, i must lie between 1 and n, as in shard=1/4.")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `i/n`."""
+        match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
+        if match is None:
+            raise UserError(f"shard={text} cannot be read: write it as i/n, the i-th of n parts, as in shard=1/4.")
+        return cls(index=int(match[1]), count=int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def of(self, items: Sequence[_T]) -> list[_T]:
+        """This shard's part of the items; the shards of one count share all items out, no item twice."""
+        return list(items[self.index - 1 :: self.count])
+
+    def file(self, name: str) -> str:
+        """What this shard calls a cell's file: `completions.jsonl`, or `completions-1of4.jsonl`."""
+        if self.count == 1:
+            return name
+        stem, _, suffix = name.rpartition(".")
+        return f"{stem}-{self.index}of{self.count}.{suffix}" if stem else f"{name}-{self.index}of{self.count}"
+
+
+WHOLE = Shard()
+
+
+def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
+    """The files that writers made of a cell's file: the whole cell's (`completions.jsonl`) first, then the shards'."""
+    stem, _, suffix = name.rpartition(".")
+    found = {}
+    for path in directory.glob(f"{stem}-*of*.{suffix}"):
+        match = re.fullmatch(r"-(\d+)of(\d+)", path.name[len(stem) : -len(suffix) - 1])
+        if match is not None and 1 <= int(match[1]) <= int(match[2]):
+            found[Shard(index=int(match[1]), count=int(match[2]))] = path
+    if (directory / name).exists():
+        found[WHOLE] = directory / name
+    return dict(sorted(found.items(), key=lambda item: (item[0].count, item[0].index)))
 
 
 class _Row:

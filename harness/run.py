@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
 
@@ -19,41 +19,65 @@ from analysis.report import summary_table
 from compression.cache import SlotCache
 from compression.policy import BudgetPolicy
 from harness.cell import Cell
-from harness.config import CONF, Job, plan
+from harness.config import CONF, Job, build, plan
 from harness.engine import Branch, Engine, Request
 from harness.grading import Grader
+from harness.launch import LauncherConfig, run_local, split, submit
 from harness.models import LoadedModel, ModelConfig, load_model
 from harness.provenance import describe_stretch
-from harness.records import DecodeStats, UserError
-from harness.store import CellLockedError, CellStore
+from harness.records import STATUS_FOLDER, DecodeStats, UserError
+from harness.status import (
+    CellProgress,
+    Reporter,
+    State,
+    TaskStatus,
+    last_lines,
+    policy_label,
+    task_name,
+)
+from harness.store import CellLockedError, CellStore, is_done, plain_disk_errors
 
-BAD_INPUT, LOCKED, INTERRUPTED = 2, 3, 130
+FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
 
 
 def main() -> None:
-    """Console script: exit code 0 done, 2 bad input, 3 a cell is locked by another process, 130 interrupted."""
+    """Console script: exit code 0 done, 1 a job failed, 2 bad input, 3 locked by another process, 130 interrupted."""
     # Hydra would print its own errors and exit 1; ours are one sentence and exit 2.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    jobs: list[Job] = []
-    mistakes: list[Exception] = []
-
-    def collect(config: DictConfig) -> None:
-        try:
-            jobs.append(plan(config))
-        except (UserError, OmegaConfBaseException) as mistake:
-            mistakes.append(mistake)
-
     try:
-        _compose(collect)
-        if mistakes:
-            raise mistakes[0]
-        run(jobs)
+        jobs, launcher = collect_jobs()
+        launch(jobs, launcher)
     except CellLockedError as error:
         sys.exit(_say(str(error), LOCKED))
     except (UserError, HydraException, OmegaConfBaseException) as error:
         sys.exit(_say(str(error), BAD_INPUT))
     except KeyboardInterrupt:
         sys.exit(_say("interrupted; the same command goes on where this one stopped.", INTERRUPTED))
+
+
+def collect_jobs() -> tuple[list[Job], LauncherConfig]:
+    """Compose and check every job of the command line before anything is run.
+
+    Raises:
+        UserError, HydraException, OmegaConfBaseException: the first mistake in any job.
+    """
+    jobs: list[Job] = []
+    launchers: list[LauncherConfig] = []
+    mistakes: list[Exception] = []
+
+    def collect(config: DictConfig) -> None:
+        try:
+            jobs.append(plan(config))
+            launchers.append(build(LauncherConfig, "launcher", config.launcher))
+        except (UserError, OmegaConfBaseException) as mistake:
+            mistakes.append(mistake)
+
+    _compose(collect)
+    if mistakes:
+        raise mistakes[0]
+    if any(launcher != launchers[0] for launcher in launchers):
+        raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
+    return jobs, launchers[0]
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
@@ -66,44 +90,128 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
         raise UserError(f"results_dir cannot be written to ({error.strerror}): set results_dir= elsewhere.") from error
 
 
-def run(jobs: Sequence[Job]) -> None:
-    """Work through all jobs, each model loaded once, and print what came out."""
-    total = sum(len(job.cells) * len(job.pairs) for job in jobs)
-    with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
-        for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
-            execute(job, grader, progress)
-    for directory in dict.fromkeys(job.run_directory for job in jobs):
+def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
+    """Run the jobs as the launcher says, and print what came out or where to look.
+
+    Raises:
+        Exception: the first job's that failed, once the others have ended.
+    """
+    tasks = split(jobs, launcher)
+    parts = [job for task in tasks for job in task]
+    for job in parts:
+        _queue(job)
+    directories = list(dict.fromkeys(job.run_directory for job in jobs))
+    if launcher.kind == "slurm":
+        submitted = submit(tasks, launcher)
+        print(f"submitted {len(submitted)} tasks as job {submitted[0].job_id.partition('_')[0]}")
+        for directory in directories:
+            print(f"progress: kvsweep-status {directory} --watch\nreport:   kvsweep-report {directory}")
+        return
+    if launcher.kind == "local":
+        failed = run_local(tasks, launcher)
+        if failed:
+            print(f"kvsweep: error: {failed} of {len(tasks)} tasks failed: kvsweep-status says which.", file=sys.stderr)
+            sys.exit(FAILED)
+    elif failures := run(parts):
+        raise failures[0]
+    for directory in directories:
         print(summary_table(directory))
         print(f"results: {directory}\nreport:  kvsweep-report {directory}")
 
 
+def run(jobs: Sequence[Job]) -> list[Exception]:
+    """Work through all jobs, each model loaded once; a job that fails does not keep the others from running."""
+    failures: list[Exception] = []
+    total = sum(len(job.cells) * len(job.own_pairs) for job in jobs)
+    with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
+        for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
+            try:
+                execute(job, grader, progress)
+            except Exception as error:
+                failures.append(error)
+                if len(jobs) > 1:
+                    progress.write(f"{job.model.name} {job.benchmark.name} failed: {error}", file=sys.stderr)
+    return failures
+
+
 def execute(job: Job, grader: Grader, progress: tqdm) -> None:
     """Write the completions that the job's cells lack, grade them, mark the cells that are complete."""
-    pairs = job.pairs
+    pairs = job.own_pairs
+    cells = [c for c in job.cells if not is_done(job.run_directory, c, job.problem_ids, job.draws)]
+    progress.update(len(pairs) * (len(job.cells) - len(cells)))
+    if not cells:
+        return
+    status = _status(job, "running")
     with ExitStack() as stack:
-        stores = {
-            cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, job.benchmark.problems))
-            for cell in job.cells
-        }
-        progress.update(sum(len(store.finished_pairs.intersection(pairs)) for store in stores.values()))
-        missing = [cell for cell in job.cells if not stores[cell.cell_id].finished_pairs.issuperset(pairs)]
+        try:
+            stores = {
+                cell.cell_id: stack.enter_context(
+                    CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard)
+                )
+                for cell in cells
+            }
+        except CellLockedError:
+            raise  # the status is its holder's to write
+        except Exception as error:
+            status.state, status.error = "failed", last_lines(error)
+            with suppress(OSError):
+                status.write(job.run_directory)
+            raise
+        for cell_id, store in stores.items():
+            status.cells[cell_id].finished = len(store.finished_pairs.intersection(pairs))
+            progress.update(status.cells[cell_id].finished)
+        reporter = stack.enter_context(Reporter(job.run_directory, status))
+        missing = [cell for cell in cells if not stores[cell.cell_id].finished_pairs.issuperset(pairs)]
         if missing:
-            decode(job, missing, stores, progress)
+            decode(job, missing, stores, progress, reporter)
         for store in stores.values():
-            grader.grade_cell(store.directory)
-            store.mark_done(pairs)
+            grader.grade_cell(store.directory, shard=job.shard)
+            store.mark_done(job.problem_ids, job.draws)
 
 
-def decode(job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], progress: tqdm) -> None:
+def _queue(job: Job) -> None:
+    """Say that the job is to be run, unless it is running already."""
+    status = _status(job, "queued")
+    path = job.run_directory / STATUS_FOLDER / f"{status.task}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path.exists() and TaskStatus.read(path).seen(time.time()) == "running":
+            return
+    with plain_disk_errors(job.run_directory):
+        status.write(job.run_directory)
+
+
+def _status(job: Job, state: State) -> TaskStatus:
+    cells = {
+        cell.cell_id: CellProgress(
+            model=job.model.name,
+            benchmark=job.benchmark.name,
+            policy=policy_label(cell.policy.identity()),
+            finished=0,
+            expected=len(job.own_pairs),
+        )
+        for cell in job.cells
+    }
+    return TaskStatus(
+        task=task_name(job.model.name, job.benchmark.name, cells, str(job.shard)),
+        state=state,
+        shard=str(job.shard),
+        command=job.command,
+        cells=cells,
+    )
+
+
+def decode(
+    job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], progress: tqdm, reporter: Reporter
+) -> None:
     """Decode what the cells lack, all cells side by side in one batch."""
     stretch, pairs, model = describe_stretch(), job.pairs, loaded(job.model)
     for cell in cells:
-        stores[cell.cell_id].mark_done(pairs)  # takes away the DONE of fewer pairs
+        stores[cell.cell_id].unmark_done()
         stores[cell.cell_id].write_provenance(
             {
                 "dataset_hash": cell.dataset_hash,
                 "dataset_origin": job.benchmark.origin,
-                "expected": len(pairs),
+                "expected": len(job.pairs),
                 "draws": job.draws,
                 "random_weights": job.model.random_weights,
                 "thinking_opened_by": model.thinking_opened_by,
@@ -125,7 +233,7 @@ def decode(job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], pro
     for ids in (stores.keys() - unpruned, unpruned):
         group = [r for r in (_only(request, ids) for request in requests) if r.branches]
         if group:
-            _decode_group(job, model, group, stores, progress)
+            _decode_group(job, model, group, stores, progress, reporter)
 
 
 @lru_cache(maxsize=1)
@@ -138,9 +246,10 @@ def _requests(
     job: Job, model: LoadedModel, cells: Sequence[Cell], stores: Mapping[str, CellStore]
 ) -> Iterator[Request]:
     """One request per problem and draw that any cell lacks, with those cells as its branches."""
+    own = set(job.own_pairs)
     for problem in job.benchmark.problems:
         prompt_ids = model.prompt_ids(problem.prompt)
-        for draw in range(job.draws):
+        for draw in (draw for draw in range(job.draws) if (problem.id, draw) in own):
             lacking = [c for c in cells if (problem.id, draw) not in stores[c.cell_id].finished_pairs]
             if lacking:
                 yield Request(
@@ -156,9 +265,15 @@ def _only(request: Request, cell_ids: Collection[str]) -> Request:
 
 
 def _decode_group(
-    job: Job, model: LoadedModel, requests: Sequence[Request], stores: Mapping[str, CellStore], progress: tqdm
+    job: Job,
+    model: LoadedModel,
+    requests: Sequence[Request],
+    stores: Mapping[str, CellStore],
+    progress: tqdm,
+    reporter: Reporter,
 ) -> None:
     engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=job.slots)
+    reporter.counters.append(lambda: engine.clock.tokens)
     slots, capacity = engine.slots, engine.cache.capacity
     analytic = slots * SlotCache.bytes_per_slot(model.shape, capacity)
     wanted = [branch.cell_id for request in requests for branch in request.branches]
@@ -171,6 +286,7 @@ def _decode_group(
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         stores[cell_id].append(completion)
+        reporter.stored(cell_id)
         written[cell_id].append(completion.num_tokens)
         rate = engine.clock.tokens / (time.perf_counter() - start)
         progress.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
