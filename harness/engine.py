@@ -313,12 +313,12 @@ class Engine:
         sequence = self._at(slot)
         view = self._view(slot, sequence)
         selection = sequence.branches[0].policy.select(view)
-        kept = selection.keep.shape[-1]
+        kept, step = selection.keep.shape[-1], int(self.generated[slot]) - 1
         if kept < view.length:
             self.cache.evict(slot, selection)
-            sequence.evictions.append(
-                Eviction(step=int(self.generated[slot]) - 1, length_before=view.length, length_after=kept)
-            )
+            text_length = len(sequence.request.prompt_ids) + step
+            held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
+            sequence.evictions.append(Eviction(step=step, length_before=view.length, length_after=kept, held=held))
 
     def _view(self, slot: int, sequence: _Sequence) -> CacheView:
         request, length = sequence.request, int(self.cache.lengths[slot])
@@ -406,6 +406,7 @@ class Engine:
             thinking_tokens=thinking,
             stop_reason="stop" if stopped else "length",
             evictions=evictions,
+            fork_step=evictions[0].step if evictions else None,
             peak_length=max([int(self.cache.lengths[slot]), *(e.length_before for e in evictions)]),
             seed=self.seed,
         )

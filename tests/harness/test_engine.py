@@ -32,6 +32,7 @@ from compression.predictor import ImportancePredictor, load_predictor, save_pred
 from compression.signals import AttentionMass, CacheShape, RecentQueries
 from harness.engine import Branch, DecodingConfig, Engine, Request
 from harness.models import LoadedModel, ModelConfig, load_model
+from harness.records import held_percents
 from harness.sampling import SamplingConfig, sequence_key, uniforms_of_rows
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
@@ -312,6 +313,32 @@ def test_eviction_fires_when_the_step_before_reached_the_budget(networks):
     assert all(e.length_before == 21 for e in completion.evictions)
     assert [e.step for e in completion.evictions] == list(range(13, completion.num_tokens - 1, 9))
     assert completion.peak_length == 21
+
+
+def test_rows_say_where_they_fork_and_what_is_held(networks):
+    _, model = networks
+    rule = {"keep_ratio": 0.3, "local_window": 6, "budget": 24}
+    policies = [Window(name="window", **rule), RKV(name="rkv", observation_window=4, **rule), FULL]
+    completions, _ = run(model, ask(prompts(7, 40), *policies))
+    partly = set()
+    for (cell, _, _), row in completions.items():
+        assert row.fork_step == (row.evictions[0].step if row.evictions else None)
+        assert (row.fork_step is None) == (cell == "2")
+        gone = set()
+        for eviction in row.evictions:
+            percents = held_percents(eviction.held)
+            assert len(percents) == row.prompt_tokens + eviction.step
+            assert set(percents[-4:]) == {100}
+            assert set(percents) <= ({0, 100} if cell == "0" else set(range(0, 101, 10)))
+            assert not {p for p in gone if percents[p]}, "an evicted position came back"
+            gone = {p for p, percent in enumerate(percents) if not percent}
+            if cell == "0":
+                assert percents.count(100) == eviction.length_after
+            else:
+                # Rounded shares: each of at most five points off.
+                assert abs(sum(percents) / 100 - eviction.length_after) <= 0.05 * len(percents)
+                partly |= set(percents) - {0, 100}
+    assert partly
 
 
 def test_live_slots_hold_no_more_than_the_capacity_whatever_the_length(networks):
