@@ -139,7 +139,7 @@ class DecodeStats(_Row):
 def held_percents(held: Sequence[int]) -> list[int]:
     """Decode `Eviction.held`, runs `[percent, count, percent, count, ...]`: one entry per text position from 0 on.
 
-    An entry is the share of (layer, kv head) pairs that still hold the position, in percent rounded to a multiple of 10.
+    An entry is the percent of (layer, kv head) pairs that still hold the position, rounded to a multiple of 10.
 
     Raises:
         ValueError: a run without its count.

@@ -17,7 +17,7 @@ def test_held_runs_spread_out():
 
 
 def test_a_held_run_without_its_count_is_refused():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="zip"):
         held_percents([100, 2, 0])
 
 
@@ -25,7 +25,8 @@ def test_rows_from_before_held_and_fork_step_still_read():
     row = completion(evictions=[Eviction(step=2, length_before=5, length_after=3)]).to_dict()
     del row["fork_step"], row["evictions"][0]["held"]
     read = Completion.from_dict(row)
-    assert read.evictions[0].held == [] and read.fork_step is None
+    assert read.evictions[0].held == []
+    assert read.fork_step is None
 
 
 def test_shared_tokens_end_with_the_step_that_evicted_first():
