@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -24,7 +24,7 @@ from harness.engine import Branch, Engine, Request
 from harness.grading import Grader
 from harness.models import LoadedModel, ModelConfig, load_model
 from harness.provenance import describe_stretch
-from harness.records import DecodeStats, UserError
+from harness.records import COMPLETIONS_FILE, Completion, DecodeStats, UserError, read_rows
 from harness.store import CellLockedError, CellStore
 
 BAD_INPUT, LOCKED, INTERRUPTED = 2, 3, 130
@@ -137,6 +137,7 @@ def _requests(
     job: Job, model: LoadedModel, cells: Sequence[Cell], stores: Mapping[str, CellStore]
 ) -> Iterator[Request]:
     """One request per problem and draw that any cell lacks, with those cells as its branches."""
+    known = _shared_texts(stores.values())
     for problem in job.benchmark.problems:
         prompt_ids = model.prompt_ids(problem.prompt)
         for draw in range(job.draws):
@@ -147,7 +148,18 @@ def _requests(
                     draw=draw,
                     prompt_ids=prompt_ids,
                     branches=tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in lacking),
+                    forced=known.get((problem.id, draw), ()),
                 )
+
+
+def _shared_texts(stores: Iterable[CellStore]) -> dict[tuple[str, int], tuple[int, ...]]:
+    """By problem and draw, the longest text that a stored completion shares with all cells of the grid."""
+    known: dict[tuple[str, int], tuple[int, ...]] = {}
+    for store in stores:
+        for row in read_rows(store.directory / COMPLETIONS_FILE):
+            completion = Completion.from_dict(row)
+            known[completion.key] = max(known.get(completion.key, ()), tuple(completion.shared_ids), key=len)
+    return known
 
 
 def _only(request: Request, cell_ids: Collection[str]) -> Request:
