@@ -162,6 +162,18 @@ class SlotCache(Cache):
             recorder.evict(slot, keep)
         self._set_length(slot, keep.shape[-1])
 
+    def held(self, slot: int, text_length: int, *, per_head: bool) -> list[int]:
+        """Which positions 0 .. text_length - 1 of the text the slot holds, as runs `[percent, count, ...]`.
+
+        Percent of (layer, kv head) pairs that hold the position, rounded to a multiple of 10.
+        """
+        positions = self.positions[slot, ..., : int(self.lengths[slot])]
+        positions = positions.flatten(0, 1) if per_head else positions[0, :1]
+        pairs = len(positions)
+        holding = torch.bincount(positions.flatten(), minlength=text_length)
+        runs = torch.unique_consecutive((20 * holding + pairs) // (2 * pairs) * 10, return_counts=True)
+        return torch.stack(runs, dim=1).flatten().tolist()
+
     def copy(self, source: int, target: int) -> None:
         """Copy one slot's sequence over another slot."""
         length = int(self.lengths[source])

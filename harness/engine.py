@@ -62,12 +62,17 @@ class Request:
 
     Until a branch's policy first evicts, every branch would write the same tokens: they are written once, by a trunk,
     and a branch forks off where its policy first fires. A text that ends before is every branch's completion.
+
+    Attributes:
+        forced: the text's first tokens where they are known, as `Completion.shared_ids` tells them: the trunk feeds
+            them in place of those it would draw. A branch that has evicted draws for itself.
     """
 
     problem_id: str
     draw: int
     prompt_ids: tuple[int, ...]
     branches: tuple[Branch, ...]
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -140,8 +145,10 @@ class Engine:
         self.sequences: list[_Sequence | None] = [None] * slots
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
         self.rows = torch.arange(slots, device=device)
-        # Per slot, known to the host alone: tokens written, and the cache length that makes the next step evict.
+        # Per slot, known to the host alone: tokens written, how many of the first are given, and the cache length that
+        # makes the next step evict.
         self.generated = np.zeros(slots, dtype=np.int64)
+        self.forced = np.zeros(slots, dtype=np.int64)
         self.triggers = np.full(slots, _NEVER)
         # Per slot, on the device: the token to feed, its position in the text, the random stream, the text so far.
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -150,6 +157,7 @@ class Engine:
         self.written = torch.zeros(slots, decoding.max_new_tokens, dtype=torch.int64, device=device)
         self.columns: tuple[Any, ...] = (
             self.generated,
+            self.forced,
             self.triggers,
             self.tokens,
             self.positions,
@@ -225,7 +233,8 @@ class Engine:
         with self.clock.time("prefill"):
             slot = self.cache.admit(self._prefill(tuple(question)))
         self._seat(slot, _Sequence(request, list(request.branches)))
-        self.generated[slot] = 0
+        self.generated[slot], self.forced[slot] = 0, len(request.forced)
+        self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
         self.tokens[slot] = last
         self.positions[slot] = len(question)
         self.streams[slot] = sequence_key(self.seed, request.problem_id, request.draw)
@@ -313,12 +322,13 @@ class Engine:
         sequence = self._at(slot)
         view = self._view(slot, sequence)
         selection = sequence.branches[0].policy.select(view)
-        kept = selection.keep.shape[-1]
+        kept, step = selection.keep.shape[-1], int(self.generated[slot]) - 1
         if kept < view.length:
             self.cache.evict(slot, selection)
-            sequence.evictions.append(
-                Eviction(step=int(self.generated[slot]) - 1, length_before=view.length, length_after=kept)
-            )
+            self.forced[slot] = 0
+            text_length = len(sequence.request.prompt_ids) + step
+            held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
+            sequence.evictions.append(Eviction(step=step, length_before=view.length, length_after=kept, held=held))
 
     def _view(self, slot: int, sequence: _Sequence) -> CacheView:
         request, length = sequence.request, int(self.cache.lengths[slot])
@@ -356,6 +366,9 @@ class Engine:
         positions += 1
         drawn = sample(logits, uniform(self.streams[:live], positions), self.decoding.sampling)
         counts = torch.from_numpy(self.generated[:live]).to(drawn.device)
+        given = self.generated[:live] < self.forced[:live]
+        if given.any():
+            drawn = torch.where(torch.from_numpy(given).to(drawn.device), self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
         self.tokens[:live] = drawn
         self.generated[:live] += 1
@@ -406,6 +419,7 @@ class Engine:
             thinking_tokens=thinking,
             stop_reason="stop" if stopped else "length",
             evictions=evictions,
+            fork_step=evictions[0].step if evictions else None,
             peak_length=max([int(self.cache.lengths[slot]), *(e.length_before for e in evictions)]),
             seed=self.seed,
         )

@@ -222,8 +222,8 @@ class Grader:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in
-        the order of the completions, by a temporary file; a shard's completions have grades of their own. A grade whose gold has changed since is made anew;
-        a grade without a completion is dropped. Of completions with the same problem and draw the first
+        the order of the completions, by a temporary file; a shard's completions have grades of their own. A
+        grade whose gold has changed since is made anew; a grade without a completion is dropped. Of completions with the same problem and draw the first
         counts.
 
         Args:

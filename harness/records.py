@@ -109,16 +109,24 @@ class Problem(_Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction(_Row):
-    """One eviction: cache lengths in tokens before and after; `step` counts the generated tokens fed so far."""
+    """One eviction: cache lengths in tokens before and after; `step` counts the generated tokens fed so far.
+
+    `held` says what is still there after it: see `held_percents`. Rows of before this field have none.
+    """
 
     step: int
     length_before: int
     length_after: int
+    held: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion(_Row):
-    """One generation: `token_ids` after the prompt, the stop token included; lengths in tokens."""
+    """One generation: `token_ids` after the prompt, the stop token included; lengths in tokens.
+
+    Until its first eviction a completion is the one that every cell of its grid writes. `fork_step` is the step of that
+    eviction (as in `Eviction`), None where there was none.
+    """
 
     problem_id: str
     draw: int
@@ -129,6 +137,7 @@ class Completion(_Row):
     thinking_tokens: int
     stop_reason: StopReason
     evictions: list[Eviction] = field(default_factory=list)
+    fork_step: int | None = None
     peak_length: int
     seed: int
 
@@ -141,6 +150,11 @@ class Completion(_Row):
     def key(self) -> tuple[str, int]:
         """What identifies a completion within its cell."""
         return (self.problem_id, self.draw)
+
+    @property
+    def shared_ids(self) -> list[int]:
+        """The tokens that every cell of the grid writes: all, or those drawn by the end of the step that evicted."""
+        return self.token_ids[: self.evictions[0].step + 1] if self.evictions else self.token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +194,17 @@ class DecodeStats(_Row):
     steps: int
     kv_bytes_allocated: int
     kv_bytes_analytic: int
+
+
+def held_percents(held: Sequence[int]) -> list[int]:
+    """Decode `Eviction.held`, runs `[percent, count, percent, count, ...]`: one entry per text position from 0 on.
+
+    An entry is the percent of (layer, kv head) pairs that still hold the position, rounded to a multiple of 10.
+
+    Raises:
+        ValueError: a run without its count.
+    """
+    return [percent for percent, count in zip(held[::2], held[1::2], strict=True) for _ in range(count)]
 
 
 def content_hash(value: object) -> str:

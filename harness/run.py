@@ -4,7 +4,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -25,7 +25,11 @@ from harness.grading import Grader
 from harness.launch import LauncherConfig, run_local, split, submit
 from harness.models import LoadedModel, ModelConfig, load_model
 from harness.provenance import describe_stretch
-from harness.records import STATUS_FOLDER, DecodeStats, UserError
+from harness.records import (
+    STATUS_FOLDER,
+    DecodeStats,
+    UserError,
+)
 from harness.status import (
     CellProgress,
     Reporter,
@@ -35,7 +39,7 @@ from harness.status import (
     policy_label,
     task_name,
 )
-from harness.store import CellLockedError, CellStore, is_done, plain_disk_errors
+from harness.store import CellLockedError, CellStore, Pair, is_done, plain_disk_errors
 
 FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
 
@@ -204,7 +208,7 @@ def decode(
     job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], progress: tqdm, reporter: Reporter
 ) -> None:
     """Decode what the cells lack, all cells side by side in one batch."""
-    stretch, pairs, model = describe_stretch(), job.pairs, loaded(job.model)
+    stretch, model = describe_stretch(), loaded(job.model)
     for cell in cells:
         stores[cell.cell_id].unmark_done()
         stores[cell.cell_id].write_provenance(
@@ -247,6 +251,8 @@ def _requests(
 ) -> Iterator[Request]:
     """One request per problem and draw that any cell lacks, with those cells as its branches."""
     own = set(job.own_pairs)
+    lacking_somewhere = {pair for c in cells for pair in own - stores[c.cell_id].finished_pairs}
+    known = _shared_texts(stores.values(), lacking_somewhere)
     for problem in job.benchmark.problems:
         prompt_ids = model.prompt_ids(problem.prompt)
         for draw in (draw for draw in range(job.draws) if (problem.id, draw) in own):
@@ -257,7 +263,17 @@ def _requests(
                     draw=draw,
                     prompt_ids=prompt_ids,
                     branches=tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in lacking),
+                    forced=known.get((problem.id, draw), ()),
                 )
+
+
+def _shared_texts(stores: Iterable[CellStore], lacking: Collection[tuple[str, int]]) -> dict[Pair, tuple[int, ...]]:
+    """For every pair that some cell lacks, the longest text that a stored completion shares with all of the grid."""
+    known: dict[Pair, tuple[int, ...]] = {}
+    for store in stores:
+        for completion in store.read_completions(lacking):
+            known[completion.key] = max(known.get(completion.key, ()), tuple(completion.shared_ids), key=len)
+    return known
 
 
 def _only(request: Request, cell_ids: Collection[str]) -> Request:

@@ -14,8 +14,8 @@ import platform
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -97,7 +97,15 @@ class CellStore:
 
     def read_finished_pairs(self) -> set[Pair]:
         """Read (problem_id, draw) of every completion that any shard has stored."""
-        return {pair for path in shard_files(self.directory, COMPLETIONS_FILE).values() for pair in read_pairs(path)}
+        return {pair for path in self._completion_files() for pair in read_pairs(path)}
+
+    def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
+        """Yield the completions of the wanted pairs that any shard has stored."""
+        for path in self._completion_files():
+            yield from read_completions(path, wanted)
+
+    def _completion_files(self) -> Iterable[Path]:
+        return shard_files(self.directory, COMPLETIONS_FILE).values()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -232,24 +240,34 @@ class _Key(msgspec.Struct):
     draw: int
 
 
-def read_pairs(path: Path, *, bad: list[_BadLine] | None = None) -> Iterator[Pair]:
-    """Yield (problem_id, draw) of every stored completion; broken lines and a torn last one are passed over.
+def read_pairs(path: Path) -> Iterator[Pair]:
+    """Yield (problem_id, draw) of every stored completion; broken lines and a torn last one are passed over."""
+    for pair, _ in _keyed_lines(path):
+        yield pair
 
-    Args:
-        bad: takes the broken lines.
-    """
+
+def read_completions(path: Path, wanted: Collection[Pair]) -> Iterator[Completion]:
+    """Yield the stored completions of the wanted pairs; rows that are not whole are passed over."""
+    for pair, line in _keyed_lines(path):
+        if pair in wanted:
+            with suppress(KeyError, TypeError):
+                yield Completion.from_dict(json.loads(line))
+
+
+def _keyed_lines(path: Path, bad: list[_BadLine] | None = None) -> Iterator[tuple[Pair, bytes]]:
+    """Yield every row's key and line; `bad` takes the broken lines. A torn last line is nobody's."""
     decoder = msgspec.json.Decoder(_Key)
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return  # its writer is at it, or died
             try:
-                key = decoder.decode(line)
+                key: _Key | None = decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 # Half a surrogate pair is no text to msgspec; a model may write one, and Python reads it back.
                 key = _decode_with_json(line)
             if key is not None:
-                yield key.problem_id, key.draw
+                yield (key.problem_id, key.draw), line
             elif bad is not None and line.strip():
                 bad.append(_BadLine(number, line))
 
@@ -267,7 +285,9 @@ def quarantine_broken_lines(path: Path) -> int:
     Their completions are made again by the run that goes on.
     """
     bad: list[_BadLine] = []
-    if not path.exists() or (deque(read_pairs(path, bad=bad), maxlen=0), not bad)[1]:
+    if path.exists():
+        deque(_keyed_lines(path, bad), maxlen=0)
+    if not bad:
         return 0
     quarantine = path.with_name(f"{path.name}.quarantine")
     with quarantine.open("ab") as file:

@@ -1,9 +1,10 @@
 """The engine against transformers' own generation, against a slow reference that evicts, and against itself."""
 
+import itertools
 import random
 from collections import Counter
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from compression.predictor import ImportancePredictor, load_predictor, save_pred
 from compression.signals import AttentionMass, CacheShape, RecentQueries
 from harness.engine import Branch, DecodingConfig, Engine, Request
 from harness.models import LoadedModel, ModelConfig, load_model
+from harness.records import held_percents
 from harness.sampling import SamplingConfig, sequence_key, uniforms_of_rows
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
@@ -314,6 +316,32 @@ def test_eviction_fires_when_the_step_before_reached_the_budget(networks):
     assert completion.peak_length == 21
 
 
+def test_rows_say_where_they_fork_and_what_is_held(networks):
+    _, model = networks
+    rule = {"keep_ratio": 0.3, "local_window": 6, "budget": 24}
+    policies = [Window(name="window", **rule), RKV(name="rkv", observation_window=4, **rule), FULL]
+    completions, _ = run(model, ask(prompts(7, 40), *policies))
+    partly = set()
+    for (cell, _, _), row in completions.items():
+        assert row.fork_step == (row.evictions[0].step if row.evictions else None)
+        assert (row.fork_step is None) == (cell == "2")
+        gone = set()
+        for eviction in row.evictions:
+            percents = held_percents(eviction.held)
+            assert len(percents) == row.prompt_tokens + eviction.step
+            assert set(percents[-4:]) == {100}
+            assert set(percents) <= ({0, 100} if cell == "0" else set(range(0, 101, 10)))
+            assert not {p for p in gone if percents[p]}, "an evicted position came back"
+            gone = {p for p, percent in enumerate(percents) if not percent}
+            if cell == "0":
+                assert percents.count(100) == eviction.length_after
+            else:
+                # Rounded shares: each of at most five points off.
+                assert abs(sum(percents) / 100 - eviction.length_after) <= 0.05 * len(percents)
+                partly |= set(percents) - {0, 100}
+    assert partly
+
+
 def test_live_slots_hold_no_more_than_the_capacity_whatever_the_length(networks):
     _, model = networks
     policy = Random(name="random", keep_ratio=0.3, local_window=4, budget=16)
@@ -409,6 +437,53 @@ def test_grid_in_one_batch_equals_one_cell_at_a_time(seed, problems, policies, s
     assert together == alone
     if slots > 1:
         assert engine.clock.tokens == tokens_of_trunks_and_branches(requests, together)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    problems=st.integers(1, 6),
+    policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
+    slots=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
+    kills=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    max_new_tokens=st.integers(1, 40),
+)
+def test_a_killed_grid_resumes_to_the_same_completions(seed, problems, policies, slots, kills, max_new_tokens):
+    """Killed twice after any number of completions, each time with other slots: nothing lost, doubled or changed."""
+    requests = fake_requests(seed, problems, policies)
+    options = {"sampling": T1, "max_new_tokens": max_new_tokens}
+    whole, _ = run(FakeModel(), requests, slots=slots[0], **options)
+    stored = {}
+    for count, kill in zip(slots, (*kills, None), strict=True):
+        rest = [r for r in (without(r, stored) for r in requests) if r.branches]
+        if not rest:
+            break
+        decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=T1)
+        engine = Engine.sized_for(rest, FakeModel(), decoding=decoding, seed=0, slots=count)
+        for cell_id, completion in itertools.islice(engine.generate(rest), kill):
+            assert (cell_id, completion.problem_id, 0) not in stored
+            stored[cell_id, completion.problem_id, 0] = completion
+    assert stored == whole
+
+
+def without(request, stored):
+    """What is left of a request, with the tokens that its stored completions share with it."""
+    rows = {cell_id: row for (cell_id, problem_id, _), row in stored.items() if problem_id == request.problem_id}
+    left = tuple(b for b in request.branches if b.cell_id not in rows)
+    known = max((row.shared_ids for row in rows.values()), key=len, default=[])
+    return replace(request, branches=left, forced=tuple(known))
+
+
+def test_forced_tokens_are_fed_and_end_with_the_first_eviction(networks):
+    _, model = networks
+    policy = Window(name="window", keep_ratio=0.5, local_window=4, budget=20)
+    forced = tuple(prompts(30)[0])
+    [request] = ask(prompts(8), FULL, policy)
+    completions, _ = run(model, [replace(request, forced=forced)])
+    full, window = completions["0", "p0", 0], completions["1", "p0", 0]
+    assert full.token_ids[:30] == list(forced)
+    assert window.shared_ids == list(forced[: window.fork_step + 1])
+    assert window.token_ids[:30] != list(forced)
 
 
 def tokens_of_trunks_and_branches(requests, completions):

@@ -220,6 +220,28 @@ class Shuffled:
         return found
 
 
+def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(
+    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
+) -> None:
+    grid = ["benchmark=toy_add", "grid.policy=[dynts,random,window,h2o,snapkv,rkv]", "grid.keep_ratio=[0.7]", "draws=2"]
+    command(*grid, run="plenty")
+    command(*grid, "slots=2", run="scarce")
+
+    def rows(run: str) -> dict[str, list[str]]:
+        return {c["cell_id"]: sorted(json.dumps(r.to_dict()) for r in c["rows"]) for c in cells(run)}
+
+    expected = rows("plenty")
+    assert len(expected) == 6
+    assert rows("scarce") == expected
+    for number, cell in enumerate(cells("scarce")):
+        path = cell["folder"] / "completions.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        # What a kill leaves: some rows, the last one torn; in one cell all are there, in another none.
+        path.write_text("".join(lines[:number]) + (lines[number][:40] if number < len(lines) else ""))
+    command(*grid, "slots=3", run="scarce")
+    assert rows("scarce") == expected
+
+
 def test_the_order_of_requests_does_not_change_a_completion(tiny_model_dir: Path) -> None:
     work = Shuffled(load_model(ModelConfig(name="t", title="T", path=str(tiny_model_dir))))
     expected = work.write(work.requests, slots=5)
