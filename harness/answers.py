@@ -342,7 +342,7 @@ def _same(answer: str, gold: str) -> bool:
     if len(_items(answer)) != len(_items(gold)) and "\\pm" not in answer + gold:
         # A list for a tuple or set, where the reference has no brackets to say which it is.
         inside = re.fullmatch(r"\((.*)\)|\\\{(.*)\\\}", answer)
-        return bool(inside) and gold[0] not in "([\\" and _same(inside[1] or inside[2] or "", gold)
+        return inside is not None and gold[0] not in "([\\" and _same(inside[1] or inside[2] or "", gold)
     return _verified(answer, gold)
 
 
@@ -376,7 +376,7 @@ def _expression_gold(gold: str) -> str | None:
 # --- Letters ------------------------------------------------------------------------------------------------
 
 _LETTER_WRAPPED = re.compile(
-    r"(?:(?i:option|choice|answer)\s*+:?\s*+)?[\s$(\[{*]*+(?P<letter>[A-D])[\s$)\]}*]*+(?:[.:,)]\s*+.*)?", re.DOTALL
+    r"(?:(?i:option|choice|answer)\s*+:?\s*+)?[\s$(\[{*]*+(?P<letter>[A-D])(?:[\s$)\]}*.]*|[)\]}.:,]+\s.*)", re.DOTALL
 )
 _LETTER_STATED = re.compile(
     r"\b(?i:answer|choice|option)(?:\s++(?i:is|would\s+be|must\s+be))?[\s:*]*+(?:(?i:option|choice)\s++)?"

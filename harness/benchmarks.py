@@ -94,6 +94,8 @@ class BenchmarkConfig:
         _check_choice("answer_from", self.answer_from, get_args(AnswerFrom))
         for name in ("count", "expected_count", "limit"):
             _check_count(name, getattr(self, name), may_be_null=name != "count")
+        if self.prompt is None:
+            raise UserError("benchmark.prompt=null names no prompt; choose bare, or another template of conf/prompt.")
         if isinstance(self.option_seed, bool) or not isinstance(self.option_seed, int):
             raise UserError(f"benchmark.option_seed={self.option_seed!r} must be a whole number; correct it.")
         for name in ("task", "hub_id", "revision", "split", "path", "hub_config", "licence", "prompt", "expected_hash"):
@@ -457,17 +459,18 @@ def _option_text(row: _Row, column: str | None) -> str:
 
 
 def _read_prompt(name: str) -> jinja2.Template:
-    path = PROMPTS / f"{name}.jinja"
-    if not path.is_file():
-        path = Path(name).expanduser()
     choices = ", ".join(sorted(p.stem for p in PROMPTS.glob("*.jinja")))
     try:
+        known = PROMPTS / f"{name}.jinja"
+        path = known if known.is_file() else Path(name).expanduser()
         text = path.read_text(encoding="utf-8").rstrip("\n")
         return jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
-    except (OSError, ValueError, jinja2.TemplateError) as error:
-        reason = "is no template" if path.is_file() else "is neither a name nor a file"
+    except (OSError, ValueError, RuntimeError, jinja2.TemplateError) as error:
+        reason = (
+            "is no template" if isinstance(error, jinja2.TemplateError) else "is neither a name nor a readable file"
+        )
         raise UserError(
-            f"benchmark.prompt={name} {reason} ({type(error).__name__}); choose one of {choices}, or give a path."
+            f"benchmark.prompt={name!r:.80} {reason} ({type(error).__name__}); choose one of {choices}, or give a path."
         ) from None
 
 

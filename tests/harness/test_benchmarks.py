@@ -90,7 +90,7 @@ class TestConfigs:
             ({"limit": True}, ("benchmark.limit=True",)),
             ({"source": "toy", "task": "chain", "count": -3}, ("benchmark.count=-3",)),
             ({"source": "web"}, ("benchmark.source=web", "toy, file, hub")),
-            ({"prompt": "loud"}, ("benchmark.prompt=loud", "bare, boxed")),
+            ({"prompt": "loud"}, ("benchmark.prompt='loud'", "bare, boxed")),
             ({"answer_kind": "poem"}, ("benchmark.answer_kind=poem", "integer")),
             ({"source": "hub"}, ("benchmark.hub_id",)),
             ({"source": "toy"}, ("benchmark.task",)),
