@@ -223,8 +223,8 @@ class Grader:
 
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in
         the order of the completions, by a temporary file; a shard's completions have grades of their own. A
-        grade whose gold has changed since is made anew; a grade without a completion is dropped. Of completions with the same problem and draw the first
-        counts.
+        grade whose gold has changed since is made anew; a grade without a completion is dropped. Of
+        completions with the same problem and draw the first counts.
 
         Args:
             directory: the cell's folder.

@@ -174,7 +174,9 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
 
 
 def _queue(job: Job) -> None:
-    """Say that the job is to be run, unless it is running already."""
+    """Say that the job is to be run, unless it is running already or nothing of it is left to do."""
+    if all(is_done(job.run_directory, cell, job.problem_ids, job.draws) for cell in job.cells):
+        return
     status = _status(job, "queued")
     path = job.run_directory / STATUS_FOLDER / f"{status.task}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):

@@ -21,9 +21,9 @@ from harness.benchmarks import BenchmarkConfig
 from harness.cell import Cell
 from harness.engine import DecodingConfig
 from harness.models import ModelConfig
-from harness.records import Completion, DecodeStats, Eviction, Problem, UserError, read_rows
+from harness.records import Completion, DecodeStats, Eviction, Problem, Shard, UserError, read_rows
 from harness.sampling import SamplingConfig
-from harness.store import CellLockedError, CellStore, drop_torn_line, read_pairs
+from harness.store import CellLockedError, CellStore, drop_torn_line, is_done, read_pairs
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
 CELL = Cell(
@@ -140,35 +140,110 @@ def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
     assert [DecodeStats.from_dict(row).tokens for row in read_rows(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "nonsense", '{"draw": 0}'])
-def test_a_broken_line_in_the_middle_is_one_sentence(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["{", "[1]", "nonsense", '{"draw": 0}', '{"problem_id": 3, "draw": 0}', "\x00"])
+def test_a_broken_line_in_the_middle_is_put_aside(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with store(tmp_path) as opened:
         opened.append(completion("a"))
         opened.append(completion("b"))
     path = opened.directory / "completions.jsonl"
     first, second = path.read_text().splitlines()
     path.write_text(f"{first}\n{line}\n{second}\n")
-    with pytest.raises(UserError, match=r"completions\.jsonl(:| row )2 .*delete .* line and run again") as caught:
-        store(tmp_path).__enter__()
-    assert "\n" not in str(caught.value)
-    assert path.read_text() == f"{first}\n{line}\n{second}\n", "nothing is repaired behind the user's back"
-    path.write_text(f"{first}\n{second}\n")
-    with store(tmp_path) as mended:
-        assert len(mended.finished_pairs) == 2
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("a", 0), ("b", 0)}
+        again.append(completion("c"))
+    assert path.read_text().splitlines()[:2] == [first, second]
+    assert path.with_name("completions.jsonl.quarantine").read_text() == f"{line}\n"
+    assert "1 broken lines (first: line 2)" in capsys.readouterr().err
+    with store(tmp_path) as once_more:
+        assert len(once_more.finished_pairs) == 3
+    assert capsys.readouterr().err == "", "said once"
+
+
+def test_a_row_spoiled_in_the_middle_is_made_again(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion("a"))
+        opened.append(completion("b"))
+    path = opened.directory / "completions.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"problem_id":"a"', b'"problem_id"#"a"'))
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("b", 0)}
+        again.append(completion("a"))
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
 def test_done_comes_with_the_last_pair(tmp_path: Path) -> None:
-    pairs = [("a", 0), ("b", 0)]
     with store(tmp_path) as opened:
         done = opened.directory / "DONE"
         opened.append(completion("a"))
-        opened.mark_done(pairs)
+        assert not opened.mark_done(["a", "b"], 1)
         assert not done.exists()
         opened.append(completion("b"))
-        opened.mark_done(pairs)
+        assert opened.mark_done(["a", "b"], 1)
         assert done.exists()
-        opened.mark_done([*pairs, ("a", 1)])
+        assert is_done(tmp_path, CELL, ["a", "b"], 1)
+        assert is_done(tmp_path, CELL, ["b"], 1)
+        assert not is_done(tmp_path, CELL, ["a", "b", "c"], 1)
+        assert not is_done(tmp_path, CELL, ["a", "b"], 2)
+        assert not opened.mark_done(["a", "b"], 2)
         assert not done.exists(), "more is wanted than there is"
+
+
+@pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl", "problems.jsonl", "DONE"])
+def test_done_vouches_for_the_files_it_saw(name: str, tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion("a"))
+        (opened.directory / "grades.jsonl").write_text("{}\n")
+        opened.mark_done(["a"], 1)
+    assert is_done(tmp_path, CELL, ["a"], 1)
+    path = opened.directory / name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert is_done(tmp_path, CELL, ["a"], 1) == (name == "DONE"), "a DONE without its newline says the same"
+    path.unlink()
+    assert not is_done(tmp_path, CELL, ["a"], 1)
+
+
+# --- Shards -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_share_everything_out_once(count: int) -> None:
+    parts = [Shard(index=i, count=count).of(range(20)) for i in range(1, count + 1)]
+    assert sorted(item for part in parts for item in part) == list(range(20))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3", "1.5/2"])
+def test_a_shard_that_is_none_is_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match=r"shard=.*1/4"):
+        Shard.parse(text)
+
+
+def test_shards_write_side_by_side_and_are_read_together(tmp_path: Path) -> None:
+    halves = [CellStore(tmp_path, CELL, PROBLEMS, Shard(index=i, count=2)) for i in (1, 2)]
+    with halves[0] as first, halves[1] as second:
+        first.append(completion("a"))
+        assert not first.mark_done(["a", "b"], 1)
+        second.append(completion("b"))
+        assert second.mark_done(["a", "b"], 1), "the last one sees what the others have stored"
+    names = {path.name for path in first.directory.glob("completions*")}
+    assert names == {"completions-1of2.jsonl", "completions-2of2.jsonl"}
+    with store(tmp_path) as whole:
+        assert whole.finished_pairs == {("a", 0), ("b", 0)}
+        assert sorted(row.key for row in whole.read_completions({("b", 0)})) == [("b", 0)]
+
+
+def test_cells_split_in_two_ways_at_once_are_refused(tmp_path: Path) -> None:
+    with CellStore(tmp_path, CELL, PROBLEMS, Shard(index=1, count=2)):
+        for other in (Shard(), Shard(index=1, count=2), Shard(index=3, count=3)):
+            with pytest.raises(CellLockedError, match=f"is being written by process {os.getpid()} on"):
+                CellStore(tmp_path, CELL, PROBLEMS, other).__enter__()
+        with CellStore(tmp_path, CELL, PROBLEMS, Shard(index=2, count=2)):
+            pass
+    with store(tmp_path):
+        pass
 
 
 def test_problems_of_a_larger_run_are_kept(tmp_path: Path) -> None:
@@ -234,7 +309,8 @@ def test_a_cell_has_one_writer(tmp_path: Path) -> None:
 def test_a_lock_is_let_go_of_where_opening_fails(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
         pass
-    (opened.directory / "completions.jsonl").write_text("broken\n\n")
+    (opened.directory / "problems.jsonl").unlink()
+    (opened.directory / "problems.jsonl").mkdir()
     held = store(tmp_path)
     with pytest.raises(UserError):
         held.__enter__()
@@ -251,7 +327,7 @@ def test_the_command_ends_with_3_where_a_cell_is_locked(
     with other_process_holds(tmp_path / "runs/default" / cell.cell_id / ".lock"):
         ended = kvsweep(*short)
     assert ended.code == 3
-    assert ended.err.rstrip("\n").split("\n")[-1].startswith(f"kvsweep: error: cell {cell.cell_id} is being written")
+    assert ended.err.rstrip("\n").split("\n")[-1].startswith(f"kvsweep: error: cell {cell.cell_id}, shard 1/1")
     assert "Traceback" not in ended.err
 
 
