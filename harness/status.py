@@ -237,7 +237,7 @@ def read_sweep(directory: Path, *, now: float | None = None) -> SweepStatus:
         cells=sorted(cells.values(), key=lambda c: (c.model, c.benchmark, c.policy, c.cell_id)),
         tasks=tasks,
         tokens_per_second=sum(t.tokens / max(t.heartbeat - t.started, 1e-9) for t in running),
-        seconds_left=missing / pace if pace else None,
+        seconds_left=missing / pace if pace else None if missing else 0.0,
         failed=[
             task
             for task in tasks

@@ -1,0 +1,195 @@
+"""Sweeps under a real SLURM: one array, requeues, preemption, kills, time limits, and a task that always fails."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records import COMPLETIONS_FILE, shard_files
+from harness.status import TaskStatus
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = Path(__file__).with_name("cluster.sh")
+SWEEP = [
+    "model=toy_qwen",
+    "benchmark=toy_chain",
+    "benchmark.limit=60",
+    "grid.policy=[full,dynts]",
+    "grid.keep_ratio=[0.2,0.4]",
+    "policy.budget=96",
+    "policy.local_window=32",
+    "policy.question_on_top=true",
+    "decoding.max_new_tokens=400",
+    "slots=4",
+]
+SLURM = ["launcher=slurm", "launcher.shards=4", "launcher.gpus=0", "launcher.cpus=1", "launcher.parallel=4"]
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="no SLURM"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A running SLURM of four processors; yields the environment that its programs need."""
+    folder = tmp_path_factory.mktemp("slurm")
+    subprocess.run([CLUSTER, "up", folder, "4"], check=True, timeout=60)
+    yield {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([CLUSTER, "down", folder], check=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]]:
+    """The sweep's completions, uninterrupted, in one process."""
+    results = tmp_path_factory.mktemp("reference")
+    kvsweep(*SWEEP, f"results_dir={results}", environment=dict(os.environ, PYTHONPATH=str(ROOT)))
+    return completions(results / "default")
+
+
+def kvsweep(*arguments: str, environment: dict[str, str], code: int = 0) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-m", "harness.run", *arguments],
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr[-3000:]
+    return ended.stdout
+
+
+def submit(cluster: dict[str, str], results: Path, *more: str, sweep: list[str] = SWEEP) -> str:
+    """Submit the sweep; returns the array's job number."""
+    out = kvsweep(*sweep, *SLURM, *more, f"results_dir={results}", environment=cluster)
+    return out.split(" as job ")[1].split()[0]
+
+
+def completions(run: Path) -> dict[str, list[bytes]]:
+    """Every cell's lines, from whichever shards, sorted."""
+    cells = [path.parent for path in run.glob("*/cell.yaml")]
+    return {
+        cell.name: sorted(
+            line for path in shard_files(cell, COMPLETIONS_FILE).values() for line in path.read_bytes().splitlines()
+        )
+        for cell in cells
+    }
+
+
+def stored(run: Path) -> int:
+    return sum(len(lines) for lines in completions(run).values())
+
+
+def stretches(run: Path) -> int:
+    """How often all shards together began to work on the cell that was begun most often."""
+    return max(
+        sum(len(json.loads(path.read_text())["stretches"]) for path in cell.parent.glob("provenance*.json"))
+        for cell in run.glob("*/cell.yaml")
+    )
+
+
+def slurm(cluster: dict[str, str], *command: str) -> str:
+    return subprocess.run(command, env=cluster, text=True, capture_output=True, check=True, timeout=60).stdout
+
+
+def wait(condition: Callable[[], Any], what: str, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come within {seconds} s"
+        time.sleep(0.3)
+
+
+def wait_until_empty(cluster: dict[str, str]) -> None:
+    wait(lambda: not slurm(cluster, "squeue", "--noheader").strip(), "an empty queue")
+
+
+def status(run: Path, cluster: dict[str, str]) -> dict[str, Any]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "harness.status", str(run), "--json"],
+        env=cluster,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    result: dict[str, Any] = json.loads(ended.stdout)
+    return result
+
+
+def running_tasks(run: Path) -> list[TaskStatus]:
+    tasks = [TaskStatus.read(path) for path in (run / "status").glob("*.json")]
+    return [task for task in tasks if task.seen(time.time()) == "running"]
+
+
+def test_an_array_that_everything_happens_to_ends_complete(
+    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    job = submit(cluster, tmp_path)
+    wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 4 and stored(run) > 3, "four busy tasks")
+    assert {task.scheduler_job for task in running_tasks(run)} == {f"{job}_{i}" for i in range(4)}
+
+    slurm(cluster, "scontrol", "requeue", f"{job}_0")
+    killed = next(task for task in running_tasks(run) if task.scheduler_job == f"{job}_1")
+    os.kill(killed.pid, signal.SIGKILL)
+    slurm(cluster, "sbatch", "--partition=urgent", "--ntasks=3", "--output=/dev/null", "--wrap=sleep 5")
+    wait_until_empty(cluster)
+
+    told = status(run, cluster)
+    if told["states"] != {"done": 3}:  # the killed one is not requeued by anybody
+        [failed] = [task for task in told["tasks"] if task["state"] == "stopped"]
+        assert failed["scheduler_job"] == f"{job}_1"
+        assert told["retry"]
+        submit(cluster, tmp_path)
+        wait_until_empty(cluster)
+    assert status(run, cluster)["states"] == {"done": 3}
+    assert completions(run) == reference
+    assert stretches(run) >= 4 + 3, "one requeued, one killed, one preempted at least began again"
+
+
+def test_a_time_limit_requeues_the_task(
+    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    """The limit is SLURM's own coarse minute; the signal before it makes submitit queue the task again."""
+    run = tmp_path / "default"
+    job = submit(cluster, tmp_path, "launcher.shards=1", "launcher.timeout_min=1", "launcher.signal_delay_s=50")
+    wait(lambda: "requeued" in _logs(run, job).lower(), "the requeue")
+    wait_until_empty(cluster)
+    if status(run, cluster)["states"] != {"done": 3}:
+        kvsweep(*SWEEP, f"results_dir={tmp_path}", environment=cluster)
+    assert completions(run) == reference
+
+
+def _logs(run: Path, job: str) -> str:
+    return "".join(path.read_text(errors="replace") for path in (run / "logs").glob(f"{job}_*_log.*"))
+
+
+def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
+    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    [spoiled, *_] = reference
+    # What one shard wants to write is a folder: that task fails, whoever starts it and however often.
+    (run / spoiled / "provenance-2of4.json").mkdir(parents=True)
+    job = submit(cluster, tmp_path)
+    wait_until_empty(cluster)
+    told = status(run, cluster)
+    states = {task["scheduler_job"] or task["task"]: task["state"] for task in told["tasks"]}
+    assert sorted(states.values()) == ["done", "done", "done", "failed"], f"job {job}: {states}"
+    [failed] = [task for task in told["tasks"] if task["state"] == "failed"]
+    assert failed["shard"] == "2/4"
+    assert "provenance-2of4.json" in failed["error"]
+    assert stored(run) == sum(len(lines) for lines in reference.values()) * 3 // 4
+    (run / spoiled / "provenance-2of4.json").rmdir()
+    kvsweep(*SWEEP, "shard=2/4", f"results_dir={tmp_path}", environment=cluster)
+    assert completions(run) == reference
