@@ -102,9 +102,15 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
     """
     tasks = split(jobs, launcher)
     parts = [job for task in tasks for job in task]
+    directories = list(dict.fromkeys(job.run_directory for job in jobs))
+    if all(map(_has_nothing_left, jobs)):
+        cells = len({(job.run_directory, cell.cell_id) for job in jobs for cell in job.cells})
+        print(f"nothing to do: all {cells} cells are done")
+        for directory in directories:
+            print(f"results: {directory}\nreport:  kvsweep-report {directory}")
+        return
     for job in parts:
         _queue(job)
-    directories = list(dict.fromkeys(job.run_directory for job in jobs))
     if launcher.kind == "slurm":
         submitted = submit(tasks, launcher)
         print(f"submitted {len(submitted)} tasks as job {submitted[0].job_id.partition('_')[0]}")
@@ -173,9 +179,13 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             store.mark_done(job.problem_ids, job.draws)
 
 
+def _has_nothing_left(job: Job) -> bool:
+    return all(is_done(job.run_directory, cell, job.problem_ids, job.draws) for cell in job.cells)
+
+
 def _queue(job: Job) -> None:
     """Say that the job is to be run, unless it is running already or nothing of it is left to do."""
-    if all(is_done(job.run_directory, cell, job.problem_ids, job.draws) for cell in job.cells):
+    if _has_nothing_left(job):
         return
     status = _status(job, "queued")
     path = job.run_directory / STATUS_FOLDER / f"{status.task}.json"

@@ -109,6 +109,11 @@ def row_files(results: Path) -> list[Path]:
     return [path for cell in results.glob("default/*/") for path in shard_files(cell, COMPLETIONS_FILE).values()]
 
 
+def is_torn(path: Path) -> bool:
+    """Whether the file's last line was never ended."""
+    return not (b"\n" + path.read_bytes()).endswith(b"\n")
+
+
 def rows(results: Path) -> dict[str, Counter[bytes]]:
     """Every cell's whole lines, with how often each is there."""
     found: dict[str, Counter[bytes]] = {}
