@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.load import load_cells, load_completions, load_run
+from analysis.load import load_cells, load_completions, load_problems, load_run, load_texts
 from harness.records import UserError
 
 MakeCell = Callable[..., Path]
@@ -42,14 +42,27 @@ def test_a_cell_that_has_only_begun_is_read(tmp_path: Path, make_cell: MakeCell)
     assert load_completions(tmp_path / "run").empty
 
 
-def test_texts_only_when_asked(tmp_path: Path, make_cell: MakeCell) -> None:
-    make_cell([[1]], policy="dynts")
+def test_texts_and_problems_of_one_cell(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1]], policy="dynts")
     assert "text" not in load_completions(tmp_path / "run")
-    row = load_completions(tmp_path / "run", texts=True).iloc[0]
-    assert row["text"].startswith("a is 4")
-    assert row["token_ids"] == [5, 6, 7, 2]
-    assert row["evictions"] == 2
-    assert row["eviction_events"][0]["length_before"] == 129
+    row = load_texts(folder)["p0", 0]
+    assert row.text.startswith("a is 4")
+    assert row.token_ids == [5, 6, 7, 2]
+    assert (row.evictions[0].length_before, row.evictions[0].held) == (129, [])
+    assert load_problems(folder) == {}
+    (folder / "problems.jsonl").write_text('{"id": "p0", "prompt": "What?", "gold": "4"}\n')
+    assert load_problems(folder)["p0"]["prompt"] == "What?"
+
+
+def test_the_evictions_belong_to_the_row_that_counts(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1], [0]], policy="dynts")
+    first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
+    events = [{"step": 9, "length_before": 50, "length_after": 30}]
+    (folder / "completions-1.jsonl").write_text(json.dumps(first | {"evictions": events}) + "\n")
+    run = load_run(tmp_path / "run")
+    problems = run.completions["problem_id"].to_numpy()[run.events["completion"]]
+    seen = sorted(zip(problems, run.events["step"], run.events["freed"], strict=True))
+    assert seen == [("p0", 9, 20), ("p1", 89, 57), ("p1", 146, 57)]
 
 
 def test_shards_are_read_together_and_a_repeated_pair_counts_once(tmp_path: Path, make_cell: MakeCell) -> None:
