@@ -288,7 +288,7 @@ def _cell_table(
                 # The folder names the cell: a YAML reader takes an all-digit id for a number.
                 "cell_id": folder.name,
                 "model": model["name"],
-                "model_title": str(model.get("title") or model["name"]),
+                "model_title": _model_title(model),
                 "benchmark": benchmark["name"],
                 "benchmark_title": str(benchmark.get("title") or benchmark["name"]),
                 "policy": policy["name"],
@@ -311,6 +311,11 @@ def _cell_table(
     for column in ("keep_ratio", "local_window", "budget", "expected", "draws"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
+
+
+def _model_title(model: dict[str, Any]) -> str:
+    title = str(model.get("title") or model["name"])
+    return f"{title} (random weights)" if model.get("random_weights") else title
 
 
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
