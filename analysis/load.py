@@ -181,11 +181,13 @@ def load_completions(directory: Path | str) -> pd.DataFrame:
     return _warned(load_run(directory)).completions
 
 
-def load_texts(folder: Path) -> dict[tuple[str, int], CompletionTexts]:
-    """The texts of one cell's completions by (problem_id, draw); a row that cannot be read is left out."""
+def load_texts(folder: Path, limit: int | None = None) -> dict[tuple[str, int], CompletionTexts]:
+    """The texts of one cell's first `limit` completions by (problem_id, draw); an unreadable row is left out."""
     texts: dict[tuple[str, int], CompletionTexts] = {}
     for path in _files(folder, COMPLETIONS_FILE):
         for row in _rows(path, CompletionTexts, lambda notice: None):
+            if limit is not None and len(texts) >= limit:
+                return texts
             texts[row.problem_id, row.draw] = row
     return texts
 

@@ -63,10 +63,11 @@ def floor_in_words(floor: NoiseFloor) -> str:
     low, middle, high = (f"{100 * value:.1f}" for value in floor.expected_range)
     inside = floor.expected_range[0] <= floor.range <= floor.expected_range[2]
     where = "within what identical cells give" if inside or not floor.signal else "beyond what identical cells give"
+    draws = "draw" if floor.draws == 1 else "draws"
     return (
         f"The grid as a whole {is_signal} (p {_p(floor.p)}): its range of {100 * floor.range:.1f} points is {where} "
-        f"({floor.cells} identical cells of {floor.problems} problems × {floor.draws:g} draw{"s" if floor.draws != 1 else ""}: {low} to {high}, median "
-        f"{middle})."
+        f"({floor.cells} identical cells of {floor.problems} problems × {floor.draws:g} {draws}: {low} to {high}, "
+        f"median {middle})."
     )
 
 
@@ -119,7 +120,7 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
         return [f"{counts} None is left that cannot be told from it."]
     row = equal.iloc[0]
     return [
-        f"{counts} The smallest that cannot be told from it is {_cell(row)}, at {formats.percent(row["kept_rows"])}% "
+        f"{counts} The smallest that cannot be told from it is {_cell(row)}, at {formats.percent(row['kept_rows'])}% "
         f"of its cache length over the steps: {formats.percent_pm(row['diff_to_full'], np.nan, signed=True)} points, 95% interval "
         f"{100 * row['diff_low']:+.1f} to {100 * row['diff_high']:+.1f}."
     ]
@@ -170,7 +171,7 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
             floor_in_words(floor),
             f"Its standard deviation is {100 * floor.spread:.2f} points; identical cells would show {low:.1f} to "
             f"{high:.1f}, as {BETWEEN_PROBLEMS[-1]:.0%} to {BETWEEN_PROBLEMS[0]:.0%} of the variance lies between "
-            f"problems (p {_p(min(f.p for f in floors))} to {_p(strict.p).removeprefix("= ")}).",
+            f"problems (p {_p(min(f.p for f in floors))} to {_p(strict.p).removeprefix('= ')}).",
             f"{close} of the other {len(scores) - 1} cells cannot be told from the best. {_needed(needed)}",
         ]
         doubts = cells["doubt"].dropna().unique() if "doubt" in cells else []
