@@ -31,7 +31,9 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
     shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
     if shared.empty:
-        raise UserError(f"{first.directory} and {second.directory} share no cell; give two runs with the same settings.")
+        raise UserError(
+            f"{first.directory} and {second.directory} share no cell; give two runs with the same settings."
+        )
     graded = [graded_rows(run).assign(cell_id=lambda rows: rows["cell_id"].astype("object")) for run in (first, second)]
     differences = []
     for row in shared.itertuples():

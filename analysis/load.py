@@ -77,7 +77,6 @@ STAT_SUMS = ("decode_seconds", "eviction_seconds", "tokens_total")
 STAT_MAXIMA = ("kv_bytes_allocated", "kv_bytes_analytic")
 
 
-
 class EvictionRow(msgspec.Struct):
     """One eviction as it is stored; `held` as in results/README.md, empty where its row has none."""
 
@@ -413,9 +412,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
         for path in _files(folder, GRADES_FILE):
             for grade in _rows(path, _GradeRow, notify):
                 correct = float(grade.outcome == "correct")
-                grades.append(
-                    (cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold)
-                )
+                grades.append((cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold))
     # A pair that was written twice (a shard run again) counts once.
     table = completions.frame().drop_duplicates(KEY, keep="last")
     places = np.full(completions.length, -1)

@@ -1,6 +1,7 @@
 """Published numbers, set beside ours where model, benchmark and setting match."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -28,7 +29,7 @@ def beside_published(metrics: pd.DataFrame) -> list[dict[str, str]]:
     axes = ["keep_ratio", "local_window", "budget"]
     # The full cache has none of the axes; -1 lets them meet.
     left, right = ours.fillna(dict.fromkeys(axes, -1.0)), published.fillna(dict.fromkeys(axes, -1.0))
-    rows = left.merge(right, on=MATCH, suffixes=("", "_published"))
+    rows: Any = left.merge(right, on=MATCH, suffixes=("", "_published"))
     return [
         {
             "model": row.model_title,

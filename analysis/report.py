@@ -22,9 +22,9 @@ from analysis.comparison import (
     shared_settings,
     spread_in_words,
 )
+from analysis.cost import cost_figure
 from analysis.drilldown import cells_data, data_file_name, fits_in_page, script_json
 from analysis.figures import file_name, model_title, save_figure
-from analysis.cost import cost_figure
 from analysis.heatmap import (
     COLORMAP,
     Grid,
@@ -130,8 +130,14 @@ def _tables(metrics: pd.DataFrame, form: str) -> str:
         table = _summary(metrics, model)
         if form == "markdown":
             head = [str(table.index.name), *map(str, table.columns)]
-            lines = [head, ["---"] * len(head), *([str(name), *row] for name, row in zip(table.index, table.to_numpy(), strict=True))]
-            parts.append("\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines))
+            lines = [
+                head,
+                ["---"] * len(head),
+                *([str(name), *row] for name, row in zip(table.index, table.to_numpy(), strict=True)),
+            ]
+            parts.append(
+                "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+            )
         else:
             text = table.reset_index().map(_latex).rename(columns=_latex)
             parts.append(text.to_latex(index=False, escape=False, column_format="l" + "r" * len(table.columns)))

@@ -121,7 +121,7 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     row = equal.iloc[0]
     return [
         f"{counts} The smallest that cannot be told from it is {_cell(row)}, at {formats.percent(row['kept_rows'])}% "
-        f"of its cache length over the steps: {formats.percent_pm(row['diff_to_full'], np.nan, signed=True)} points, 95% interval "
+        f"of its cache length over the steps: {100 * row['diff_to_full']:+.1f} points, 95% interval "
         f"{100 * row['diff_low']:+.1f} to {100 * row['diff_high']:+.1f}."
     ]
 
@@ -139,7 +139,9 @@ def read_summary(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as CSV ({error}); give a table of scores or a run directory.") from error
+        raise UserError(
+            f"{path} cannot be read as CSV ({error}); give a table of scores or a run directory."
+        ) from error
     lacking = [name for name in SUMMARY_COLUMNS if name not in table]
     if lacking:
         raise UserError(f"{path} lacks the columns {', '.join(lacking)}; a table of scores has {SUMMARY_COLUMNS}.")

@@ -20,7 +20,11 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
     full = number % 21 == 20
     folder = run / f"{number:016x}"
     folder.mkdir()
-    policy = {"name": "full"} if full else {"name": "dynts", "keep_ratio": round(ratio, 1), "local_window": window, "budget": 128}
+    policy = (
+        {"name": "full"}
+        if full
+        else {"name": "dynts", "keep_ratio": round(ratio, 1), "local_window": window, "budget": 128}
+    )
     cell = {
         "model": {"name": f"model{panel % 2}", "title": f"Model {panel % 2}"},
         "benchmark": {"name": f"bench{panel // 2}", "title": f"Bench {panel // 2}"},
@@ -35,13 +39,21 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
     events = [] if full else [{"step": 89 + 57 * i, "length_before": 129, "length_after": 72} for i in range(3)]
     right = random.random(rows) < 0.6
     tail = json.dumps(
-        {"text": TEXT, "token_ids": list(range(50, 98)) * 5, "num_tokens": 240, "prompt_tokens": 64, "thinking_tokens": 210}
+        {
+            "text": TEXT,
+            "token_ids": list(range(50, 98)) * 5,
+            "num_tokens": 240,
+            "prompt_tokens": 64,
+            "thinking_tokens": 210,
+        }
         | {"stop_reason": "stop", "evictions": events, "peak_length": 129, "seed": 0}
     )[1:]
     keys = [f'{{"problem_id": "p{i // draws:04d}", "draw": {i % draws}, ' for i in range(rows)]
     (folder / "completions.jsonl").write_text("".join(f"{key}{tail}\n" for key in keys))
     names = np.where(right, "correct", "wrong")
-    grades = (f'"answer": "9", "gold": "9", "outcome": "{name}", "correct": {int(name == "correct")}}}\n' for name in names)
+    grades = (
+        f'"answer": "9", "gold": "9", "outcome": "{name}", "correct": {int(name == "correct")}}}\n' for name in names
+    )
     (folder / "grades.jsonl").write_text("".join(key + grade for key, grade in zip(keys, grades, strict=True)))
     (folder / "DONE").touch()
 

@@ -58,7 +58,9 @@ def grids(simulations: int, cells: int, problems: int, draws: int, mean: float, 
         significant.append(floor.signal)
         told_apart.append(floor.range > floor.critical)
         best_named.append(means[-1] >= means.max() - floor.critical)
-        paired.append((paired_tests(scores[1:], scores[0])["p_holm"] < 0.05).to_numpy()[-1 if planted else slice(None)].any())
+        paired.append(
+            (paired_tests(scores[1:], scores[0])["p_holm"] < 0.05).to_numpy()[-1 if planted else slice(None)].any()
+        )
     named = {"grid significant": significant, "any cell worse than the best": told_apart, "true best kept": best_named}
     named["planted cell found, paired, Holm" if planted else "any false alarm, paired, Holm"] = paired
     return {name: rate(np.array(values)) for name, values in named.items()}
@@ -99,7 +101,9 @@ def main() -> None:
     for name, job in jobs:
         for quantity, (value, n) in job().items():
             low, high = stats.binomtest(round(value * n), n).proportion_ci(method="wilson")
-            rows.append({"setting": name, "quantity": quantity, "rate": value, "low": low, "high": high, "simulations": n})
+            rows.append(
+                {"setting": name, "quantity": quantity, "rate": value, "low": low, "high": high, "simulations": n}
+            )
             print(f"{name:60} {quantity:35} {100 * value:6.1f}%  [{100 * low:.1f}, {100 * high:.1f}]", flush=True)
     if options.output:
         pd.DataFrame(rows).round(4).to_csv(options.output, index=False)
