@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,11 +52,12 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
 
 def in_words(table: pd.DataFrame) -> str:
     """The comparison as plain text, a line per setting and a closing sentence."""
+    rows: Any = table.itertuples()
     lines = [
         f"{row.model_title} | {row.benchmark_title}: {formats.setting(row)}: "
         f"{formats.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, "
         f"p {formats.p_value(row.p)}, Holm {formats.p_value(row.p_holm)}"
-        for row in table.itertuples()
+        for row in rows
     ]
     clear = int((table["p_holm"] < 0.05).sum())
     return "\n".join([*lines, f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%)."])

@@ -60,7 +60,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
     if compressed.empty:
         return None
-    longest = compressed.loc[compressed["mean_tokens"].idxmax(), "condition"]
+    longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
     chosen = compressed[compressed["condition"] == longest].sort_values("mean_cache_length")
     places = np.unique(np.linspace(0, len(chosen) - 1, min(MAX_LINES, len(chosen))).round().astype(int))
     chosen = chosen.iloc[places]

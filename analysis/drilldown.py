@@ -64,7 +64,8 @@ def script_json(value: Any) -> str:
 def _full_twins(run: Run) -> dict[str, str]:
     full = run.cells[run.cells["policy"] == "full"].drop_duplicates("condition").set_index("condition")["cell_id"]
     others = run.cells[run.cells["policy"] != "full"]
-    return {row.cell_id: full[row.condition] for row in others.itertuples() if row.condition in full}
+    pairs = zip(others["cell_id"], others["condition"], strict=True)
+    return {cell_id: full[condition] for cell_id, condition in pairs if condition in full}
 
 
 def _scores(rows: pd.DataFrame) -> dict[tuple[str, int], int]:

@@ -183,8 +183,8 @@ def _panel(
 ) -> Panel:
     points = rows.drop_duplicates(["keep_ratio", "local_window"])
     value = "diff_to_full" if scale == "diff_from_full" else "pass_at_1"
-    labels = [_cell_text(row, value, marks=marks, interval=interval) for row in points.itertuples()]
-    points = points.assign(label=labels)
+    texts = [_cell_text(row, value, marks=marks, interval=interval) for row in points.itertuples()]
+    points = points.assign(label=texts)
     values, labels = (
         points.pivot(index="local_window", columns="keep_ratio", values=name).reindex(
             index=grid.windows, columns=grid.ratios

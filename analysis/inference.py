@@ -245,7 +245,7 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
 
 
 def summary_draws_to_separate(difference: float, mean: float, problems: int, *, between: float) -> float:
-    """The same where only scores are known: two independent cells with draws of variance mean (1 - mean) (1 - between)."""
+    """The same where only scores are known: independent cells whose draws vary by mean (1 - mean) (1 - between)."""
     return _draws(abs(difference), 2 * mean * (1 - mean) * (1 - between), problems)
 
 

@@ -176,7 +176,7 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
             f"problems (p {_p(min(f.p for f in floors))} to {_p(strict.p).removeprefix('= ')}).",
             f"{close} of the other {len(scores) - 1} cells cannot be told from the best. {_needed(needed)}",
         ]
-        doubts = cells["doubt"].dropna().unique() if "doubt" in cells else []
+        doubts: Any = cells["doubt"].dropna().unique() if "doubt" in cells else []
         lines += [f"In doubt: {doubt}." for doubt in doubts]
         names = [str(first.get(f"{name}_title", value)) for name, value in (("model", model), ("benchmark", benchmark))]
         found.append(PanelVerdict(title=" | ".join(names), cells=cells, floor=floor, lines=lines))
