@@ -52,6 +52,11 @@ def decimal(value: float, digits: int = 1) -> str:
     return MISSING if missing(value) else f"{value:,.{digits}f}"
 
 
+def p_value(p: float) -> str:
+    """A p-value with three decimals, "<0.001" below that; missing as a dash."""
+    return MISSING if missing(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def setting(row: Any, *, budget: bool = True) -> str:
     """One policy setting in words, from a row of metrics: "dynts 0.3 / 48, budget 128"."""
     axes = [number(value) for value in (row.keep_ratio, row.local_window) if not missing(value)]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, Literal, get_args
 
 import matplotlib
 import numpy as np
@@ -15,8 +15,15 @@ from matplotlib.patches import Rectangle
 
 from analysis import formats
 from analysis.figures import STYLE, model_title, new_figure
+from analysis.inference import LEVEL
 from analysis.metrics import mean_over_benchmarks
 
+# How the panels of a figure are coloured: each over its own values, all over the same, or by the paired difference
+# to the full cache around zero.
+Scale = Literal["own", "shared", "diff_from_full"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+DIVERGING = "RdBu"
+SIGNIFICANT = "†"
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
 MAX_LINES = 8
@@ -27,6 +34,7 @@ MARKS = {
     NO_CELL: f"{NO_CELL} no result yet",
     UNGRADED: f"{UNGRADED} not graded yet",
     UNFINISHED: f"{UNFINISHED} not finished",
+    SIGNIFICANT: f"{SIGNIFICANT} differs from the full cache (paired, Holm, 5%)",
 }
 
 
@@ -105,6 +113,9 @@ def grid_figure(
     *,
     benchmarks: Sequence[str] | None = None,
     columns: int | None = None,
+    scale: Scale = "own",
+    marks: bool = False,
+    interval: bool = False,
 ) -> Figure:
     """One panel per benchmark of one model.
 
@@ -112,14 +123,17 @@ def grid_figure(
         metrics: all cells of the run, for the titles and the full-cache scores.
         benchmarks: which panels, in this order; by default all of the grid.
         columns: panels in a row; by default four panels lie 2 x 2.
+        scale: see `Scale`; marks: a dagger on cells that differ from the full cache; interval: the 95% interval
+        under each value.
     """
     panels = []
     for benchmark in benchmarks or grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         full = metrics[(metrics["policy"] == "full") & metrics["condition"].isin(rows["condition"])]
         titles = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"]
-        panels.append(_panel(grid, rows, full, f"{model_title(metrics, model)} | {titles.iloc[0]}"))
-    return _heatmaps(panels, grid.title, columns)
+        title = f"{model_title(metrics, model)} | {titles.iloc[0]}"
+        panels.append(_panel(grid, rows, full, title, scale=scale, marks=marks, interval=interval))
+    return _heatmaps(panels, grid.title, columns, scale)
 
 
 def mean_figure(grid: Grid, model: str, metrics: pd.DataFrame) -> Figure:
@@ -128,7 +142,7 @@ def mean_figure(grid: Grid, model: str, metrics: pd.DataFrame) -> Figure:
     full = metrics[(metrics["policy"] == "full") & metrics["condition"].isin(rows["condition"])]
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
     mean, full_mean = (mean_over_benchmarks(frame, grid.benchmarks) for frame in (rows, full))
-    return _heatmaps([_panel(grid, mean.dropna(subset="pass_at_1"), full_mean, title)], grid.title, None)
+    return _heatmaps([_panel(grid, mean.dropna(subset="pass_at_1"), full_mean, title)], grid.title, None, "own")
 
 
 def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
@@ -157,14 +171,25 @@ def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     return _budget_panels(views, model_title(metrics, model))
 
 
-def _panel(grid: Grid, rows: pd.DataFrame, full: pd.DataFrame, title: str) -> Panel:
+def _panel(
+    grid: Grid,
+    rows: pd.DataFrame,
+    full: pd.DataFrame,
+    title: str,
+    *,
+    scale: Scale = "own",
+    marks: bool = False,
+    interval: bool = False,
+) -> Panel:
     points = rows.drop_duplicates(["keep_ratio", "local_window"])
-    points = points.assign(label=[_cell_text(row) for row in points.itertuples()])
+    value = "diff_to_full" if scale == "diff_from_full" else "pass_at_1"
+    texts = [_cell_text(row, value, marks=marks, interval=interval) for row in points.itertuples()]
+    points = points.assign(label=texts)
     values, labels = (
         points.pivot(index="local_window", columns="keep_ratio", values=name).reindex(
             index=grid.windows, columns=grid.ratios
         )
-        for name in ("pass_at_1", "label")
+        for name in (value, "label")
     )
     return Panel(
         title=title,
@@ -174,10 +199,20 @@ def _panel(grid: Grid, rows: pd.DataFrame, full: pd.DataFrame, title: str) -> Pa
     )
 
 
-def _cell_text(row: Any) -> str:
+def _cell_text(row: Any, value: str, *, marks: bool, interval: bool) -> str:
+    number = getattr(row, value)
     if formats.missing(row.pass_at_1):
         return UNGRADED if row.completions else NO_CELL
-    return formats.percent(row.pass_at_1) + ("" if row.status == "done" else UNFINISHED)
+    difference = value == "diff_to_full"
+    text = formats.percent_pm(number, float("nan"), signed=difference)
+    if text == NO_CELL:
+        return text
+    text += SIGNIFICANT if marks and row.p_holm < LEVEL else ""
+    text += "" if row.status == "done" else UNFINISHED
+    if not interval:
+        return text
+    ends = (row.diff_low, row.diff_high) if difference else (row.ci_low, row.ci_high)
+    return f"{text}\n{formats.percent(ends[0])} to {formats.percent(ends[1])}"
 
 
 def _full_cache(full: pd.DataFrame) -> str:
@@ -188,40 +223,53 @@ def _full_cache(full: pd.DataFrame) -> str:
     return f"full cache {formats.percent_pm(row['pass_at_1'], row['se'])}{mark}"
 
 
-def _heatmaps(panels: list[Panel], title: str, columns: int | None) -> Figure:
+def _heatmaps(panels: list[Panel], title: str, columns: int | None, scale: Scale) -> Figure:
     columns = columns or (len(panels) if len(panels) < 3 else 2 if len(panels) == 4 else 3)
     rows = ceil(len(panels) / columns)
     height, width = panels[0].values.shape
-    size = (columns * max(3.7, 0.58 * width + 1.5), rows * max(2.3, 0.42 * height + 1.3) + 0.5)
+    lines = 1 + max(panel.labels.map(lambda text: text.count("\n")).to_numpy().max() for panel in panels)
+    size = (
+        columns * max(3.7, (0.58 if lines == 1 else 0.85) * width + 1.5),
+        rows * max(2.3, (0.24 + 0.18 * lines) * height + 1.3) + 0.5,
+    )
+    limits = [_limits(panel.values.to_numpy(), scale) for panel in panels]
+    if scale != "own":
+        limits = [(min(low for low, _ in limits), max(high for _, high in limits))] * len(panels)
     with matplotlib.rc_context(STYLE):
         figure = new_figure(size)
         for place, panel in enumerate(panels):
-            _heatmap(figure.add_subplot(rows, columns, place + 1), panel)
+            _heatmap(figure.add_subplot(rows, columns, place + 1), panel, limits[place], scale)
         figure.suptitle(title, fontsize=11)
-        figure.supxlabel(_footnote(panels), fontsize=7.5, color="0.3")
+        figure.supxlabel(_footnote(panels, scale), fontsize=7.5, color="0.3")
     return figure
 
 
-def _heatmap(axes: Axes, panel: Panel) -> None:
+def _limits(values: np.ndarray, scale: Scale) -> tuple[float, float]:
+    numbers = values[~np.isnan(values)]
+    if scale == "diff_from_full":
+        most = float(np.abs(numbers).max(initial=1.0))
+        return -most, most
+    low, high = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 100.0)
+    # All values equal: a scale needs a width, and no colour should claim a difference.
+    return (low, high) if low < high else (low - 1, high + 1)
+
+
+def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], scale: Scale) -> None:
     known = panel.values.notna().to_numpy()
-    numbers = panel.values.to_numpy()[known]
-    low, high = (numbers.min(), numbers.max()) if known.any() else (0.0, 100.0)
-    if not low < high:
-        # All values equal: a scale needs a width, and no colour should claim a difference.
-        low, high = low - 1, high + 1
+    low, high = limits
     seaborn.heatmap(
         panel.values,
         ax=axes,
         annot=panel.labels,
         fmt="",
         mask=~known,
-        cmap=COLORMAP,
+        cmap=DIVERGING if scale == "diff_from_full" else COLORMAP,
         vmin=low,
         vmax=high,
         linewidths=1,
         linecolor="white",
         cbar=bool(known.any()),
-        cbar_kws={"label": "Pass@1 (%)"},
+        cbar_kws={"label": "points to full cache" if scale == "diff_from_full" else "Pass@1 (%)"},
         xticklabels=False,
         yticklabels=False,
     )
@@ -243,10 +291,11 @@ def _mark_missing(axes: Axes, row: int, column: int, label: Any) -> None:
     axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", color="0.2", bbox=box)
 
 
-def _footnote(panels: list[Panel]) -> str:
+def _footnote(panels: list[Panel], scale: Scale) -> str:
     shown = "".join(panel.full_cache + "".join(panel.labels.to_numpy().ravel()) for panel in panels)
     marks = [text for mark, text in MARKS.items() if mark in shown]
-    return "   ".join(["Pass@1 in %, ± standard error over problems", *marks])
+    unit = "Pass@1 minus the full cache's, in points, on the same pairs" if scale == "diff_from_full" else "Pass@1 in %"
+    return "   ".join([f"{unit}, ± standard error over problems" if scale != "diff_from_full" else unit, *marks])
 
 
 @dataclass(frozen=True, kw_only=True)

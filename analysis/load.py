@@ -7,12 +7,15 @@ skipped with a notice.
 
 import json
 import warnings
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -23,11 +26,13 @@ from harness.records import (
     DONE_FILE,
     GRADES_FILE,
     OUTCOMES,
+    PROBLEMS_FILE,
     PROVENANCE_FILE,
     STATS_FILE,
+    Outcome,
     UserError,
     content_hash,
-    read_rows,
+    shard_files,
 )
 
 MODEL_ORDER = ("toy_qwen", "toy_llama", "r1_qwen_7b", "r1_llama_8b")
@@ -60,7 +65,6 @@ COMPLETION_DTYPES = {
     "freed_step_sum": "int64",
     "stop_reason": "str",
 }
-TEXT_COLUMNS = ("text", "token_ids", "eviction_events")
 GRADE_DTYPES = {
     "cell": "int32",
     "problem_id": "str",
@@ -73,6 +77,55 @@ GRADE_DTYPES = {
 STAT_SUMS = ("decode_seconds", "eviction_seconds", "tokens_total")
 STAT_MAXIMA = ("kv_bytes_allocated", "kv_bytes_analytic")
 
+
+class EvictionRow(msgspec.Struct):
+    """One eviction as it is stored; `held` as in results/README.md, empty where its row has none."""
+
+    step: int
+    length_before: int
+    length_after: int
+    held: list[int] = []
+
+
+class _Lengths(msgspec.Struct):
+    step: int
+    length_before: int
+    length_after: int
+
+
+class _CompletionRow(msgspec.Struct):
+    """What the numbers need of a completion: the decoder passes over all other fields without building them."""
+
+    problem_id: str
+    draw: int
+    num_tokens: int
+    prompt_tokens: int
+    thinking_tokens: int
+    peak_length: int
+    stop_reason: str
+    evictions: list[_Lengths]
+
+
+class CompletionTexts(msgspec.Struct):
+    """What the drill-down needs of a completion."""
+
+    problem_id: str
+    draw: int
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    thinking_tokens: int
+    evictions: list[EvictionRow]
+
+
+class _GradeRow(msgspec.Struct):
+    problem_id: str
+    draw: int
+    outcome: Outcome
+    answer: Any = None
+    gold: Any = None
+
+
 _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Notify = Callable[[str], None]
 
@@ -83,6 +136,7 @@ class Run:
 
     cells: one row per cell, as `load_cells` describes.
     completions: one row per (cell, problem, draw), as `load_completions` describes.
+    events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
     stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their
     peak.
     provenance: what provenance.json holds, by cell_id.
@@ -92,6 +146,7 @@ class Run:
     directory: Path
     cells: pd.DataFrame
     completions: pd.DataFrame
+    events: pd.DataFrame
     stats: pd.DataFrame
     provenance: dict[str, dict[str, Any]]
     notices: list[str]
@@ -112,22 +167,38 @@ def load_cells(directory: Path | str) -> pd.DataFrame:
     return _warned(load_run(directory)).cells
 
 
-def load_completions(directory: Path | str, *, texts: bool = False) -> pd.DataFrame:
+def load_completions(directory: Path | str) -> pd.DataFrame:
     """One row per (cell, problem, draw) with its grade.
 
     Columns: cell_id, problem_id, draw, lengths in tokens (num_tokens, prompt_tokens, thinking_tokens,
     peak_length), evictions (how often it was evicted), sums over its evictions (length_before_sum,
     length_after_sum, and freed_step_sum: of tokens freed times step), stop_reason, outcome, correct (0 or 1),
-    answer, gold. The last four are missing for an ungraded completion. `texts` adds text, token_ids and
-    eviction_events (the list of rows).
+    answer, gold. The last four are missing for an ungraded completion.
 
     Raises:
         UserError: the directory is missing or holds no cell.
     """
-    return _warned(load_run(directory, texts=texts)).completions
+    return _warned(load_run(directory)).completions
 
 
-def load_run(directory: Path | str, *, texts: bool = False) -> Run:
+def load_texts(folder: Path, limit: int | None = None) -> dict[tuple[str, int], CompletionTexts]:
+    """The texts of one cell's first `limit` completions by (problem_id, draw); an unreadable row is left out."""
+    texts: dict[tuple[str, int], CompletionTexts] = {}
+    for path in shard_files(folder, COMPLETIONS_FILE).values():
+        for row in _rows(path, CompletionTexts, lambda notice: None):
+            if limit is not None and len(texts) >= limit:
+                return texts
+            texts[row.problem_id, row.draw] = row
+    return texts
+
+
+def load_problems(folder: Path) -> dict[str, dict[str, Any]]:
+    """The problems of one cell as they were asked, by id; none if the file is missing."""
+    rows = _rows(folder / PROBLEMS_FILE, dict[str, Any], lambda notice: None)
+    return {str(row["id"]): row for row in rows if "id" in row}
+
+
+def load_run(directory: Path | str) -> Run:
     """Read a run directory once.
 
     Raises:
@@ -147,7 +218,7 @@ def load_run(directory: Path | str, *, texts: bool = False) -> Run:
             provenance[folder.name] = _read_provenance(folder, notices.append)
     if not readable:
         raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
-    completions = _completion_table(readable, texts, notices.append)
+    completions, events = _completion_table(readable, notices.append)
     cells = _cell_table(readable, settings, provenance)
     counts = completions["cell"].value_counts()
     cells["completions"] = counts.reindex(range(len(cells)), fill_value=0).to_numpy()
@@ -159,6 +230,7 @@ def load_run(directory: Path | str, *, texts: bool = False) -> Run:
         directory=directory,
         cells=in_order(cells),
         completions=completions,
+        events=events,
         stats=_stat_table(readable, notices.append),
         provenance=provenance,
         notices=notices,
@@ -196,15 +268,18 @@ def _read_cell(folder: Path, notify: _Notify) -> dict[str, Any] | None:
 
 
 def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
-    path = folder / PROVENANCE_FILE
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+    """What the cell's writers recorded: the first shard's, with the stretches of all."""
+    whole: dict[str, Any] = {}
+    for path in shard_files(folder, PROVENANCE_FILE).values() or [folder / PROVENANCE_FILE]:
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            value = None
         if isinstance(value, dict):
-            return value
-    except (OSError, ValueError):
-        pass
-    notify(f"{path} cannot be read; how many completions its cell should have is unknown.")
-    return {}
+            whole = {**value, **whole, "stretches": [*whole.get("stretches", []), *value.get("stretches", [])]}
+        else:
+            notify(f"{path} cannot be read; how many completions its cell should have may be unknown.")
+    return whole
 
 
 def _cell_table(
@@ -218,7 +293,7 @@ def _cell_table(
                 # The folder names the cell: a YAML reader takes an all-digit id for a number.
                 "cell_id": folder.name,
                 "model": model["name"],
-                "model_title": str(model.get("title") or model["name"]),
+                "model_title": _model_title(model),
                 "benchmark": benchmark["name"],
                 "benchmark_title": str(benchmark.get("title") or benchmark["name"]),
                 "policy": policy["name"],
@@ -228,6 +303,7 @@ def _cell_table(
                 "variant": variant,
                 "decoding": decoding["name"],
                 "seed": cell.get("seed"),
+                "random_weights": bool(model.get("random_weights")),
                 "status": "done" if (folder / DONE_FILE).exists() else "partial",
                 "completions": 0,
                 "expected": provenance[folder.name].get("expected"),
@@ -240,6 +316,11 @@ def _cell_table(
     for column in ("keep_ratio", "local_window", "budget", "expected", "draws"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
+
+
+def _model_title(model: dict[str, Any]) -> str:
+    title = str(model.get("title") or model["name"])
+    return f"{title} (random weights)" if model.get("random_weights") else title
 
 
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
@@ -323,44 +404,58 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
     return cells.sort_values(list(by), key=rank, kind="stable").reset_index(drop=True)
 
 
-def _completion_table(folders: list[Path], texts: bool, notify: _Notify) -> pd.DataFrame:
-    dtypes = COMPLETION_DTYPES | (dict.fromkeys(TEXT_COLUMNS, "object") if texts else {})
-    completions = _Columns(dtypes)
-    grades = _Columns(GRADE_DTYPES)
+def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
+    completions, grades = _Columns(COMPLETION_DTYPES), _Columns(GRADE_DTYPES)
+    events = _Columns({"completion": "int64", "step": "int64", "freed": "int64"})
     for cell, folder in enumerate(folders):
-        for path in _files(folder, COMPLETIONS_FILE):
-            _read_into(completions, path, cell, _completion_with_texts if texts else _completion, notify)
-        for path in _files(folder, GRADES_FILE):
-            _read_into(grades, path, cell, _grade, notify)
+        for path in shard_files(folder, COMPLETIONS_FILE).values():
+            for row in _rows(path, _CompletionRow, notify):
+                for e in row.evictions:
+                    events.append((completions.length, e.step, e.length_before - e.length_after))
+                completions.append((cell, *_completion(row)))
+        for path in shard_files(folder, GRADES_FILE).values():
+            for grade in _rows(path, _GradeRow, notify):
+                correct = float(grade.outcome == "correct")
+                grades.append((cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold))
     # A pair that was written twice (a shard run again) counts once.
     table = completions.frame().drop_duplicates(KEY, keep="last")
+    places = np.full(completions.length, -1)
+    places[table.index] = np.arange(len(table))
+    happened = events.frame().assign(completion=lambda rows: places[rows["completion"]])
     verdicts = grades.frame().drop_duplicates(KEY, keep="last")
     table = table.merge(verdicts, on=KEY, how="left", validate="one_to_one")
     table["stop_reason"] = table["stop_reason"].astype("category")
+    table["problem_id"] = table["problem_id"].astype("category")
     table["outcome"] = pd.Categorical(table["outcome"], categories=OUTCOMES)
-    return table
+    return table, happened[happened["completion"] >= 0].reset_index(drop=True)
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
     names = (*STAT_SUMS, *STAT_MAXIMA)
     stats = _Columns({"cell": "int32", **dict.fromkeys(names, "float64")})
     for cell, folder in enumerate(folders):
-        for path in _files(folder, STATS_FILE):
-            _read_into(stats, path, cell, lambda row: tuple(float(row[name]) for name in names), notify)
+        for path in shard_files(folder, STATS_FILE).values():
+            for row in _rows(path, _StatsRow, notify):
+                stats.append((cell, *(getattr(row, name) for name in names)))
     rules = {**dict.fromkeys(STAT_SUMS, "sum"), **dict.fromkeys(STAT_MAXIMA, "max")}
     table = stats.frame().groupby("cell").agg(rules).reset_index()
     table.insert(0, "cell_id", table.pop("cell").map(dict(enumerate(folder.name for folder in folders))))
     return table
 
 
+_StatsRow = msgspec.defstruct("_StatsRow", [(name, float) for name in (*STAT_SUMS, *STAT_MAXIMA)])
+
+
 class _Columns:
-    """Grows a table by rows without holding a dict per row."""
+    """Grows a table by rows without holding a dict per row; whole numbers take eight bytes each."""
 
     def __init__(self, dtypes: dict[str, str]):
         self.dtypes = dtypes
-        self.values: list[list[Any]] = [[] for _ in dtypes]
+        self.length = 0
+        self.values: list[Any] = [array("q") if "int" in dtype else [] for dtype in dtypes.values()]
 
     def append(self, row: tuple[Any, ...]) -> None:
+        self.length += 1
         for column, value in zip(self.values, row, strict=True):
             column.append(value)
 
@@ -369,63 +464,60 @@ class _Columns:
         return pd.DataFrame({name: pd.Series(values, dtype=dtype) for (name, dtype), values in named})
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    """The file and its shards, one per writer: completions.jsonl, completions-1.jsonl, ..."""
-    stem, suffix = name.split(".")
-    return sorted(folder.glob(f"{stem}*.{suffix}"), key=lambda path: (path.name != name, path.name))
+def _rows(path: Path, kind: Any, notify: _Notify) -> Iterator[Any]:
+    """The rows of a file of lines as `kind`, whose fields alone are decoded; others are passed over unread.
+
+    A torn last line is passed over in silence: its writer died, and the row will be made again.
+    """
+    if not path.exists():
+        return
+    decode = msgspec.json.Decoder(kind).decode
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = _decoded(decode, kind, line)
+            except (ValueError, msgspec.ValidationError) as error:
+                if line.endswith(b"\n") and line.strip():
+                    notify(_bad_line(path, number, line, error))
+                continue
+            yield row
 
 
-def _read_into(
-    columns: _Columns,
-    path: Path,
-    cell: int,
-    parse: Callable[[dict[str, Any]], tuple[Any, ...]],
-    notify: _Notify,
-) -> None:
-    def bad_line(number: int, text: str) -> None:
-        if text.strip():
-            notify(f"{path}:{number} is not a JSON object; the line was skipped.")
-
-    for row in read_rows(path, on_bad=bad_line):
-        try:
-            values = parse(row)
-        except (KeyError, TypeError, ValueError) as error:
-            pair = f"{row.get('problem_id')!r}, draw {row.get('draw')!r}"
-            notify(f"{path}: the row of {pair} was skipped, it lacks or garbles {error}.")
-        else:
-            columns.append((cell, *values))
+def _decoded(decode: Callable[[bytes], Any], kind: Any, line: bytes) -> Any:
+    try:
+        return decode(line)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Half a surrogate pair is no text to msgspec; a model may write one, and Python reads it.
+        return msgspec.convert(json.loads(line), kind)
 
 
-def _completion(row: dict[str, Any]) -> tuple[Any, ...]:
-    events = [(int(e["step"]), int(e["length_before"]), int(e["length_after"])) for e in row["evictions"]]
+def _bad_line(path: Path, number: int, line: bytes, error: Exception) -> str:
+    try:
+        row = json.loads(line)
+        pair = f"{row.get('problem_id')!r}, draw {row.get('draw')!r}"
+    except (ValueError, AttributeError):
+        return f"{path}:{number} is not a JSON object; the line was skipped."
+    return f"{path}: the row of {pair} was skipped: {error}."
+
+
+def _completion(row: _CompletionRow) -> tuple[Any, ...]:
+    before = after = freed_steps = 0
+    for e in row.evictions:
+        before += e.length_before
+        after += e.length_after
+        freed_steps += (e.length_before - e.length_after) * e.step
     return (
-        str(row["problem_id"]),
-        int(row["draw"]),
-        int(row["num_tokens"]),
-        int(row["prompt_tokens"]),
-        int(row["thinking_tokens"]),
-        int(row["peak_length"]),
-        len(events),
-        sum(before for _, before, _ in events),
-        sum(after for _, _, after in events),
-        sum((before - after) * step for step, before, after in events),
-        str(row["stop_reason"]),
-    )
-
-
-def _completion_with_texts(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (*_completion(row), str(row["text"]), list(row["token_ids"]), list(row["evictions"]))
-
-
-def _grade(row: dict[str, Any]) -> tuple[Any, ...]:
-    if row["outcome"] not in OUTCOMES:
-        raise ValueError(f"outcome {row['outcome']!r}")
-    correct = float(row["outcome"] == "correct")
-    return (
-        str(row["problem_id"]),
-        int(row["draw"]),
-        row["outcome"],
-        correct,
-        row.get("answer"),
-        row.get("gold"),
+        row.problem_id,
+        row.draw,
+        row.num_tokens,
+        row.prompt_tokens,
+        row.thinking_tokens,
+        row.peak_length,
+        len(row.evictions),
+        before,
+        after,
+        freed_steps,
+        row.stop_reason,
     )

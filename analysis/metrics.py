@@ -10,11 +10,19 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.inference import (
+    bootstrap_interval,
+    paired_tests,
+    pass_at_k,
+    powers_of_two,
+    score_array,
+)
 from analysis.load import Run
 from harness.records import OUTCOMES
 
 CONFIDENCE = 0.95
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
+PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouched_differ", "tokens_to_full"]
 # What a policy holds: cache lengths in tokens, and as fractions of a full cache.
 HOLDINGS = [
     "mean_peak_length",
@@ -31,8 +39,11 @@ def cell_metrics(run: Run) -> pd.DataFrame:
 
     Added to the columns of `load_cells`:
     graded, ungraded: completions with and without a grade; problems: how many have at least one grade.
-    pass_at_1, se, ci_low, ci_high: see `pass_at_1`.
-    diff_to_full, diff_se, diff_problems: see `difference_to_full`.
+    pass_at_1, se, ci_low, ci_high: see `pass_at_1`; boot_low, boot_high: `inference.bootstrap_interval`;
+    bayes_low, bayes_high: `beta_interval`. Missing for a model with random weights, whose answers mean nothing.
+    pass_at_2, pass_at_4, ...: `inference.pass_at_k`; maj_at_n: `majority`.
+    diff_to_full, diff_se, diff_low, diff_high, diff_problems, p_to_full, p_holm, p_bh, regressions, gains,
+    diff_evicted, diff_untouched, untouched_differ, tokens_to_full: see `difference_to_full`.
     correct, wrong, no_answer, truncated, grader_timeout: share of the graded completions with that outcome.
     hit_limit: share of all completions that stopped at the token limit.
     mean_tokens, mean_thinking_tokens, mean_peak_length, mean_evictions: means over all completions;
@@ -46,10 +57,11 @@ def cell_metrics(run: Run) -> pd.DataFrame:
     tokens_per_second: tokens of all sequences decoded together, per second of decoding, eviction included.
     kv_bytes_allocated, kv_bytes_analytic: largest over the cell's stretches, for all slots together.
     """
-    graded = run.completions[run.completions["correct"].notna()]
+    graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [
         pass_at_1(graded),
-        difference_to_full(run.cells, graded),
+        several_draws(graded),
+        difference_to_full(run.cells, run.completions.loc[graded.index]),
         _outcome_shares(graded),
         _completion_means(run.completions),
         _throughput(run.stats),
@@ -58,8 +70,15 @@ def cell_metrics(run: Run) -> pd.DataFrame:
     table = table.join(parts).reset_index()
     for column in ("graded", "problems", "diff_problems"):
         table[column] = table[column].fillna(0).astype("int64")
-    table["ungraded"] = table["completions"] - table["graded"]
+    table["ungraded"] = (table["completions"] - table["graded"]).where(~table["random_weights"], 0)
     return table
+
+
+def graded_rows(run: Run) -> pd.DataFrame:
+    """The completions that have a grade worth counting: those of a model with random weights do not."""
+    meaningless = run.cells.loc[run.cells["random_weights"], "cell_id"]
+    rows = run.completions
+    return rows[rows["correct"].notna() & ~rows["cell_id"].isin(meaningless)]
 
 
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
@@ -83,17 +102,72 @@ def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
     table["se"] = cells["mean"].std(ddof=1) / np.sqrt(table["problems"])
     size = effective_size(table["pass_at_1"], table["se"], table["problems"], table["graded"])
     table["ci_low"], table["ci_high"] = wilson_interval(table["pass_at_1"], size)
+    table["bayes_low"], table["bayes_high"] = beta_interval(table["pass_at_1"], size)
+    table["boot_low"] = table["boot_high"] = np.nan
+    means = {name: rows.to_numpy() for name, rows in cells["mean"]}
+    # Cells with the same number of problems are resampled together.
+    for count in table["problems"].unique():
+        names = table.index[table["problems"] == count]
+        low, high = bootstrap_interval(np.stack([means[name] for name in names]))
+        table.loc[names, "boot_low"], table.loc[names, "boot_high"] = low, high
     return table
+
+
+def beta_interval(p: pd.Series, size: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """The central 95% of the posterior Beta(1/2 + p n, 1/2 + (1 - p) n): Jeffreys' prior, n the effective size.
+
+    For few problems: it is never empty, and at p = 0 or 1 it ends there (Brown, Cai and DasGupta 2001).
+    """
+    low = stats.beta.ppf((1 - CONFIDENCE) / 2, 0.5 + p * size, 0.5 + (1 - p) * size)
+    high = stats.beta.ppf((1 + CONFIDENCE) / 2, 0.5 + p * size, 0.5 + (1 - p) * size)
+    return pd.Series(np.where(p <= 0, 0.0, low), p.index), pd.Series(np.where(p >= 1, 1.0, high), p.index)
+
+
+def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
+    """What needs more than one draw per problem: pass@k for k = 2, 4, ... and all, and the majority's answer.
+
+    Returns:
+        Indexed by cell_id: pass_at_2, pass_at_4, ..., maj_at_n; no column that no cell has.
+    """
+    key = ["cell_id", "problem_id"]
+    counts = graded.groupby(key, observed=True, sort=False)["correct"].agg(["sum", "size"])
+    most = int(counts["size"].max()) if len(counts) else 1
+    table = pd.DataFrame(index=pd.Index(counts.index.unique("cell_id"), name="cell_id"))
+    for k in powers_of_two(most):
+        counts["value"] = pass_at_k(counts["sum"], counts["size"], k)
+        # One problem without k draws, and the mean would be over other problems than its neighbour's.
+        table[f"pass_at_{k}"] = counts.groupby("cell_id", observed=True)["value"].agg(lambda v: v.mean(skipna=False))
+    if most > 1:
+        table["maj_at_n"] = majority(graded).groupby("cell_id", observed=True).mean()
+    return table
+
+
+def majority(graded: pd.DataFrame) -> pd.Series:
+    """Per (cell, problem) the chance that the most frequent answer is right; several of them share the chance.
+
+    A completion without an answer has no vote; a problem without any answer is not solved.
+    """
+    key = ["cell_id", "problem_id"]
+    votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
+    tally = votes.groupby([*key, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
+    top = tally[tally["size"] == tally.groupby(key, observed=True)["size"].transform("max")]
+    won = top.groupby(key, observed=True)["max"].mean()
+    every = graded.groupby(key, observed=True).size().index
+    return won.reindex(every, fill_value=0.0)
 
 
 def effective_size(p: pd.Series, se: pd.Series, problems: pd.Series, completions: pd.Series) -> pd.Series:
     """How many independent answers a cell is worth: p (1 - p) / se^2, within [problems, completions].
 
-    With one draw it is the number of problems. At p = 0 or 1 the draws say nothing about how alike they are,
+    The standard error is known no better than from so many problems: the size is scaled by the squared ratio of
+    Student's quantiles at completions - 1 and problems - 1 degrees of freedom (Korn and Graubard 1998). With one
+    draw it is the number of problems. At p = 0 or 1 the draws say nothing about how alike they are,
     so a problem counts once, which is the cautious end.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         size = p * (1 - p) / se**2
+        quantiles = [stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) for count in (completions, problems)]
+        size = size * (quantiles[0] / quantiles[1]) ** 2
     return size.fillna(problems).clip(lower=problems, upper=completions)
 
 
@@ -117,29 +191,62 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
 
     Paired with the full-cache cell of the same model, benchmark, decoding and seed. Draws that share a seed
     share their random numbers, so a pair is equal until eviction acts; what the two have in common cancels.
-    The standard error is that of the mean of per-problem mean differences.
+    Tests, intervals and corrections (over the cells of one condition) are `inference.paired_tests`'.
 
     Args:
-        cells: `load_cells`; graded: rows with cell_id, problem_id, draw, correct.
+        cells: `load_cells`; graded: rows of `load_completions` with a grade.
 
     Returns:
-        Indexed by cell_id, cells that have a full-cache twin only: diff_to_full, diff_se, diff_problems.
+        Indexed by cell_id, cells that have a full-cache twin only: diff_to_full, diff_se, diff_low, diff_high,
+        diff_problems, p_to_full, p_holm, p_bh; regressions and gains (pairs that only the full cache, only this
+        cell has right); diff_evicted and diff_untouched (mean difference over the pairs in which eviction acted and
+        over the rest); untouched_differ (pairs of the rest whose outcome or length differs: none, if the seed and
+        the arithmetic are the same); tokens_to_full (tokens written, over the full cache's for the same pairs).
     """
-    key = ["condition", "problem_id", "draw"]
-    # Whole numbers in place of hashes: the join is over every completion of the run.
-    conditions = pd.Series(pd.factorize(cells["condition"])[0], index=cells["cell_id"])
-    full = cells.loc[cells["policy"] == "full"].drop_duplicates("condition")["cell_id"]
-    others = cells.loc[cells["policy"] != "full", "cell_id"]
-    rows = graded.assign(condition=graded["cell_id"].astype("object").map(conditions).astype("int64"))
-    theirs = rows.loc[rows["cell_id"].isin(full), [*key, "correct"]]
-    ours = rows.loc[rows["cell_id"].isin(others), ["cell_id", *key, "correct"]]
-    pairs = ours.merge(theirs.rename(columns={"correct": "full_correct"}), on=key)
-    pairs["difference"] = pairs["correct"] - pairs["full_correct"]
-    per_problem = pairs.groupby(["cell_id", "problem_id"], observed=True, sort=False)["difference"].mean()
-    by_cell = per_problem.groupby("cell_id", observed=True)
-    table = pd.DataFrame({"diff_to_full": by_cell.mean(), "diff_problems": by_cell.size()})
-    table["diff_se"] = by_cell.std(ddof=1) / np.sqrt(table["diff_problems"])
-    return table
+    parts = []
+    for _, group in cells.groupby("condition", sort=False):
+        full = group.loc[group["policy"] == "full", "cell_id"]
+        others = list(group.loc[group["policy"] != "full", "cell_id"])
+        rows = graded[graded["cell_id"].isin(group["cell_id"])]
+        if full.empty or not others or rows.empty:
+            continue
+        scores = score_array(rows, [full.iloc[0], *others])
+        tests = paired_tests(scores[1:], scores[0]).set_index(pd.Index(others, name="cell_id"))
+        parts.append(tests.join(_where_eviction_acted(rows, full.iloc[0])))
+    names = {"difference": "diff_to_full", "se": "diff_se", "low": "diff_low", "high": "diff_high"}
+    names |= {"problems": "diff_problems", "p": "p_to_full"}
+    table = pd.concat(parts) if parts else _no_differences()
+    table = table.rename(columns=names)
+    return table[table["diff_problems"] > 0]
+
+
+def _no_differences() -> pd.DataFrame:
+    empty = paired_tests(np.empty((0, 1, 1)), np.empty((1, 1)))
+    return empty.reindex(columns=[*empty.columns, *PAIR_SUMS]).astype("float64")
+
+
+def _where_eviction_acted(rows: pd.DataFrame, full: str) -> pd.DataFrame:
+    key = ["problem_id", "draw"]
+    twin = rows.loc[rows["cell_id"] == full, [*key, "correct", "num_tokens"]]
+    ours = rows.loc[rows["cell_id"] != full, ["cell_id", *key, "correct", "num_tokens", "evictions"]]
+    pairs = ours.merge(twin, on=key, suffixes=("", "_full"))
+    difference = pairs["correct"] - pairs["correct_full"]
+    acted = pairs["evictions"] > 0
+    changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
+    pairs = pairs.assign(
+        regressions=difference < 0,
+        gains=difference > 0,
+        diff_evicted=difference.where(acted),
+        diff_untouched=difference.where(~acted),
+        untouched_differ=changed & ~acted,
+    )
+    groups = pairs.groupby("cell_id", observed=True)
+    table = groups[["regressions", "gains", "untouched_differ"]].sum()
+    table = table.join(groups[["diff_evicted", "diff_untouched"]].mean())
+    tokens = groups[["num_tokens", "num_tokens_full"]].sum()
+    table["tokens_to_full"] = tokens["num_tokens"] / tokens["num_tokens_full"]
+    table.index = table.index.astype("object")
+    return table[PAIR_SUMS]
 
 
 def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:

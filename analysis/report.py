@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import math
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import matplotlib
 import pandas as pd
 
 from analysis import formats
@@ -20,8 +22,11 @@ from analysis.comparison import (
     shared_settings,
     spread_in_words,
 )
+from analysis.cost import cost_figure
+from analysis.drilldown import cells_data, data_file_name, fits_in_page, script_json
 from analysis.figures import file_name, model_title, save_figure
 from analysis.heatmap import (
+    COLORMAP,
     Grid,
     budget_figure,
     find_grids,
@@ -30,8 +35,11 @@ from analysis.heatmap import (
     missing_cells,
 )
 from analysis.load import Run, in_order, leaves, load_run
-from analysis.metrics import SETTING, cell_metrics, mean_over_benchmarks
-from harness.records import UserError
+from analysis.metrics import SETTING, cell_metrics, graded_rows, mean_over_benchmarks
+from analysis.noise import noise_figure
+from analysis.reference import beside_published
+from analysis.verdict import PanelVerdict, panel_verdicts, read_summary, summary_verdicts
+from harness.records import UserError, content_hash
 
 REPORT_FOLDER = "report"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -71,9 +79,79 @@ def build_report(directory: Path | str) -> Path:
     folder = run.directory / REPORT_FOLDER
     folder.mkdir(exist_ok=True)
     _write(folder / "cells.csv", metrics.to_csv(index=False))
+    _write(folder / "tables.md", _tables(metrics, "markdown"))
+    _write(folder / "tables.tex", _tables(metrics, "latex"))
+    graded = graded_rows(run)
+    verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded, metrics)]
+    pictures = _pictures(run, metrics, grids, settings[:MAX_BARS], verdicts, folder)
     page = folder / "report.html"
-    _write(page, _html(run, metrics, grids, settings, _pictures(metrics, grids, settings[:MAX_BARS], folder)))
+    _write(page, _html(run, metrics, grids, settings, verdicts, pictures, _drill_data(run, folder)))
     return page
+
+
+def build_summary_report(path: Path, folder: Path) -> Path:
+    """The report of grids of which only the scores are known: their noise floor, figure and verdict.
+
+    Raises:
+        UserError: see `verdict.read_summary`.
+    """
+    verdicts = summary_verdicts(read_summary(path))
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = _picture(noise_figure(verdicts), folder, "The scores beside what identical cells give", "noise")
+    page = folder / "report.html"
+    text = _template().render(name=path.stem, verdicts=verdicts, pictures=[picture], run=None, nonce=_nonce(path.stem))
+    _write(page, text)
+    return page
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrillData:
+    """The cells' data in the page, or the names of the files beside it, by cell_id."""
+
+    embedded: dict[str, str]
+    files: dict[str, str]
+
+
+def _drill_data(run: Run, folder: Path) -> DrillData:
+    if fits_in_page(run):
+        return DrillData(embedded=dict(cells_data(run)), files={})
+    (folder / "data").mkdir(exist_ok=True)
+    files = {}
+    for cell_id, data in cells_data(run):
+        files[cell_id] = f"data/{data_file_name(cell_id)}"
+        _write(folder / files[cell_id], f"kvsweepCell({script_json(cell_id)},{data});\n")
+    return DrillData(embedded={}, files=files)
+
+
+def _tables(metrics: pd.DataFrame, form: str) -> str:
+    """The Pass@1 tables of all models as Markdown or LaTeX (booktabs)."""
+    parts = []
+    for model in metrics["model"].unique():
+        table = _summary(metrics, model)
+        if form == "markdown":
+            head = [str(table.index.name), *map(str, table.columns)]
+            lines = [
+                head,
+                ["---"] * len(head),
+                *([str(name), *row] for name, row in zip(table.index, table.to_numpy(), strict=True)),
+            ]
+            parts.append(
+                "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+            )
+        else:
+            text = table.reset_index().map(_latex).rename(columns=_latex)
+            parts.append(text.to_latex(index=False, escape=False, column_format="l" + "r" * len(table.columns)))
+    note = "Pass@1 in %, ± standard error over problems; * not finished; – no result yet"
+    return "\n\n".join([*parts, note if form == "markdown" else f"% {note}"]) + "\n"
+
+
+def _latex(text: Any) -> str:
+    known = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(known.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in str(text))
+
+
+def _nonce(name: str) -> str:
+    return content_hash(["nonce", name])
 
 
 def summary_table(directory: Path | str) -> str:
@@ -93,10 +171,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="kvsweep-report",
         description="Numbers (CSV), pictures (PNG, SVG, PDF) and a self-contained page under DIR/report.",
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="run directory: <results_dir>/<run_name>")
+    parser.add_argument(
+        "directory",
+        metavar="DIR",
+        type=Path,
+        help="run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)",
+    )
+    parser.add_argument("--output", metavar="DIR", type=Path, help="where a CSV's report goes (default: <name>_report)")
     options = parser.parse_args(arguments)
+    path = options.directory
     try:
-        print(build_report(options.directory))
+        if path.is_file():
+            print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
+        else:
+            print(build_report(path))
     except UserError as error:
         print(f"kvsweep-report: error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -109,8 +197,19 @@ def _write(path: Path, text: str) -> None:
     half.replace(path)
 
 
-def _pictures(metrics: pd.DataFrame, grids: list[Grid], settings: list[SharedSetting], folder: Path) -> list[Picture]:
+def _pictures(
+    run: Run,
+    metrics: pd.DataFrame,
+    grids: list[Grid],
+    settings: list[SharedSetting],
+    verdicts: list[PanelVerdict],
+    folder: Path,
+) -> list[Picture]:
     pictures = []
+    floors = [verdict for verdict in verdicts if verdict.floor is not None]
+    if floors:
+        caption = "Each grid's cells in order, beside what identical cells give"
+        pictures.append(_picture(noise_figure(floors), folder, caption, "noise"))
     for model in metrics["model"].unique():
         title = metrics.loc[metrics["model"] == model, "model_title"].iloc[0]
         for grid in grids:
@@ -120,6 +219,10 @@ def _pictures(metrics: pd.DataFrame, grids: list[Grid], settings: list[SharedSet
             tail = (model, grid.policy, budget, grid.variant)
             figure = grid_figure(grid, model, metrics)
             pictures.append(_picture(figure, folder, f"{title}, {grid.title}", "heatmap", *tail))
+            if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
+                figure = grid_figure(grid, model, metrics, scale="diff_from_full", marks=True)
+                caption = f"{title}, {grid.title}, difference to the full cache in points"
+                pictures.append(_picture(figure, folder, caption, "difference", *tail))
             if len(grid.benchmarks) > 1:
                 figure = mean_figure(grid, model, metrics)
                 pictures.append(_picture(figure, folder, f"{title}, {grid.title}, mean", "mean", *tail))
@@ -134,6 +237,9 @@ def _pictures(metrics: pd.DataFrame, grids: list[Grid], settings: list[SharedSet
         memory = accuracy_memory_figure(metrics, model)
         if memory is not None:
             pictures.append(_picture(memory, folder, f"{title}, Pass@1 against memory", "memory", model))
+        cost = cost_figure(run, metrics, model)
+        if cost is not None:
+            pictures.append(_picture(cost, folder, f"{title}, KV memory, FLOPs and throughput", "cost", model))
     return pictures
 
 
@@ -144,9 +250,7 @@ def _picture(figure: Any, folder: Path, caption: str, *name: str) -> Picture:
     return Picture(caption=caption, name=stem, address=address)
 
 
-def _html(
-    run: Run, metrics: pd.DataFrame, grids: list[Grid], settings: list[SharedSetting], pictures: list[Picture]
-) -> str:
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -154,20 +258,61 @@ def _html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.jinja").render(
-        name=run.directory.resolve().name,
+    return environment.get_template("report.html.jinja")
+
+
+def _html(
+    run: Run,
+    metrics: pd.DataFrame,
+    grids: list[Grid],
+    settings: list[SharedSetting],
+    verdicts: list[PanelVerdict],
+    pictures: list[Picture],
+    drill: DrillData,
+) -> str:
+    name = run.directory.resolve().name
+    return _template().render(
+        name=name,
+        nonce=_nonce(name),
+        run=run,
         verdict=_verdict(metrics, grids),
+        verdicts=verdicts,
         concerns=_concerns(metrics, grids, settings[MAX_BARS:], run.notices),
         facts=_facts(run, metrics),
         pictures=pictures,
-        summaries=[
-            (metrics.loc[metrics["model"] == model, "model_title"].iloc[0], _summary(metrics, model))
-            for model in metrics["model"].unique()
-        ],
+        heatmaps=[_clickable(verdict) for verdict in verdicts],
+        published=beside_published(metrics),
+        summaries=[(model_title(metrics, model), _summary(metrics, model)) for model in metrics["model"].unique()],
         spreads=_spreads(metrics, settings),
         holdings=[_holdings(metrics, model) for model in metrics["model"].unique()],
-        cells=[_cell_row(row) for row in metrics.itertuples()],
+        cells=[(row.cell_id, _cell_row(row)) for row in metrics.itertuples()],
+        drill=drill,
+        files_json=script_json(drill.files),
     )
+
+
+def _clickable(verdict: PanelVerdict) -> dict[str, Any]:
+    """A heatmap of buttons: rows from the largest window down, each cell with its id, text and colour."""
+    cells = verdict.cells
+    ratios = sorted(cells["keep_ratio"].unique())
+    low, high = cells["pass_at_1"].min(), cells["pass_at_1"].max()
+    places = {(row.local_window, row.keep_ratio): row for row in cells.itertuples()}
+    rows = []
+    for window in sorted(cells["local_window"].unique(), reverse=True):
+        found = [places.get((window, ratio)) for ratio in ratios]
+        rows.append((formats.number(window), [None if row is None else _button(row, low, high) for row in found]))
+    return {"title": verdict.title, "ratios": [formats.number(ratio) for ratio in ratios], "rows": rows}
+
+
+def _button(row: Any, low: float, high: float) -> dict[str, str]:
+    share = (row.pass_at_1 - low) / (high - low) if high > low else 0.5
+    red, green, blue, _ = matplotlib.colormaps[COLORMAP](0.75 * share, bytes=True)
+    return {
+        "cell": row.cell_id,
+        "text": formats.percent(row.pass_at_1) + ("" if row.status == "done" else "*"),
+        "color": f"rgb({red},{green},{blue})",
+        "ink": "#fff" if share > 0.75 else "#111",
+    }
 
 
 def _verdict(metrics: pd.DataFrame, grids: list[Grid]) -> str:
@@ -355,7 +500,13 @@ def _cell_row(row: Any) -> dict[str, str]:
         if row.graded
         else formats.MISSING,
         "vs full ± SE": formats.percent_pm(row.diff_to_full, row.diff_se, signed=True),
+        "p (Holm)": formats.p_value(row.p_holm),
+        "regressions": formats.number(row.regressions),
+        "gains": formats.number(row.gains),
+        "where evicted": formats.percent_pm(row.diff_evicted, math.nan, signed=True),
+        "elsewhere": formats.percent_pm(row.diff_untouched, math.nan, signed=True),
         "tokens": formats.decimal(row.mean_tokens),
+        "tokens, × full": formats.decimal(row.tokens_to_full, 2),
         "evictions": formats.decimal(row.mean_evictions, 2),
         "evicted %": formats.percent(row.evicted),
         "kept memory %": formats.percent(row.kept_memory),

@@ -3,9 +3,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from analysis.load import load_cells, load_completions, load_run
+from analysis.load import load_cells, load_completions, load_problems, load_run, load_texts
 from harness.records import UserError
 
 MakeCell = Callable[..., Path]
@@ -42,21 +43,55 @@ def test_a_cell_that_has_only_begun_is_read(tmp_path: Path, make_cell: MakeCell)
     assert load_completions(tmp_path / "run").empty
 
 
-def test_texts_only_when_asked(tmp_path: Path, make_cell: MakeCell) -> None:
-    make_cell([[1]], policy="dynts")
+def test_texts_and_problems_of_one_cell(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1]], policy="dynts")
     assert "text" not in load_completions(tmp_path / "run")
-    row = load_completions(tmp_path / "run", texts=True).iloc[0]
-    assert row["text"].startswith("a is 4")
-    assert row["token_ids"] == [5, 6, 7, 2]
-    assert row["evictions"] == 2
-    assert row["eviction_events"][0]["length_before"] == 129
+    row = load_texts(folder)["p0", 0]
+    assert row.text.startswith("a is 4")
+    assert row.token_ids == [5, 6, 7, 2]
+    assert (row.evictions[0].length_before, row.evictions[0].held) == (129, [])
+    assert load_problems(folder) == {}
+    (folder / "problems.jsonl").write_text('{"id": "p0", "prompt": "What?", "gold": "4"}\n')
+    assert load_problems(folder)["p0"]["prompt"] == "What?"
+
+
+def test_the_evictions_belong_to_the_row_that_counts(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1], [0]], policy="dynts")
+    first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
+    events = [{"step": 9, "length_before": 50, "length_after": 30}]
+    (folder / "completions-1of2.jsonl").write_text(json.dumps(first | {"evictions": events}) + "\n")
+    run = load_run(tmp_path / "run")
+    problems = run.completions["problem_id"].to_numpy()[run.events["completion"]]
+    seen = sorted(zip(problems, run.events["step"], run.events["freed"], strict=True))
+    assert seen == [("p0", 9, 20), ("p1", 89, 57), ("p1", 146, 57)]
+
+
+def test_grades_by_another_rule_are_not_taken_for_grades(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1, 0]])
+    before = load_completions(tmp_path / "run")
+    lenient = (folder / "grades.jsonl").read_text().replace('"wrong"', '"correct"')
+    for name in ("grades.lenient.jsonl", "grades.lenient-1of2.jsonl", "grades-old.jsonl", "grades-0of2.jsonl"):
+        (folder / name).write_text(lenient)
+    pd.testing.assert_frame_equal(load_completions(tmp_path / "run"), before)
+
+
+def test_provenance_of_shards_is_put_together(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1, 0]])
+    whole = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").unlink()
+    for i in (1, 2):
+        (folder / f"provenance-{i}of2.json").write_text(json.dumps({**whole, "stretches": [{"started": str(i)}]}))
+    run = load_run(tmp_path / "run")
+    told = run.provenance[folder.name]
+    assert told["stretches"] == [{"started": "1"}, {"started": "2"}]
+    assert told.get("expected") == whole.get("expected")
 
 
 def test_shards_are_read_together_and_a_repeated_pair_counts_once(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1], [0]])
     first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
-    (folder / "completions-1.jsonl").write_text(json.dumps(first | {"problem_id": "p9"}) + "\n")
-    (folder / "completions-2.jsonl").write_text(json.dumps(first | {"num_tokens": 7}) + "\n")
+    (folder / "completions-1of2.jsonl").write_text(json.dumps(first | {"problem_id": "p9"}) + "\n")
+    (folder / "completions-2of2.jsonl").write_text(json.dumps(first | {"num_tokens": 7}) + "\n")
     rows = load_completions(tmp_path / "run").set_index("problem_id")
     assert rows["num_tokens"].to_dict() == {"p0": 7, "p1": 201, "p9": 201}
 

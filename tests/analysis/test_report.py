@@ -110,11 +110,16 @@ def test_names_and_texts_are_escaped_and_nothing_is_fetched(tmp_path: Path, make
             keep_ratio=ratio,
             model_title=f"M {SCRIPT}",
             benchmark_title="B <img src=x onerror=alert(1)>",
-            extra={"note": SCRIPT},
+            extra={"note": "<script>"},  # it names the folder, so it has no slash
             completion={"text": SCRIPT},
         )
     make_cell([[1]], policy="dynts", keep_ratio=0.1, model_title=f"M {SCRIPT}", extra={"note": "'\"&"})
     html = build_report(tmp_path / "run").read_text()
+    # The page's own scripts alone carry the number that its policy asks for, and text in their data is escaped.
+    own = re.findall(r"<script[^>]* nonce=[^>]*>(.*?)</script>", html, flags=re.DOTALL)
+    assert sum(data.startswith("{") for data in own) >= 4, "the cells' texts, and the list of their files"
+    assert not any("<" in data for data in own if data.startswith("{"))
+    html = re.sub(r"<script[^>]* nonce=[^>]*>.*?</script>", "", html, flags=re.DOTALL)
     assert "<script" not in html
     assert "<img src=x" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html

@@ -284,12 +284,14 @@ def test_the_cell_id_is_pinned() -> None:
 )
 def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
     known = {
-        "model": {"name", "title", "device", "threads", "predictor"},
+        # The opening tag matters where it is forced, the architecture where it is built from the configuration.
+        "model": {"name", "title", "device", "threads", "predictor", "think_start", "config", "special_tokens"},
         "decoding": {"name"},
         "policy": set[str](),
     }[section]
     other: dict[str, Any] = {
         "path": "owner/other", "revision": "abd", "dtype": "float16", "random_weights": True, "think_end": "</t>",
+        "think_start": "<t>", "force_think": True, "config": {"model_type": "llama"}, "special_tokens": {"bos": "<b>"},
         "name": "other", "title": "Other", "device": "cpu", "threads": 2, "predictor": "/p",
         "max_new_tokens": 401, "sampling": SamplingConfig(temperature=0.6, top_p=0.9, top_k=20),
         "keep_ratio": 0.31, "local_window": 17, "budget": 129, "question_on_top": True,
@@ -301,6 +303,19 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
             continue
         changed = replace(cell, **{section: replace(part, **{field: other[field]})})
         assert (changed.cell_id == cell.cell_id) == (field in known), field
+
+
+def test_what_matters_only_with_another_setting_changes_the_id_there() -> None:
+    cell = synthetic()
+    special = {"bos": "<b>", "eos": "<e>", "user": "<u>", "assistant": "<a>"}
+    built = {"random_weights": True, "config": {"model_type": "llama"}, "special_tokens": special}
+    for base, change in (
+        ({"force_think": True}, {"think_start": "<t>"}),
+        (built, {"config": {"model_type": "llama", "num_hidden_layers": 2}}),
+        (built, {"special_tokens": {**special, "bos": "<s>"}}),
+    ):
+        first = replace(cell, model=replace(cell.model, **base))
+        assert replace(first, model=replace(first.model, **change)).cell_id != first.cell_id, change
 
 
 @pytest.mark.parametrize("change", [{"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 0}, {"order": "top_p_then_top_k"}])

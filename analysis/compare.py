@@ -1,0 +1,80 @@
+"""`kvsweep-compare A B`: the cells that two run directories share, paired over (problem, draw)."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import formats
+from analysis.inference import paired_tests, score_array
+from analysis.load import Run, load_run
+from analysis.metrics import graded_rows
+from harness.records import UserError
+
+# What must agree for two cells to be compared. Everything else (code, decoding, weights, seed) is what may differ.
+MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]
+
+
+def compare(first: Run, second: Run) -> pd.DataFrame:
+    """B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
+
+    Returns:
+        `MATCH`, cell_id_a, cell_id_b, and the columns of `inference.paired_tests`, corrected over all of them.
+
+    Raises:
+        UserError: no setting is in both.
+    """
+    left, right = (run.cells.drop_duplicates(MATCH) for run in (first, second))
+    columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
+    shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
+    if shared.empty:
+        raise UserError(
+            f"{first.directory} and {second.directory} share no cell; give two runs with the same settings."
+        )
+    graded = [graded_rows(run).assign(cell_id=lambda rows: rows["cell_id"].astype("object")) for run in (first, second)]
+    differences = []
+    for row in shared.itertuples():
+        pair = [graded[i][graded[i]["cell_id"] == name] for i, name in enumerate((row.cell_id_a, row.cell_id_b))]
+        both = pd.concat([rows.assign(cell_id=side) for side, rows in zip("ab", pair, strict=True)])
+        differences.append(score_array(both, ["a", "b"]))
+    # Padded to one array, so that the correction runs over all settings.
+    shape = np.max([scores.shape for scores in differences], axis=0)
+    padded = np.full((len(differences), *shape), np.nan)
+    for place, scores in enumerate(differences):
+        padded[place, :, : scores.shape[1], : scores.shape[2]] = scores
+    tests = paired_tests(padded[:, 1] - padded[:, 0], np.zeros(shape[1:]))
+    return shared.join(tests)
+
+
+def in_words(table: pd.DataFrame) -> str:
+    """The comparison as plain text, a line per setting and a closing sentence."""
+    rows: Any = table.itertuples()
+    lines = [
+        f"{row.model_title} | {row.benchmark_title}: {formats.setting(row)}: "
+        f"{formats.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, "
+        f"p {formats.p_value(row.p)}, Holm {formats.p_value(row.p_holm)}"
+        for row in rows
+    ]
+    clear = int((table["p_holm"] < 0.05).sum())
+    return "\n".join([*lines, f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%)."])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script `kvsweep-compare`."""
+    parser = argparse.ArgumentParser(prog="kvsweep-compare", description="Two run directories, cell by cell, paired.")
+    parser.add_argument("first", metavar="A", type=Path)
+    parser.add_argument("second", metavar="B", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        print(in_words(compare(load_run(options.first), load_run(options.second))))
+    except UserError as error:
+        print(f"kvsweep-compare: error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"use strict";
+// Texts of a model only ever enter the page as text nodes.
+const make = (tag, text, name) => {
+  const node = document.createElement(tag);
+  if (text !== undefined && text !== null) node.textContent = text;
+  if (name) node.className = name;
+  return node;
+};
+const cells = new Map(), waiting = new Map();
+const files = JSON.parse(document.getElementById("files").textContent);
+const shown = 25;
+
+function kvsweepCell(id, data) {
+  cells.set(id, data);
+  if (waiting.has(id)) waiting.get(id)();
+}
+window.kvsweepCell = kvsweepCell;
+
+function withCell(id, use) {
+  const block = [...document.querySelectorAll("script[data-for]")].find((one) => one.dataset.for === id);
+  if (!cells.has(id) && block) cells.set(id, JSON.parse(block.textContent));
+  if (cells.has(id)) return use(cells.get(id));
+  if (!files[id]) return use({ problems: [], left_out: 0 });
+  waiting.set(id, () => use(cells.get(id)));
+  const script = document.createElement("script");
+  script.src = files[id];
+  script.onerror = () => { document.getElementById("drill").textContent = `${files[id]} is not beside this page.`; };
+  document.head.append(script);
+}
+
+function heldAt(runs, length) {
+  const held = new Float32Array(length).fill(100);
+  for (let i = 0, place = 0; i < runs.length; i += 2) {
+    held.fill(runs[i], Math.min(place, length), Math.min(place + runs[i + 1], length));
+    place += runs[i + 1];
+  }
+  return held;
+}
+
+function fillText(box, draw, event) {
+  box.replaceChildren();
+  const end = draw.text.indexOf("</think>");
+  const answerAt = end < 0 ? draw.text.length : end;
+  if (!draw.lengths || event < 0) {
+    box.append(make("span", draw.text.slice(0, answerAt)));
+  } else {
+    const held = heldAt(draw.held[event], draw.prompt + draw.lengths.length);
+    let place = 0, run = null, before = null;
+    draw.lengths.forEach((length, i) => {
+      const text = draw.text.slice(place, Math.min(place + length, answerAt));
+      place += length;
+      if (!text) return;
+      const share = held[draw.prompt + i];
+      if (share !== before) {
+        run = make("span");
+        if (share < 100) {
+          run.style.backgroundColor = `rgba(213,94,0,${0.45 * (1 - share / 100)})`;
+          run.title = `${share}% of the heads still hold it`;
+          run.className = "evicted";
+        }
+        box.append(run);
+        before = share;
+      }
+      run.append(text);
+    });
+  }
+  if (end >= 0) box.append(make("span", draw.text.slice(answerAt), "answer"));
+}
+
+function drawView(draw) {
+  const view = make("div");
+  const line = make("p");
+  line.append(`draw ${draw.draw}: `, make("b", draw.outcome || "no grade", draw.outcome));
+  line.append(`, answer ${draw.answer ?? "none"}, ${draw.tokens} tokens, ${(draw.evictions || []).length} evictions `);
+  if (draw.full === 1 && draw.outcome && draw.outcome !== "correct") line.append(make("span", "right with the full cache", "worse"));
+  view.append(line);
+  if (draw.text === undefined) return view;
+  const box = make("div", null, "draw");
+  const events = draw.held ? draw.held.length : 0;
+  if (events) {
+    const label = make("label", "shade what is gone after eviction ");
+    const choice = make("input"), number = make("span", events);
+    Object.assign(choice, { type: "range", min: 0, max: events, value: events });
+    choice.oninput = () => { number.textContent = choice.value; fillText(box, draw, choice.value - 1); };
+    label.append(choice, number);
+    view.append(label);
+  } else if ((draw.evictions || []).length) {
+    view.append(make("p", "Which tokens were evicted is not recorded here, or the model's tokenizer is not on the reporting machine.", "note"));
+  }
+  fillText(box, draw, events - 1);
+  view.append(box);
+  return view;
+}
+
+function problemView(problem) {
+  const view = make("details", null, "plain problem");
+  const right = problem.draws.filter((one) => one.outcome === "correct").length;
+  const graded = problem.draws.filter((one) => one.outcome).length;
+  const worse = problem.draws.filter((one) => one.full === 1 && one.outcome && one.outcome !== "correct").length;
+  const head = make("summary", `${problem.id}: ${right} of ${graded} right `);
+  if (worse) head.append(make("span", `${worse} right with the full cache, not here`, "worse"));
+  view.append(head);
+  view.addEventListener("toggle", () => {
+    if (!view.open || view.children.length > 1) return;
+    view.append(make("p", problem.question ?? "The question is not stored."));
+    view.append(make("p", `gold: ${problem.gold ?? "not stored"}`));
+    problem.draws.forEach((one) => view.append(drawView(one)));
+  });
+  return view;
+}
+
+function show(id, name) {
+  const drill = document.getElementById("drill");
+  drill.replaceChildren(make("p", "loading"));
+  withCell(id, (data) => {
+    drill.replaceChildren(make("h3", `${name} (${id})`));
+    if (data.left_out) drill.append(make("p", `${data.left_out} completions more are in the run directory.`, "note"));
+    if (!data.problems.length) drill.append(make("p", "No completion yet."));
+    const list = make("div");
+    drill.append(list);
+    const more = make("button", "more problems");
+    const step = () => {
+      const from = list.children.length;
+      data.problems.slice(from, from + shown).forEach((one) => list.append(problemView(one)));
+      more.hidden = list.children.length >= data.problems.length;
+    };
+    more.onclick = step;
+    step();
+    drill.append(more);
+    drill.scrollIntoView();
+  });
+}
+
+document.querySelectorAll("button[data-cell]").forEach((button) => {
+  const row = [...button.closest("tr").cells].slice(0, 6).map((cell) => cell.textContent.trim());
+  const title = button.closest("table").tHead.rows[0].cells[0].textContent;
+  const heat = button.classList.contains("cell");
+  const ratio = button.closest("table").tHead.rows[0].cells[button.closest("td").cellIndex].textContent;
+  const name = heat ? `${title}: keep ratio ${ratio}, window ${row[0]}` : row.join(" | ");
+  button.addEventListener("click", () => show(button.dataset.cell, name));
+});
+
+const numberOf = (text) => {
+  const found = text.replace(/,/g, "").replace("<", "").match(/^[+-]?\d+(\.\d+)?/);
+  return found ? Number(found[0]) : NaN;
+};
+document.querySelectorAll("table:not(.heatmap)").forEach((table) => {
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    head.classList.add("sortable");
+    head.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      [...table.tHead.rows[0].cells].forEach((one) => one.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...table.tBodies[0].rows].map((row) => [row, row.cells[column].textContent.trim()]);
+      rows.sort(([, a], [, b]) => {
+        const [x, y] = [numberOf(a), numberOf(b)];
+        if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1;
+        return (isNaN(x) ? a.localeCompare(b) : x - y) * (down ? -1 : 1);
+      });
+      table.tBodies[0].append(...rows.map(([row]) => row));
+    });
+  });
+});

@@ -1,0 +1,114 @@
+"""Whether the report's statistics hold what they claim: coverage, false alarms and power on simulated sweeps.
+
+Difficulties are Beta distributed over problems, answers are drawn independently given the difficulty. Writes a CSV
+(results/published/statistics.csv is one) and prints it; the last line is one JSON object.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis.inference import noise_floor, paired_tests, summary_noise_floor
+from analysis.metrics import pass_at_1
+
+RNG = np.random.default_rng(20260121)
+INTERVALS = ("ci", "bayes", "boot")
+
+
+def difficulties(mean: float, between: float, shape: tuple[int, ...]) -> np.ndarray:
+    size = (1 - between) / between
+    return RNG.beta(mean * size, (1 - mean) * size, shape)
+
+
+def answers(chance: np.ndarray, draws: int) -> np.ndarray:
+    """Right or wrong, [..., draws], for chances [...]."""
+    return (RNG.random((*chance.shape, draws)) < chance[..., None]).astype(float)
+
+
+def rate(happened: np.ndarray) -> tuple[float, int]:
+    return float(np.mean(happened)), len(happened)
+
+
+def coverage(simulations: int, problems: int, draws: int, mean: float, between: float) -> dict[str, tuple[float, int]]:
+    right = answers(difficulties(mean, between, (simulations, problems)), draws)
+    cell, problem = np.meshgrid(np.arange(simulations), np.arange(problems), indexing="ij")
+    rows = pd.DataFrame({"cell_id": cell.ravel().repeat(draws), "problem_id": problem.ravel().repeat(draws)})
+    table = pass_at_1(rows.assign(correct=right.ravel()))
+    return {
+        f"coverage {name}": rate(((table[f"{name}_low"] <= mean) & (mean <= table[f"{name}_high"])).to_numpy())
+        for name in INTERVALS
+    }
+
+
+def grids(simulations: int, cells: int, problems: int, draws: int, mean: float, between: float, planted: float) -> dict:
+    """Grids in which one cell is `planted` better than all others, on every problem alike (clipped at 1)."""
+    significant, told_apart, best_named, paired = [], [], [], []
+    for seed in range(simulations):
+        chance = np.repeat(difficulties(mean, between, (1, problems)), cells, axis=0)
+        chance[-1] = np.minimum(1, chance[-1] + planted)
+        scores = answers(chance, draws)
+        floor = noise_floor(scores, resamples=999, seed=seed)
+        assert floor is not None
+        means = scores.mean((1, 2))
+        significant.append(floor.signal)
+        told_apart.append(floor.range > floor.critical)
+        best_named.append(means[-1] >= means.max() - floor.critical)
+        paired.append(
+            (paired_tests(scores[1:], scores[0])["p_holm"] < 0.05).to_numpy()[-1 if planted else slice(None)].any()
+        )
+    named = {"grid significant": significant, "any cell worse than the best": told_apart, "true best kept": best_named}
+    named["planted cell found, paired, Holm" if planted else "any false alarm, paired, Holm"] = paired
+    return {name: rate(np.array(values)) for name, values in named.items()}
+
+
+def summary_grids(simulations: int, mean: float, between: float, assumed: float) -> dict[str, tuple[float, int]]:
+    """Null grids of 20 cells, 30 problems, 5 draws, of which only the scores are known."""
+    found = []
+    for seed in range(simulations):
+        chance = np.repeat(difficulties(mean, between, (1, 30)), 20, axis=0)
+        means = answers(chance, 5).mean((1, 2))
+        found.append(summary_noise_floor(means, 30, 5, between=assumed, resamples=499, seed=seed).signal)
+    return {"grid significant": rate(np.array(found))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--simulations", type=int, default=1000)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    count = options.simulations
+    jobs: list[tuple[str, Callable[[], dict[str, tuple[float, int]]]]] = []
+    for problems, draws, mean, between in (
+        *((30, draws, mean, 0.5) for draws in (1, 5, 64) for mean in (0.45, 0.87)),
+        *((10, draws, 0.45, 0.5) for draws in (1, 5)),
+        *((100, 1, mean, 0.5) for mean in (0.45, 0.87)),
+        (198, 5, 0.47, 0.5),
+    ):
+        name = f"interval: {problems} problems, {draws} draws, mean {mean}"
+        jobs.append((name, lambda a=(problems, draws, mean, between): coverage(2 * count, *a)))  # type: ignore[misc]
+    for draws, planted in ((5, 0.0), (1, 0.0), (64, 0.0), (5, 0.08), (64, 0.08)):
+        name = f"grid: 20 cells, 30 problems, {draws} draws, planted {100 * planted:g} points"
+        jobs.append((name, lambda a=(draws, planted): grids(count, 20, 30, a[0], 0.45, 0.5, a[1])))  # type: ignore[misc]
+    for between, assumed in ((0.5, 0.5), (0.5, 0.35), (0.5, 0.65)):
+        name = f"summary grid: between {between}, assumed {assumed}"
+        jobs.append((name, lambda a=(between, assumed): summary_grids(count, 0.45, *a)))  # type: ignore[misc]
+    rows = []
+    for name, job in jobs:
+        for quantity, (value, n) in job().items():
+            low, high = stats.binomtest(round(value * n), n).proportion_ci(method="wilson")
+            rows.append(
+                {"setting": name, "quantity": quantity, "rate": value, "low": low, "high": high, "simulations": n}
+            )
+            print(f"{name:60} {quantity:35} {100 * value:6.1f}%  [{100 * low:.1f}, {100 * high:.1f}]", flush=True)
+    if options.output:
+        pd.DataFrame(rows).round(4).to_csv(options.output, index=False)
+    print(json.dumps({f"{row['setting']}: {row['quantity']}": round(row["rate"], 4) for row in rows}))
+
+
+if __name__ == "__main__":
+    main()
