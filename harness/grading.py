@@ -25,6 +25,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 import yaml
 
+from harness.predictor.segment import find_segments
 from harness.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
@@ -43,7 +44,6 @@ AnswerKind = Literal["integer"]
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 
 
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _MAX_ANSWER_CHARS = 500
 _ROWS_PER_MESSAGE = 16
 _START_LIMIT_S = 60.0
@@ -57,15 +57,8 @@ def answer_part(text: str) -> str | None:
 
     None if the thinking was never closed. The first `<think>` may be missing: some chat templates hold it.
     """
-    start = text.find(_THINK_CLOSE)
-    if start < 0:
-        return None
-    reopened = text.rfind(_THINK_OPEN, start)
-    if reopened >= 0:
-        start = text.find(_THINK_CLOSE, reopened)
-        if start < 0:
-            return None
-    return text[start + len(_THINK_CLOSE) :]
+    found = find_segments(text)
+    return None if found is None else text[found.answer_start :]
 
 
 # A backslash takes its next character along, so that the escaped braces of \{1,2\} do not count.
