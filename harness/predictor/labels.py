@@ -110,7 +110,7 @@ def make_labels(recipe: Recipe, model: LoadedModel) -> dict[str, Any]:
 def write_shard(path: Path, traces: list[Trace], model: LoadedModel, recipe: Recipe, data: str) -> None:
     """One file of some traces' hidden states and labels, end to end; `lengths` says where each begins."""
     hidden, labels = zip(*(label_trace(model, t, recipe.min_distance) for t in traces), strict=True)
-    tensors = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
+    tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
     held_out = [int(hashlib.sha256(t.problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0 for t in traces]
     tensors["hidden"] = torch.cat(hidden)
     tensors["lengths"] = torch.tensor([len(h) for h in hidden])

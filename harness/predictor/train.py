@@ -34,7 +34,8 @@ def train(plan: Plan, device: torch.device) -> Path:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * manifest["shards"])
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / CHECKPOINT
-    parts, start = {"head": head, "optimizer": optimizer, "schedule": schedule}, 0
+    parts: dict[str, Any] = {"head": head, "optimizer": optimizer, "schedule": schedule}
+    start = 0
     if path.exists():
         saved = torch.load(path, weights_only=True, map_location=device)
         if saved["settings"] == settings:
