@@ -204,11 +204,19 @@ def _check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     directories = {d for p in policies if (d := getattr(p, "predictor", None))}
     hidden_size = read_architecture(model).hidden_size
     for directory in directories:
-        expected = read_card(Path(directory))["hidden_size"]
+        card = read_card(Path(directory))
+        expected, weights = card["hidden_size"], model.identity()["weights"]
         if expected != hidden_size:
             raise UserError(
                 f"policy.predictor={directory} was made for hidden size {expected}, but model={model.name} has "
                 f"{hidden_size}: give a predictor made for this model."
+            )
+        made_for = card.get("model_weights", weights)
+        # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
+        if made_for != weights and ("@" in made_for) == ("@" in weights):
+            raise UserError(
+                f"policy.predictor={directory} was made for {card.get('model')} ({made_for}), but "
+                f"model={model.name} is {weights}: give a predictor made for this model."
             )
 
 

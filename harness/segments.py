@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.records import UserError
+
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkTags:
@@ -48,6 +50,34 @@ class Segments:
     def closed(self) -> bool:
         """Whether the thinking ended."""
         return len(self.closing) > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSegments:
+    """Character offsets: the thinking is text[thinking_start:thinking_end], the answer text[answer_start:]."""
+
+    thinking_start: int
+    thinking_end: int
+    answer_start: int
+
+
+def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> TextSegments:
+    """Divide a text that thought, closed its thinking, and answered; an opening tag at its start is no thinking.
+
+    Raises:
+        UserError: the thinking is never closed, is empty, or nothing follows it.
+    """
+    end = tags.closing(text)
+    if end is None:
+        raise UserError(
+            f"{name} never closes its thinking with {tags.end}: it has no answer to label by; drop it, or name the "
+            "tag that it uses."
+        )
+    stripped = text.lstrip()
+    start = len(text) - len(stripped) + len(tags.start) if stripped.startswith(tags.start) else 0
+    if not text[end + len(tags.end) :].strip() or not text[start:end].strip():
+        raise UserError(f"{name} has no thinking or no answer around {tags.end}: drop it.")
+    return TextSegments(thinking_start=start, thinking_end=end, answer_start=end + len(tags.end))
 
 
 def segment(

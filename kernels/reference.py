@@ -5,6 +5,8 @@ A slot's rows at or beyond its length belong to nobody and never reach a result.
 of zero times NaN is NaN; `compression.cache.SlotCache` sees to that.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -100,25 +102,102 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     return cosine.scatter(-1, last, 0.0).mean(dim=-2).softmax(dim=-1)
 
 
-def causal_mass(query: Tensor, key: Tensor, *, scaling: float, block: int = 256) -> Tensor:
+def causal_mass(query: Tensor, key: Tensor, *, scaling: float, block: int = 512) -> Tensor:
     """Attention probability that each key of a prompt receives, summed over queries and each group of query heads.
 
     Args:
         query: [q_heads, length, head_dim].
         key: [kv_heads, length, head_dim].
         scaling: factor on the logits.
-        block: query rows at a time, so that no length x length matrix is held.
+        block: queries and keys at a time, so that no length x length matrix is held.
 
     Returns:
         [kv_heads, length], float32.
     """
+    return _reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
+
+
+def importance_labels(
+    query: Tensor,
+    key: Tensor,
+    *,
+    kind: Literal["answer", "far_max", "later"],
+    scaling: float,
+    answer_start: int,
+    min_distance: int = 32,
+    block: int = 512,
+) -> Tensor:
+    """How much one layer of a finished text looks back at each token, per key head.
+
+    `answer`: mean probability over the queries of the answer, a query's own token counting zero (DynTS, 2601.18383,
+    section 3). `far_max`: the largest that any query at least `min_distance` later pays. `later`: the mean over those
+    queries. The mean or maximum is over the group's query heads as well; over key heads and layers it is the caller's.
+
+    Two passes over tiles of `block` x `block` logits: the log-sum-exp of each query's row, then the column sums or
+    maxima of exp(logit - log-sum-exp). Extra memory is q_heads * (block * block + length) floats, a few times over.
+
+    Args:
+        query: [q_heads, length, head_dim], rotated.
+        key: [kv_heads, length, head_dim], rotated.
+        kind: which label.
+        scaling: factor on the logits.
+        answer_start: position of the answer's first token, for `answer` alone.
+        min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
+        block: queries and keys at a time.
+
+    Returns:
+        [kv_heads, length], float32; NaN at tokens that no query of `far_max` or `later` is far enough from.
+    """
+    length, group = query.shape[1], query.shape[0] // key.shape[0]
+    first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)
+    columns = _reduce_columns(
+        query,
+        key,
+        scaling=scaling,
+        first_query=first_query,
+        min_distance=distance,
+        largest=kind == "far_max",
+        block=block,
+    )
+    if kind == "answer":
+        return columns / (group * (length - answer_start))
+    queries = length - min_distance - torch.arange(length, device=key.device)
+    columns = columns.masked_fill(queries <= 0, torch.nan)
+    return columns if kind == "far_max" else columns / (group * queries)
+
+
+def _reduce_columns(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scaling: float,
+    first_query: int,
+    min_distance: int,
+    largest: bool,
+    block: int,
+) -> Tensor:
+    """Sum or maximum of each column of causal attention over the queries from `first_query` on and each group.
+
+    A query counts for the keys that lie at least `min_distance` before it; a column without any is 0.
+    """
     kv_heads, length, head_dim = key.shape
-    grouped = query.reshape(kv_heads, -1, length, head_dim).float()
-    columns = torch.arange(length, device=key.device)
-    mass = torch.zeros(kv_heads, length, device=key.device)
-    for start in range(0, length, block):
-        rows = columns[start : start + block]
-        logits = torch.matmul(grouped[:, :, rows], key[:, None].float().transpose(-1, -2)) * scaling
-        logits = logits.masked_fill(columns > rows[:, None], float("-inf"))
-        mass += logits.softmax(dim=-1).sum(dim=(1, 2))
-    return mass
+    grouped = query.reshape(kv_heads, -1, length, head_dim)
+    positions = torch.arange(length, device=key.device)
+    columns = torch.zeros(kv_heads, length, device=key.device)
+
+    def tile(rows: Tensor, cols: Tensor) -> Tensor:  # [kv_heads, group, rows, cols]
+        logits = torch.matmul(grouped[:, :, rows].float(), key[:, None, cols].float().transpose(-1, -2)) * scaling
+        return logits.masked_fill(cols > rows[:, None], float("-inf"))
+
+    for start in range(first_query, length, block):
+        rows = positions[start : start + block]
+        visible = positions[: int(rows[-1]) + 1].split(block)
+        norm = torch.stack([tile(rows, cols).logsumexp(dim=-1) for cols in visible]).logsumexp(dim=0)
+        for cols in visible:
+            weights = (tile(rows, cols) - norm[..., None]).exp()
+            weights = weights.masked_fill(rows[:, None] - cols < min_distance, 0.0)
+            if largest:
+                columns[:, cols] = torch.maximum(columns[:, cols], weights.amax(dim=(1, 2)))
+            else:
+                columns[:, cols] += weights.sum(dim=(1, 2))
+    return columns

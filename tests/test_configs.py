@@ -16,6 +16,7 @@ from harness.benchmarks import BenchmarkConfig
 from harness.config import CONF, build, build_decoding, build_policies, plan
 from harness.engine import DecodingConfig
 from harness.models import ModelConfig
+from harness.predictor.recipe import read_plan
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
 OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
@@ -43,7 +44,7 @@ def offline(tiny: list[str], write_problems: Callable[..., Path]) -> Callable[[A
 
 def test_every_group_of_the_configuration_has_its_test() -> None:
     groups = {path.name for path in CONF.iterdir() if path.is_dir()} - {"launcher", "hydra", "prompt"}
-    assert groups == set(GROUPS)
+    assert groups == {*GROUPS, "predictor"}
     assert all(names(group) for group in GROUPS)
 
 
@@ -77,6 +78,18 @@ def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str]) -
     assert isinstance(policy, Policy)
     assert policy.name == name
     assert set(config.policy) - {"_target_"} == {field.name for field in fields(policy)}
+
+
+@pytest.mark.parametrize("name", names("predictor"))
+def test_every_predictor_recipe(name: str, write_problems: Callable[..., Path]) -> None:
+    for model in names("model"):
+        problems = (
+            [f"benchmark.path={write_problems([{'id': 'a', 'problem': '1+1?', 'answer': 2}])}"] if name == "r1" else []
+        )
+        plan = read_plan([f"recipe={name}", f"model={model}", *problems])
+        assert plan.model.name == model
+        assert plan.recipe.head.parent == plan.recipe.directory
+        assert (plan.recipe.toy_problems is None) == (plan.benchmark is not None)
 
 
 @pytest.mark.parametrize("name", names("decoding"))

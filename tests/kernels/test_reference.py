@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from kernels.reference import causal_mass, compact, decode_attention, observation_scores, redundancy
+from kernels.reference import (
+    causal_mass,
+    compact,
+    decode_attention,
+    importance_labels,
+    observation_scores,
+    redundancy,
+)
 
 
 def attend_row_by_row(query, keys, values, lengths, scaling):
@@ -73,6 +80,58 @@ def test_causal_mass_equals_the_columns_of_the_attention_matrix(group, length, b
     expected = weights.sum(dim=1).view(2, group, length).sum(dim=1)
     found = causal_mass(query, key, scaling=0.4, block=block)
     torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+def label_by_definition(query, key, scaling, kind, answer_start, min_distance):
+    """From the whole attention matrix in float64, token by token."""
+    (kv_heads, length, _), group = key.shape, len(query) // len(key)
+    logits = query.double() @ key.repeat_interleave(group, dim=0).double().transpose(-1, -2) * scaling
+    weights = logits.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
+    weights = weights.view(kv_heads, group, length, length)
+    label = torch.full((kv_heads, length), torch.nan, dtype=torch.float64)
+    for token in range(length):
+        if kind == "answer":
+            from_answer = weights[:, :, answer_start:, token].clone()
+            if token >= answer_start:
+                from_answer[:, :, token - answer_start] = 0
+            label[:, token] = from_answer.mean(dim=(1, 2))
+        elif token + min_distance < length:
+            far = weights[:, :, token + min_distance :, token]
+            label[:, token] = far.mean(dim=(1, 2)) if kind == "later" else far.amax(dim=(1, 2))
+    return label
+
+
+@pytest.mark.parametrize("kind", ["answer", "far_max", "later"])
+@pytest.mark.parametrize("group", [1, 4, 7])
+@pytest.mark.parametrize(("length", "answer_start"), [(2, 1), (13, 12), (37, 20), (64, 0)])
+@pytest.mark.parametrize("block", [1, 5, 512])
+def test_importance_labels_equal_those_of_the_whole_attention_matrix(kind, group, length, answer_start, block):
+    torch.manual_seed(length + group)
+    # Wide enough that some logits are far from the others.
+    query, key = 3 * torch.randn(2 * group, length, 8), torch.randn(2, length, 8)
+    for min_distance in (1, 6, length):
+        expected = label_by_definition(query, key, 0.4, kind, answer_start, min_distance)
+        found = importance_labels(
+            query, key, kind=kind, scaling=0.4, answer_start=answer_start, min_distance=min_distance, block=block
+        )
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
+def test_importance_labels_never_hold_a_matrix_of_the_whole_length():
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.seen = max(self.seen, result.numel())
+            return result
+
+    query, key = torch.randn(4, 1000, 8), torch.randn(2, 1000, 8)
+    with Largest() as largest:
+        importance_labels(query, key, kind="far_max", scaling=1.0, answer_start=0, block=50)
+    assert largest.seen == query.numel()  # a tile has 4 * 50 * 50, the matrix 4 * 1000 * 1000
 
 
 @pytest.mark.parametrize("pool_logits", [False, True])

@@ -1,0 +1,61 @@
+"""The command `kvsweep-predictor`: traces, labels, train and eval, or all of them; each goes on where it stopped."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.models import load_model
+from harness.predictor.labels import make_labels
+from harness.predictor.recipe import Plan, read_plan
+from harness.predictor.traces import make_traces
+from harness.predictor.train import evaluate, train
+from harness.provenance import describe_stretch
+from harness.records import UserError
+
+STAGES = ("traces", "labels", "train", "eval")
+USAGE = "kvsweep-predictor traces|labels|train|eval|all [recipe=toy|r1] [KEY=VALUE ...]"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Console script: exit code 0 done, 2 bad input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not arguments or arguments[0] not in (*STAGES, "all"):
+            raise UserError(f"the first word must be a stage: {USAGE}.")
+        run(read_plan(arguments[1:]), STAGES if arguments[0] == "all" else arguments[:1])
+    except (ValueError, HydraException, OmegaConfBaseException) as error:
+        print(f"kvsweep-predictor: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("kvsweep-predictor: interrupted; the same command goes on where this one stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(plan: Plan, stages: Sequence[str]) -> None:
+    """Work through the stages and record each in provenance.jsonl."""
+    model = cache(lambda: load_model(plan.model))
+    plan.recipe.directory.mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        start = time.perf_counter()
+        if stage == "traces":
+            outcome: object = {"kept": make_traces(plan, model())}
+        elif stage == "labels":
+            outcome = make_labels(plan.recipe, model())
+        elif stage == "train":
+            outcome = {"head": str(train(plan, model().device))}
+        else:
+            outcome = evaluate(plan.recipe)
+        seconds = round(time.perf_counter() - start, 1)
+        entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_stretch()}
+        with (plan.recipe.directory / "provenance.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        print(f"{stage}: {seconds} s, {json.dumps(outcome)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

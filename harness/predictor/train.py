@@ -1,0 +1,131 @@
+"""Stages 3 and 4: fit the head, and say what it finds on traces that it was not fitted to."""
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+from tqdm import tqdm
+
+from compression.predictor import ImportancePredictor, load_predictor, save_predictor
+from harness.predictor.labels import read_manifest, read_shard, target
+from harness.predictor.recipe import Plan, Recipe
+from harness.provenance import describe_stretch
+
+CHECKPOINT = "checkpoint.pt"
+TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
+
+
+def train(plan: Plan, device: torch.device) -> Path:
+    """Fit the head by mean squared error, a checkpoint after each epoch; return its directory."""
+    recipe, manifest = plan.recipe, read_manifest(plan.recipe)
+    settings = {
+        "data": manifest["data"],
+        "min_distance": manifest["min_distance"],
+        **{k: getattr(recipe, k) for k in ("label", "widths", "epochs", "lr", "weight_decay", "batch")},
+        **{k: getattr(recipe, k) for k in ("rank_weight", "held_out", "seed")},
+    }
+    torch.manual_seed(recipe.seed)
+    head = ImportancePredictor(manifest["hidden_size"], recipe.widths).to(device)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * manifest["shards"])
+    recipe.head.mkdir(parents=True, exist_ok=True)
+    path = recipe.head / CHECKPOINT
+    parts: dict[str, Any] = {"head": head, "optimizer": optimizer, "schedule": schedule}
+    start = 0
+    if path.exists():
+        saved = torch.load(path, weights_only=True, map_location=device)
+        if saved["settings"] == settings:
+            start = saved["epoch"]
+            for name, part in parts.items():
+                part.load_state_dict(saved[name])
+    for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
+        torch.manual_seed(recipe.seed + epoch)
+        for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
+            fit_shard(head, optimizer, recipe, number, device)
+            schedule.step()
+        temporary = path.with_suffix(".tmp")
+        state = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({"settings": settings, "epoch": epoch + 1, **state}, temporary)
+        temporary.replace(path)
+    card = {
+        **settings,
+        "model": plan.model.name,
+        "model_path": Path(plan.model.path).name if Path(plan.model.path).is_dir() else plan.model.path,
+        "model_revision": plan.model.revision,
+        "model_weights": manifest["model"]["weights"],
+        "traces": manifest["traces"],
+        "tokens": manifest["tokens"],
+        "versions": describe_stretch()["code"]["packages"],
+    }
+    save_predictor(head.to(torch.bfloat16), recipe.head, card)
+    return recipe.head
+
+
+def fit_shard(
+    head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, number: int, device: torch.device
+) -> None:
+    """One pass over a shard's training tokens in random order."""
+    traces = [(h, target(labels, recipe.label)) for held_out, h, labels in read_shard(recipe, number) if not held_out]
+    if not traces:
+        return
+    hidden, wanted = torch.cat([h for h, _ in traces]), torch.cat([t for _, t in traces])
+    owner = torch.cat([torch.full_like(t, i) for i, (_, t) in enumerate(traces)])
+    known = (~wanted.isnan()).nonzero()[:, 0]
+    for rows in known[torch.randperm(len(known))].split(recipe.batch):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+            scores = head(hidden[rows].to(device, torch.float32)).float()
+        goal = wanted[rows].to(device)
+        loss = (scores - goal).square().mean()
+        if recipe.rank_weight:
+            loss = loss + recipe.rank_weight * rank_loss(scores, goal, owner[rows].to(device))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+
+def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
+    """Mean logistic loss of neighbouring pairs of a batch sorted by trace (a surrogate of Kendall's tau)."""
+    order = owner.argsort(stable=True)
+    scores, goal, owner = scores[order], goal[order], owner[order]
+    same = owner[1:] == owner[:-1]
+    sign = (goal[1:] - goal[:-1]).sign()
+    return (torch.nn.functional.softplus(-10 * sign * (scores[1:] - scores[:-1])) * same).sum() / same.sum().clamp(
+        min=1
+    )
+
+
+@torch.inference_mode()
+def evaluate(recipe: Recipe) -> dict[str, Any]:
+    """Write eval.json beside the head: on held-out traces, what is found of the true top 20%, and calibration."""
+    head, manifest = load_predictor(recipe.head), read_manifest(recipe)
+    found: list[list[float]] = []
+    ranks: list[float] = []
+    bins: list[Tensor] = []
+    for number in range(manifest["shards"]):
+        for held_out, hidden, labels in read_shard(recipe, number):
+            goal = target(labels, recipe.label)
+            known = ~goal.isnan()
+            if not held_out or known.sum() < 2 * BINS:
+                continue
+            goal, scores = goal[known], head(hidden[known].float())
+            top = goal.topk(max(1, int(len(goal) * TOP))).indices
+            rank = scores.argsort(descending=True, stable=True).argsort()
+            found.append([float((rank[top] < depth * len(goal)).float().mean()) for depth in DEPTHS])
+            ranks.append(float(spearmanr(goal, scores).statistic))
+            pairs = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)
+            bins.append(torch.tensor([[float(g.mean()), float(s.mean())] for g, s in pairs]))
+    result = {
+        "held_out_traces": len(ranks),
+        "true_top_20_percent_found_in_predicted_top": {
+            f"{depth:.0%}": round(sum(column) / len(column), 4)
+            for depth, column in zip(DEPTHS, zip(*found, strict=True), strict=True)
+        },
+        "rank_correlation": round(sum(ranks) / len(ranks), 4),
+        "calibration_by_tenth_of_thinking_true_predicted": torch.stack(bins).mean(dim=0).round(decimals=4).tolist(),
+    }
+    (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")
+    return result

@@ -1,0 +1,113 @@
+"""The whole pipeline on the tiny model's own texts, each stage stopped and gone on with."""
+
+import json
+
+import pytest
+import torch
+
+from compression.predictor import load_predictor, read_card
+from harness.predictor.command import main
+from harness.predictor.labels import shard_path
+from harness.records import read_rows
+
+TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "
+
+
+@pytest.fixture
+def settings(tmp_path, tiny_model_dir):
+    rows = [
+        {"problem": f"c=a+b: {i}", "text": f"{TEXT * 3}</think>c is 1 \\boxed{{{i % 2}}}", "gold": "1"}
+        for i in range(40)
+    ]
+    rows.append({"problem": "c", "text": TEXT, "gold": "1"})
+    source = tmp_path / "texts.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [
+        f"model.path={tiny_model_dir}",
+        f"recipe.import_from={source}",
+        f"recipe.out={tmp_path / 'out'}",
+        "recipe.epochs=3",
+        "recipe.held_out=3",
+        "recipe.widths=[8]",
+        "recipe.rank_weight=0.1",
+    ]
+
+
+def test_from_texts_to_a_head_and_again_from_any_stage(settings, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["all", *settings])
+    printed = capsys.readouterr()
+    assert "never closes its thinking with </think>" in printed.out + printed.err
+    traces = list(read_rows(out / "traces.jsonl"))
+    assert [t["kept"] for t in traces] == [i % 2 == 1 for i in range(40)]
+    report = json.loads((out / "far_max/eval.json").read_text())
+    assert report["held_out_traces"] > 0
+    assert len(report["true_top_20_percent_found_in_predicted_top"]) == 8
+    card = read_card(out / "far_max")
+    assert {"data", "label", "model_weights", "model_revision"} <= card.keys()
+    first = load_predictor(out / "far_max").state_dict()
+
+    # Killed in the middle of each stage: half a line of traces, no shard, a checkpoint of an earlier epoch.
+    lines = (out / "traces.jsonl").read_text()
+    (out / "traces.jsonl").write_text(lines[: len(lines) // 2])
+    shard = shard_path(out / "cache", 0)
+    before = shard.read_bytes()
+    shard.unlink()
+    main(["all", *settings])
+    assert (out / "traces.jsonl").read_text() == lines
+    assert shard.read_bytes() == before
+    again = load_predictor(out / "far_max").state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
+    main(["all", *settings])
+    whole = load_predictor(tmp_path / "out/far_max").state_dict()
+    (tmp_path / "out/far_max/checkpoint.pt").unlink()
+    import harness.predictor.train as stage
+
+    fit, calls = stage.fit_shard, []
+
+    def die_in_the_third_epoch(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        fit(*arguments)
+
+    monkeypatch.setattr(stage, "fit_shard", die_in_the_third_epoch)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *settings])
+    assert ended.value.code == 130
+    main(["train", *settings])
+    assert len(calls) == 4
+    resumed = load_predictor(tmp_path / "out/far_max").state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the first word must be a stage"),
+        (["train", "recipe=none"], "recipe=none is unknown: choose from r1, toy"),
+        (["train", "recipe.label=[]"], "label=[] cannot be used"),
+        (["train", "recipe.epochs=0"], "epochs=0 is out of range"),
+        (["train", "recipe.out=/nowhere"], "run kvsweep-predictor labels first"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_foreign_shard_is_refused(settings, tmp_path, capsys):
+    main(["all", *settings])
+    shard_path(tmp_path / "out/cache", 0).write_bytes(b"nonsense")
+    with pytest.raises(SystemExit):
+        main(["eval", *settings])
+    assert "is no shard of labels" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["labels", *settings, "recipe.min_distance=8"])
+    assert "labels of other traces, model or settings" in capsys.readouterr().err
