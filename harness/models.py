@@ -126,15 +126,7 @@ class LoadedModel:
     @cached_property
     def shape(self) -> CacheShape:
         """Shape of the model's key-value rows."""
-        c = self.network.config
-        head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-        return CacheShape(
-            layers=c.num_hidden_layers,
-            q_heads=c.num_attention_heads,
-            kv_heads=c.num_key_value_heads,
-            head_dim=head_dim,
-            dtype=DTYPES[self.config.dtype],
-        )
+        return shape_of(self.network.config, self.config.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -250,6 +242,18 @@ def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
     vocabulary = int((config.config or {})["vocab_size"])
     if vocabulary < tokens:
         raise UserError(f"model.config.vocab_size={vocabulary} is below the stand-in tokenizer's {tokens}: raise it.")
+
+
+def shape_of(architecture: Any, dtype: str) -> CacheShape:
+    """Shape of the key-value rows of an architecture, in the precision of this name."""
+    c = architecture
+    return CacheShape(
+        layers=c.num_hidden_layers,
+        q_heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+        dtype=DTYPES[dtype],
+    )
 
 
 def read_architecture(config: ModelConfig) -> Any:

@@ -24,6 +24,7 @@ from harness.engine import Branch, Engine, Request
 from harness.grading import Grader
 from harness.launch import LauncherConfig, run_local, split, submit
 from harness.models import LoadedModel, ModelConfig, load_model
+from harness.plan import describe
 from harness.provenance import describe_stretch
 from harness.records import (
     STATUS_FOLDER,
@@ -48,9 +49,15 @@ def main() -> None:
     """Console script: exit code 0 done, 1 a job failed, 2 bad input, 3 locked by another process, 130 interrupted."""
     # Hydra would print its own errors and exit 1; ours are one sentence and exit 2.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # Ours and not Hydra's, which would refuse it.
+    dry_run = "--dry-run" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
     try:
         jobs, launcher = collect_jobs()
-        launch(jobs, launcher)
+        if dry_run:
+            print(describe([job for task in split(jobs, launcher) for job in task]))
+        else:
+            launch(jobs, launcher)
     except CellLockedError as error:
         sys.exit(_say(str(error), LOCKED))
     except (UserError, HydraException, OmegaConfBaseException) as error:

@@ -79,7 +79,8 @@ def summary_grids(simulations: int, mean: float, between: float, assumed: float)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulations", type=int, default=1000)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", default="", help="the settings whose name holds this")
+    parser.add_argument("--output", type=Path, help="the CSV; rows are added to one that is there")
     options = parser.parse_args()
     count = options.simulations
     jobs: list[tuple[str, Callable[[], dict[str, tuple[float, int]]]]] = []
@@ -98,7 +99,7 @@ def main() -> None:
         name = f"summary grid: between {between}, assumed {assumed}"
         jobs.append((name, lambda a=(between, assumed): summary_grids(count, 0.45, *a)))  # type: ignore[misc]
     rows = []
-    for name, job in jobs:
+    for name, job in ((name, job) for name, job in jobs if options.only in name):
         for quantity, (value, n) in job().items():
             low, high = stats.binomtest(round(value * n), n).proportion_ci(method="wilson")
             rows.append(
@@ -106,7 +107,8 @@ def main() -> None:
             )
             print(f"{name:60} {quantity:35} {100 * value:6.1f}%  [{100 * low:.1f}, {100 * high:.1f}]", flush=True)
     if options.output:
-        pd.DataFrame(rows).round(4).to_csv(options.output, index=False)
+        is_new = not options.output.exists()
+        pd.DataFrame(rows).round(4).to_csv(options.output, index=False, mode="a", header=is_new)
     print(json.dumps({f"{row['setting']}: {row['quantity']}": round(row["rate"], 4) for row in rows}))
 
 

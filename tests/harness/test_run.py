@@ -233,6 +233,10 @@ def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(
     expected = rows("plenty")
     assert len(expected) == 6
     assert rows("scarce") == expected
+    command(
+        "-m", "policy=dynts,random,window,h2o,snapkv,rkv", "policy.keep_ratio=0.7", *grid[:1], "draws=2", run="apart"
+    )
+    assert rows("apart") == expected
     for number, cell in enumerate(cells("scarce")):
         path = cell["folder"] / "completions.jsonl"
         lines = path.read_text().splitlines(keepends=True)
