@@ -5,10 +5,11 @@ import base64
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jinja2
 import matplotlib
@@ -28,6 +29,7 @@ from analysis.figures import file_name, model_title, save_figure
 from analysis.heatmap import (
     COLORMAP,
     Grid,
+    Scale,
     budget_figure,
     find_grids,
     grid_figure,
@@ -60,11 +62,16 @@ class Picture:
     address: str
 
 
-def build_report(directory: Path | str) -> Path:
+def build_report(directory: Path | str, *, scale: Scale = "own", interval: bool = False) -> Path:
     """Write the report of a run directory, whatever of it there is so far, to DIR/report.
 
     Writes cells.csv (one row per cell, see results/README.md), each figure as PNG, SVG and PDF, and
     report.html.
+
+    Args:
+        directory: the run directory.
+        scale: the heatmaps' colour scale, see `Scale`; the difference to the full cache is always drawn beside it.
+        interval: whether the heatmaps have the 95% interval under each value.
 
     Returns:
         The path of report.html.
@@ -83,7 +90,8 @@ def build_report(directory: Path | str) -> Path:
     _write(folder / "tables.tex", _tables(metrics, "latex"))
     graded = graded_rows(run)
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded, metrics)]
-    pictures = _pictures(run, metrics, grids, settings[:MAX_BARS], verdicts, folder)
+    drawn = partial(grid_figure, scale=scale, interval=interval)
+    pictures = _pictures(run, metrics, grids, settings[:MAX_BARS], verdicts, folder, drawn)
     page = folder / "report.html"
     _write(page, _html(run, metrics, grids, settings, verdicts, pictures, _drill_data(run, folder)))
     return page
@@ -178,13 +186,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)",
     )
     parser.add_argument("--output", metavar="DIR", type=Path, help="where a CSV's report goes (default: <name>_report)")
+    parser.add_argument(
+        "--scale", choices=get_args(Scale), default="own", help="colours of the heatmaps (default: each panel's own)"
+    )
+    parser.add_argument("--interval", action="store_true", help="the 95%% interval under each value of the heatmaps")
     options = parser.parse_args(arguments)
     path = options.directory
     try:
         if path.is_file():
             print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
         else:
-            print(build_report(path))
+            print(build_report(path, scale=options.scale, interval=options.interval))
     except UserError as error:
         print(f"kvsweep-report: error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -204,6 +216,7 @@ def _pictures(
     settings: list[SharedSetting],
     verdicts: list[PanelVerdict],
     folder: Path,
+    drawn: Callable[..., Any],
 ) -> list[Picture]:
     pictures = []
     floors = [verdict for verdict in verdicts if verdict.floor is not None]
@@ -217,7 +230,7 @@ def _pictures(
                 continue
             budget = "" if formats.missing(grid.budget) else formats.number(grid.budget)
             tail = (model, grid.policy, budget, grid.variant)
-            figure = grid_figure(grid, model, metrics)
+            figure = drawn(grid, model, metrics)
             pictures.append(_picture(figure, folder, f"{title}, {grid.title}", "heatmap", *tail))
             if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
                 figure = grid_figure(grid, model, metrics, scale="diff_from_full", marks=True)

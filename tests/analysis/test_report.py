@@ -163,3 +163,18 @@ def test_the_report_needs_no_torch(tmp_path: Path, make_cell: MakeCell) -> None:
         f"analysis.report.build_report({str(tmp_path / 'run')!r})"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_heatmaps_with_a_shared_scale_and_intervals(
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ratio in (0.1, 0.2):
+        for window in (16, 48):
+            make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, budget=128)
+    main([str(tmp_path / "run"), "--scale", "shared", "--interval"])
+    [picture] = (tmp_path / "run" / "report").glob("heatmap*.svg")
+    asked = picture.read_text()
+    main([str(tmp_path / "run")])
+    assert picture.read_text() != asked
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "run"), "--scale", "none"])
