@@ -28,6 +28,10 @@ _T = TypeVar("_T")
 class UserError(ValueError):
     """A mistake the user can mend. The message is one sentence: the value, what is allowed, the way out."""
 
+    def __init__(self, message: str) -> None:
+        # A value may hold a line break; the sentence that names it stays on one line.
+        super().__init__(" ".join(message.splitlines()))
+
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Shard:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.records import Completion, Eviction, held_percents
+from harness.records import Completion, Eviction, UserError, held_percents
 
 
 def completion(**fields):
@@ -33,3 +33,8 @@ def test_shared_tokens_end_with_the_step_that_evicted_first():
     evictions = [Eviction(step=s, length_before=5, length_after=3) for s in (1, 3)]
     assert completion(evictions=evictions).shared_ids == [5, 6]
     assert completion().shared_ids == [5, 6, 7, 8]
+
+
+def test_a_mistake_is_told_on_one_line_whatever_the_value() -> None:
+    assert str(UserError("x=a\nb\u2028c is unknown.")) == "x=a b c is unknown."
+    assert str(UserError("\n")) == ""
