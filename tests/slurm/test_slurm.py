@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +165,28 @@ def test_a_time_limit_requeues_the_task(
     """The limit is SLURM's own coarse minute; the signal before it makes submitit queue the task again."""
     run = tmp_path / "default"
     job = submit(cluster, tmp_path, "launcher.shards=1", "launcher.timeout_min=1", "launcher.signal_delay_s=50")
+    wait(lambda: (run / "status").exists() and running_tasks(run) and stored(run) > 3, "a busy task")
+    # A quick machine would be done before the signal: the task waits for it.
+    [task] = running_tasks(run)
+    os.kill(task.pid, signal.SIGSTOP)
+    wait(lambda: _pending(task.pid, signal.SIGUSR2), "the signal before the limit")
+    with suppress(ProcessLookupError):
+        os.kill(task.pid, signal.SIGCONT)
     wait(lambda: "requeued" in _logs(run, job).lower(), "the requeue")
     wait_until_empty(cluster)
     if status(run, cluster)["states"] != {"done": 3}:
         kvsweep(*SWEEP, f"results_dir={tmp_path}", environment=cluster)
     assert completions(run) == reference
+
+
+def _pending(pid: int, number: signal.Signals) -> bool:
+    """Whether the stopped process has been sent the signal; so has one that is gone: SLURM itself woke it."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return True
+    waiting = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
+    return bool(waiting & 1 << (number - 1))
 
 
 def _logs(run: Path, job: str) -> str:
