@@ -432,6 +432,13 @@ def _one_by_one(requests: Iterable[Request]) -> Iterator[Request]:
             yield replace(request, branches=(branch,))
 
 
+def serves(completion: Completion, policy: Policy) -> bool:
+    """Whether a completion is also what this policy would have written: nothing was evicted, nor would it have been."""
+    trigger = policy.trigger(completion.prompt_tokens)
+    # The step that ends a text evicts no more; the one before it left the cache a row shorter, having found it another.
+    return not completion.evictions and (trigger is None or completion.peak_length <= trigger + 1)
+
+
 def auto_slots(model: LoadedModel, *, capacity: int, requests: int) -> int:
     """Slots that fit into the free memory, and no more than there are requests or than helps."""
     one = SlotCache.bytes_per_slot(model.shape, capacity)

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import lru_cache
 
 import hydra
@@ -20,7 +19,7 @@ from compression.cache import SlotCache
 from compression.policy import BudgetPolicy
 from harness.cell import Cell
 from harness.config import CONF, Job, build, plan
-from harness.engine import Branch, Engine, Request
+from harness.engine import Branch, Engine, Request, serves
 from harness.grading import Grader
 from harness.launch import LauncherConfig, run_local, split, submit
 from harness.models import LoadedModel, ModelConfig, load_model
@@ -28,6 +27,7 @@ from harness.plan import describe
 from harness.provenance import describe_stretch
 from harness.records import (
     STATUS_FOLDER,
+    Completion,
     DecodeStats,
     UserError,
 )
@@ -245,18 +245,23 @@ def decode(
                 "stretch": {k: stretch[k] for k in ("started", "command", "code", "hardware")},
             }
         )
-    requests = list(_requests(job, model, cells, stores))
     limit = job.decoding.max_new_tokens
-    longest = max(len(request.prompt_ids) for request in requests)
+    longest = max(len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems)
     _warn_beyond_context(model, longest + limit)
     _warn_of_lost_questions(cells, longest)
 
-    # A cell that may need every row gets a cache of its own: it would make all the others' as large.
-    unpruned = {c.cell_id for c in cells if c.policy.capacity(longest, limit) == longest + limit}
-    for ids in (stores.keys() - unpruned, unpruned):
-        group = [r for r in (_only(request, ids) for request in requests) if r.branches]
-        if group:
-            _decode_group(job, model, group, stores, progress, reporter)
+    # A cell that may need every row gets a cache of its own, which would make all the others' as large. It goes last:
+    # the texts that no eviction touched are its own, and of the others it knows the beginning.
+    unpruned = [c for c in cells if c.policy.capacity(longest, limit) == longest + limit]
+    for group in ([c for c in cells if c not in unpruned], unpruned):
+        known = _furthest_texts(stores.values(), _lacking_somewhere(job, group, stores))
+        for cell, completion in _untouched(group, stores, known):
+            stores[cell.cell_id].append(completion)
+            reporter.stored(cell.cell_id)
+            progress.update()
+        requests = list(_requests(job, model, group, stores, known))
+        if requests:
+            _decode_group(job, model, requests, stores, progress, reporter)
 
 
 @lru_cache(maxsize=1)
@@ -265,38 +270,53 @@ def loaded(config: ModelConfig) -> LoadedModel:
     return load_model(config)
 
 
+def _lacking_somewhere(job: Job, cells: Iterable[Cell], stores: Mapping[str, CellStore]) -> set[Pair]:
+    own = set(job.own_pairs)
+    return {pair for cell in cells for pair in own - stores[cell.cell_id].finished_pairs}
+
+
+def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
+    """For each of the pairs, the stored completion whose text agrees with the rest of the grid for longest."""
+    known: dict[Pair, Completion] = {}
+    for store in stores:
+        for completion in store.read_completions(pairs):
+            other = known.get(completion.key)
+            if other is None or len(completion.shared_ids) > len(other.shared_ids):
+                known[completion.key] = completion
+    return known
+
+
+def _untouched(
+    cells: Iterable[Cell], stores: Mapping[str, CellStore], known: Mapping[Pair, Completion]
+) -> Iterator[tuple[Cell, Completion]]:
+    """The completions that cells lack and need not write: another cell's, which neither would have evicted."""
+    for cell in cells:
+        finished = stores[cell.cell_id].finished_pairs
+        yield from ((cell, row) for pair, row in known.items() if pair not in finished and serves(row, cell.policy))
+
+
 def _requests(
-    job: Job, model: LoadedModel, cells: Sequence[Cell], stores: Mapping[str, CellStore]
+    job: Job,
+    model: LoadedModel,
+    cells: Sequence[Cell],
+    stores: Mapping[str, CellStore],
+    known: Mapping[Pair, Completion],
 ) -> Iterator[Request]:
     """One request per problem and draw that any cell lacks, with those cells as its branches."""
     own = set(job.own_pairs)
-    lacking_somewhere = {pair for c in cells for pair in own - stores[c.cell_id].finished_pairs}
-    known = _shared_texts(stores.values(), lacking_somewhere)
     for problem in job.benchmark.problems:
         prompt_ids = model.prompt_ids(problem.prompt)
         for draw in (draw for draw in range(job.draws) if (problem.id, draw) in own):
-            lacking = [c for c in cells if (problem.id, draw) not in stores[c.cell_id].finished_pairs]
+            pair = problem.id, draw
+            lacking = [c for c in cells if pair not in stores[c.cell_id].finished_pairs]
             if lacking:
                 yield Request(
                     problem_id=problem.id,
                     draw=draw,
                     prompt_ids=prompt_ids,
                     branches=tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in lacking),
-                    forced=known.get((problem.id, draw), ()),
+                    forced=tuple(known[pair].shared_ids) if pair in known else (),
                 )
-
-
-def _shared_texts(stores: Iterable[CellStore], lacking: Collection[tuple[str, int]]) -> dict[Pair, tuple[int, ...]]:
-    """For every pair that some cell lacks, the longest text that a stored completion shares with all of the grid."""
-    known: dict[Pair, tuple[int, ...]] = {}
-    for store in stores:
-        for completion in store.read_completions(lacking):
-            known[completion.key] = max(known.get(completion.key, ()), tuple(completion.shared_ids), key=len)
-    return known
-
-
-def _only(request: Request, cell_ids: Collection[str]) -> Request:
-    return replace(request, branches=tuple(b for b in request.branches if b.cell_id in cell_ids))
 
 
 def _decode_group(

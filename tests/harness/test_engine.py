@@ -31,7 +31,7 @@ from compression.policies.window import Window
 from compression.policy import CacheView
 from compression.predictor import ImportancePredictor, load_predictor, save_predictor
 from compression.signals import AttentionMass, CacheShape, RecentQueries
-from harness.engine import Branch, DecodingConfig, Engine, Request
+from harness.engine import Branch, DecodingConfig, Engine, Request, serves
 from harness.models import LoadedModel, ModelConfig, load_model
 from harness.records import held_percents
 from harness.sampling import SamplingConfig, sequence_key, uniforms_of_rows
@@ -437,6 +437,13 @@ def test_grid_in_one_batch_equals_one_cell_at_a_time(seed, problems, policies, s
     assert together == alone
     if slots > 1:
         assert engine.clock.tokens == tokens_of_trunks_and_branches(requests, together)
+    for request in requests:
+        rows = [(b.policy, together[b.cell_id, request.problem_id, 0]) for b in request.branches]
+        for (_, one), (policy, other) in itertools.product(rows, rows):
+            if serves(one, policy):
+                assert other == one
+            elif getattr(policy, "keep_ratio", 1) < 1 and len(request.prompt_ids) < policy.budget:
+                assert one.evictions or other.evictions
 
 
 @settings(max_examples=150, deadline=None)

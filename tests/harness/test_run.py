@@ -165,6 +165,21 @@ def test_cells_agree_until_the_first_eviction(
     assert parted > 20, "eviction is to change what this model writes"
 
 
+def test_the_full_cache_writes_only_what_an_eviction_touched(
+    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
+) -> None:
+    command(*GRID, "policy.budget=64", "draws=8")
+    found = cells()
+    [full] = [cell for cell in found if cell["policy"]["name"] == "full"]
+    touched = {row.key for row in full["rows"]} - {
+        row.key for cell in found if cell is not full for row in cell["rows"] if not row.evictions
+    }
+    stats = [json.loads(line) for line in (full["folder"] / "stats.jsonl").read_text().splitlines()]
+    assert sum(row["completions"] for row in stats) == len(touched)
+    assert 0 < len(touched) < len(full["rows"])
+    assert stats[0]["tokens"] == sum(row.num_tokens for row in full["rows"] if row.key in touched)
+
+
 # --- The same again -----------------------------------------------------------------------------------------
 
 
