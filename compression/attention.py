@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from compression.signals import Prefill
+from compression.signals import PaddedPrefill, Prefill
 from kernels.reference import decode_attention
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ def slot_attention(
     *,
     scaling: float,
     slot_cache: "SlotCache | None" = None,
-    prefill: Prefill | None = None,
+    prefill: Prefill | PaddedPrefill | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """One decode step over `slot_cache` if it is given, causal prefill of a whole prompt otherwise.
+    """One decode step over `slot_cache` if it is given, causal prefill of prompts or of one's next chunk otherwise.
 
     query [slots, q_heads, tokens, head_dim]; key and value as the cache's `update` returned them. Returns
     ([slots, tokens, q_heads, head_dim], None). What policies want recorded goes to the cache, or to `prefill`.
@@ -45,12 +46,20 @@ def slot_attention(
         )
         slot_cache.observe(int(module.layer_idx), query[:, :, 0], mass)  # type: ignore[arg-type]
         return output[:, None], None
-    if query.shape[2] != key.shape[2]:
+    earlier = key.shape[2] - query.shape[2]
+    if earlier and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
     if prefill is not None:
         prefill.observe(query, key, value, scaling)
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
     output = nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        query,
+        key,
+        value,
+        attn_mask=seen if earlier else None,
+        is_causal=not earlier,
+        scale=scaling,
+        enable_gqa=True,
     )
     return output.transpose(1, 2), None
 

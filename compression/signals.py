@@ -6,7 +6,7 @@ share its recorder.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class CacheShape:
 class Prefill:
     """What the prefill of one prompt leaves behind; the attention function fills it, layer by layer.
 
+    A long prompt may come in chunks, each announced by `begin_chunk`.
+
     Attributes:
         rows: each layer's keys and values, [kv_heads, length, head_dim].
         queries: each layer's queries, [q_heads, length, head_dim]; empty unless `keep_queries`.
@@ -41,18 +43,36 @@ class Prefill:
         self.rows: list[tuple[Tensor, Tensor]] = []
         self.queries: list[Tensor] = []
         self.keep_queries, self.scaling = keep_queries, 1.0
+        self._layer = 0
+
+    def begin_chunk(self) -> None:
+        """The next layer observed is the first again, of the tokens that follow."""
+        self._layer = 0
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Take in one layer of one prompt: [1, heads, length, head_dim] each."""
-        self.rows.append((key[0], value[0]))
-        self.scaling = scaling
+        """Take in one layer of one prompt, [1, heads, length, head_dim] each: the chunk's queries, all keys so far."""
+        layer, self._layer, self.scaling = self._layer, self._layer + 1, scaling
+        self.rows[layer : layer + 1] = [(key[0], value[0])]
         if self.keep_queries:
-            self.queries.append(query[0])
+            self.queries[layer : layer + 1] = [torch.cat([*self.queries[layer : layer + 1], query[0]], dim=1)]
 
     @property
     def length(self) -> int:
         """Tokens of the prompt."""
         return self.rows[0][0].shape[1] if self.rows else 0
+
+
+class PaddedPrefill:
+    """The prefill of several prompts in one forward, each padded behind its end, where causal attention never looks."""
+
+    def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
+        self.parts = list(zip(prefills, lengths, strict=True))
+
+    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """Take in one layer of all prompts, [prompts, heads, longest, head_dim] each."""
+        for row, (prefill, length) in enumerate(self.parts):
+            one = slice(row, row + 1), slice(None), slice(length)
+            prefill.observe(query[one], key[one], value[one], scaling)
 
 
 class Recorder:

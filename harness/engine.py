@@ -9,17 +9,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from compression.cache import SlotCache
 from compression.policy import CacheView, Policy
-from compression.signals import Prefill
 from harness.models import LoadedModel, free_memory
+from harness.prefill import Prefiller
 from harness.records import Completion, Eviction
 from harness.sampling import SamplingConfig, sample, sequence_key, uniform, uniforms_of_rows
 
@@ -74,23 +74,72 @@ class Request:
     branches: tuple[Branch, ...]
     forced: tuple[int, ...] = ()
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """What identifies its completions within their cells."""
+        return (self.problem_id, self.draw)
 
-@dataclass(kw_only=True)
+    @cached_property
+    def question(self) -> tuple[int, ...]:
+        """The prompt but its last token: what is prefilled."""
+        return self.prompt_ids[:-1]
+
+
 class Clock:
-    """Seconds and counts of one engine's work so far; `tokens` are those decoded, a trunk's once for all branches."""
+    """Seconds and counts of one engine's work so far.
 
-    prefill: float = 0.0
-    decode: float = 0.0
-    eviction: float = 0.0
-    steps: int = 0
-    tokens: int = 0
+    On a GPU the seconds of a part are those that the device took for it, measured there; what it waited for the host
+    is in `host`, with all that the host does alone.
+
+    Attributes:
+        prefill, forward, sampling, scoring, eviction: seconds of the parts; scoring is the predictor's at every step
+            and the policies' choice at an eviction, eviction the moving of rows.
+        wall: seconds of all the engine's work, its caller's between two completions left out.
+        first_token: wall seconds until the first step had drawn.
+        steps: decode steps.
+        tokens: those decoded, a trunk's once for all its branches.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.prefill = self.forward = self.sampling = self.scoring = self.eviction = 0.0
+        self.wall = self.first_token = 0.0
+        self.steps = self.tokens = 0
+        self._on_gpu = device.type == "cuda"
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @property
+    def decode(self) -> float:
+        """Seconds of everything but the prefill."""
+        return self.wall - self.prefill
+
+    @property
+    def host(self) -> float:
+        """Seconds of no part: bookkeeping, and a GPU's waiting for it."""
+        return self.wall - self.prefill - self.forward - self.sampling - self.scoring - self.eviction
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
         """Add the seconds spent inside to the field `name`."""
+        if self._on_gpu and name != "wall":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self._events.append((name, begin, end))
+            return
         start = time.perf_counter()
         yield
-        setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+        self._add(name, time.perf_counter() - start)
+
+    def settle(self) -> None:
+        """Add up what the device has measured; to be called where the host has waited for it anyway."""
+        done = [event for event in self._events if event[2].query()]
+        for name, begin, end in done:
+            self._add(name, begin.elapsed_time(end) / 1000)
+        del self._events[: len(done)]
+
+    def _add(self, name: str, seconds: float) -> None:
+        setattr(self, name, getattr(self, name) + seconds)
 
 
 @dataclass
@@ -131,8 +180,8 @@ class Engine:
         policies: Iterable[Policy],
     ) -> None:
         self.model, self.decoding, self.seed = model, decoding, seed
-        self.clock = Clock()
         device, policies = model.device, list(policies)
+        self.clock = Clock(device)
         self.cache = SlotCache(
             model.shape,
             slots=slots,
@@ -164,7 +213,7 @@ class Engine:
             self.streams,
             self.written,
         )
-        self._prefilled: tuple[tuple[int, ...], Prefill] = ((), Prefill())
+        self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders))
 
     @classmethod
     def sized_for(
@@ -177,15 +226,15 @@ class Engine:
         slots: int | None = None,
     ) -> Self:
         """An engine with the capacity, the signals and, unless `slots` are given, the slots that the requests need."""
-        branches = [(request, branch) for request in requests for branch in request.branches]
-        capacity = max(b.policy.capacity(len(r.prompt_ids), decoding.max_new_tokens) for r, b in branches)
+        capacity = needed_capacity(requests, decoding)
+        branches = [branch for request in requests for branch in request.branches]
         return cls(
             model,
             decoding=decoding,
             seed=seed,
-            slots=slots or auto_slots(model, capacity=capacity, requests=len(branches)),
+            slots=slots or auto_slots(model, capacity=capacity, requests=len(branches)).slots,
             capacity=capacity,
-            policies=dict.fromkeys(branch.policy for _, branch in branches),
+            policies=dict.fromkeys(branch.policy for branch in branches),
         )
 
     @torch.inference_mode()
@@ -193,14 +242,25 @@ class Engine:
         """Yield (cell_id, completion) for every branch of every request, as they end."""
         queue = deque(requests if self.slots > 1 else _one_by_one(requests))
         while queue or self.cache.live or self.waiting:
-            self._fill(queue)
-            with self.clock.time("decode"):
-                logits = self._forward()
-                ended = self._sample(logits)
-            for slot in reversed(ended):
-                yield from self._finish(slot)
-            with self.clock.time("eviction"):
-                self._evict_due()
+            with self.clock.time("wall"):
+                completions = self._step(queue)
+            yield from completions
+
+    def _step(self, queue: deque[Request]) -> list[tuple[str, Completion]]:
+        """Fill the slots, write one token in each, evict; return the completions that ended."""
+        start = time.perf_counter()
+        self._fill(queue)
+        if not self.cache.live:  # a long question is still being prefilled
+            return []
+        logits = self._forward()
+        with self.clock.time("sampling"):
+            ended = self._sample(logits)
+        if not self.clock.first_token:
+            self.clock.first_token = self.clock.wall + time.perf_counter() - start
+        self.clock.settle()
+        completions = [completion for slot in reversed(ended) for completion in self._finish(slot)]
+        self._evict_due()
+        return completions
 
     @property
     def free(self) -> int:
@@ -211,8 +271,13 @@ class Engine:
         """Forks first, then new trunks: a trunk that waits holds a slot and does nothing."""
         while self.waiting and self._fork():
             pass
-        while queue and self._has_room(queue[0]):
+        if not (queue and self._has_room(queue[0])):
+            return
+        with self.clock.time("prefill"):
+            self.prefiller.advance(request.question for request in itertools.islice(queue, self.free))
+        while queue and queue[0].question in self.prefiller.done and self._has_room(queue[0]):
             self._admit(queue.popleft())
+        self.prefiller.keep(request.question for request in itertools.islice(queue, self.slots))
 
     def _has_room(self, request: Request) -> bool:
         """Whether to begin a request now.
@@ -228,47 +293,35 @@ class Engine:
         return len(trunks) < max(1, self.slots // 2) and unforked < self.slots
 
     def _admit(self, request: Request) -> None:
-        """Prefill all of the prompt but its last token, which the next step feeds like any other."""
-        *question, last = request.prompt_ids
+        """Begin a request whose question is prefilled; its last token the next step feeds like any other."""
         with self.clock.time("prefill"):
-            slot = self.cache.admit(self._prefill(tuple(question)))
+            slot = self.cache.admit(self.prefiller.done[request.question])
         self._seat(slot, _Sequence(request, list(request.branches)))
         self.generated[slot], self.forced[slot] = 0, len(request.forced)
         self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
-        self.tokens[slot] = last
-        self.positions[slot] = len(question)
+        self.tokens[slot] = request.prompt_ids[-1]
+        self.positions[slot] = len(request.question)
         self.streams[slot] = sequence_key(self.seed, request.problem_id, request.draw)
 
     def _seat(self, slot: int, sequence: _Sequence) -> None:
         self.sequences[slot] = sequence
         self.triggers[slot] = min(map(sequence.trigger, sequence.branches))
 
-    def _prefill(self, ids: tuple[int, ...]) -> Prefill:
-        # Requests for one problem come in a row: its draws and cells share one prefill.
-        if self._prefilled[0] != ids:
-            prefill = Prefill(keep_queries=bool(self.cache.recorders))
-            if ids:
-                self.model.decode_hidden(
-                    input_ids=torch.tensor([ids], device=self.model.device),
-                    position_ids=torch.arange(len(ids), device=self.model.device)[None],
-                    past_key_values=DynamicCache(),
-                    prefill=prefill,
-                )
-            self._prefilled = (ids, prefill)
-        return self._prefilled[1]
-
     def _forward(self) -> Tensor:
         """Feed one token to every live slot; return logits [live, vocabulary]."""
         live = self.cache.live
-        self.cache.begin_step(self.positions[:live])
-        hidden = self.model.decode_hidden(
-            input_ids=self.tokens[:live, None],
-            position_ids=self.positions[:live, None],
-            past_key_values=self.cache,
-            slot_cache=self.cache,
-        )[:, 0]
-        self.cache.end_step(hidden)
-        return self.model.logits(hidden)
+        with self.clock.time("forward"):
+            self.cache.begin_step(self.positions[:live])
+            hidden = self.model.decode_hidden(
+                input_ids=self.tokens[:live, None],
+                position_ids=self.positions[:live, None],
+                past_key_values=self.cache,
+                slot_cache=self.cache,
+            )[:, 0]
+            logits = self.model.logits(hidden)
+        with self.clock.time("scoring"):
+            self.cache.end_step(hidden)
+        return logits
 
     def _evict_due(self) -> None:
         """Evict every slot whose length had reached its trigger before this step (the published rule).
@@ -320,11 +373,13 @@ class Engine:
 
     def _evict(self, slot: int) -> None:
         sequence = self._at(slot)
-        view = self._view(slot, sequence)
-        selection = sequence.branches[0].policy.select(view)
+        with self.clock.time("scoring"):
+            view = self._view(slot, sequence)
+            selection = sequence.branches[0].policy.select(view)
         kept, step = selection.keep.shape[-1], int(self.generated[slot]) - 1
         if kept < view.length:
-            self.cache.evict(slot, selection)
+            with self.clock.time("eviction"):
+                self.cache.evict(slot, selection)
             self.forced[slot] = 0
             text_length = len(sequence.request.prompt_ids) + step
             held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
@@ -377,15 +432,14 @@ class Engine:
         stopped = torch.isin(drawn, self.stop_ids).cpu().numpy()
         return np.flatnonzero(stopped | (self.generated[:live] >= self.decoding.max_new_tokens)).tolist()
 
-    def _finish(self, slot: int) -> Iterator[tuple[str, Completion]]:
+    def _finish(self, slot: int) -> list[tuple[str, Completion]]:
         """Take the slot's completion out, for each of its branches, and give its place to the last live slot."""
         sequence = self._at(slot)
         completion = self._completion(slot, sequence)
         self.cache.live -= 1
         if slot != self.cache.live:
             self._copy(self.cache.live, slot)
-        for branch in sequence.branches:
-            yield branch.cell_id, completion
+        return [(branch.cell_id, completion) for branch in sequence.branches]
 
     def _at(self, slot: int) -> _Sequence:
         sequence = self.sequences[slot]
@@ -439,8 +493,26 @@ def serves(completion: Completion, policy: Policy) -> bool:
     return not completion.evictions and (trigger is None or completion.peak_length <= trigger + 1)
 
 
-def auto_slots(model: LoadedModel, *, capacity: int, requests: int) -> int:
+def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
+    """Rows per slot that serve every branch of the requests."""
+    limit = decoding.max_new_tokens
+    return max(b.policy.capacity(len(r.prompt_ids), limit) for r in requests for b in r.branches)
+
+
+@dataclass(frozen=True)
+class AutoSlots:
+    """How many slots to decode with, and the arithmetic in words."""
+
+    slots: int
+    reason: str
+
+
+def auto_slots(model: LoadedModel, *, capacity: int, requests: int) -> AutoSlots:
     """Slots that fit into the free memory, and no more than there are requests or than helps."""
-    one = SlotCache.bytes_per_slot(model.shape, capacity)
-    fitting = int(free_memory(model.device) * _MEMORY_SHARE) // one
-    return max(1, min(fitting, requests, _MOST_SLOTS[model.device.type]))
+    one, free = SlotCache.bytes_per_slot(model.shape, capacity), free_memory(model.device)
+    fitting, most = int(free * _MEMORY_SHARE) // one, _MOST_SLOTS[model.device.type]
+    reason = (
+        f"{fitting:,} fit into {_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
+        f"{requests:,} completions are wanted, more than {most} hardly help on {model.device.type}"
+    )
+    return AutoSlots(slots=max(1, min(fitting, requests, most)), reason=reason)

@@ -182,8 +182,9 @@ class Grade(_Row):
 class DecodeStats(_Row):
     """What one stretch of decoding cost: wall seconds, live tokens (rows that still wrote), KV bytes.
 
-    `decode_seconds` covers forward, scoring, eviction and sampling; `prefill_seconds` is apart. The stretch may serve
-    several cells at once; `cells` says how many, and `tokens` counts this cell's alone, `tokens_total` all of them.
+    `decode_seconds` is all that the engine took but `prefill_seconds`: forward, sampling, scoring, eviction and host
+    together; `first_token_seconds` until its first step had drawn. The stretch may serve several cells at once; `cells`
+    says how many, and `tokens` counts this cell's alone, `tokens_total` all of them.
     """
 
     wall_seconds: float
@@ -198,6 +199,12 @@ class DecodeStats(_Row):
     steps: int
     kv_bytes_allocated: int
     kv_bytes_analytic: int
+    # Rows of before these fields have none.
+    forward_seconds: float | None = None
+    sampling_seconds: float | None = None
+    scoring_seconds: float | None = None
+    host_seconds: float | None = None
+    first_token_seconds: float | None = None
 
 
 def held_percents(held: Sequence[int]) -> list[int]:

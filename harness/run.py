@@ -1,14 +1,17 @@
 """The command `kvsweep`: compose, check everything, skip what is finished, decode, grade, sum up."""
 
+import gc
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import lru_cache
 
 import hydra
+import torch
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +22,7 @@ from compression.cache import SlotCache
 from compression.policy import BudgetPolicy
 from harness.cell import Cell
 from harness.config import CONF, Job, build, plan
-from harness.engine import Branch, Engine, Request, serves
+from harness.engine import Branch, Engine, Request, auto_slots, needed_capacity, serves
 from harness.grading import Grader
 from harness.launch import LauncherConfig, run_local, split, submit
 from harness.models import LoadedModel, ModelConfig, load_model
@@ -327,41 +330,98 @@ def _decode_group(
     progress: tqdm,
     reporter: Reporter,
 ) -> None:
-    engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=job.slots)
-    reporter.counters.append(lambda: engine.clock.tokens)
-    slots, capacity = engine.slots, engine.cache.capacity
-    analytic = slots * SlotCache.bytes_per_slot(model.shape, capacity)
-    wanted = [branch.cell_id for request in requests for branch in request.branches]
-    written: dict[str, list[int]] = {cell_id: [] for cell_id in wanted}
-    progress.set_description(f"{job.model.name} {job.benchmark.name}")
-    progress.write(
-        f"{job.model.name} {job.benchmark.name}: {len(wanted)} completions of {len(written)} cells, "
-        f"{slots} slots x {capacity} tokens = {analytic / 2**20:.1f} MiB of keys and values"
+    """Decode the requests; where the memory gives out, what is left of them with half of the slots.
+
+    Raises:
+        UserError: it gives out with a single slot.
+    """
+    capacity, slots, reason = needed_capacity(requests, job.decoding), job.slots, "slots= asks for them"
+    if slots is None:
+        found = auto_slots(model, capacity=capacity, requests=sum(len(r.branches) for r in requests))
+        slots, reason = found.slots, found.reason
+    name = f"{job.model.name} {job.benchmark.name}"
+    progress.set_description(name)
+    while requests:
+        one = SlotCache.bytes_per_slot(model.shape, capacity)
+        wanted = [branch.cell_id for request in requests for branch in request.branches]
+        progress.write(
+            f"{name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
+            f"{one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB of keys and values ({reason})"
+        )
+        try:
+            _write(job, model, requests, slots, stores, progress, reporter)
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            if slots == 1:
+                raise UserError(
+                    f"{name}: the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB) "
+                    "beside the model: lower policy.budget or decoding.max_new_tokens, or take a larger device."
+                ) from error
+        # Outside the handler, whose traceback would keep the old cache alive.
+        gc.collect()
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        slots, reason = slots // 2, f"out of memory with {slots}"
+        requests = _unfinished(requests, stores)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # The CPU's allocator raises a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _unfinished(requests: Iterable[Request], stores: Mapping[str, CellStore]) -> list[Request]:
+    left = (
+        replace(r, branches=tuple(b for b in r.branches if r.key not in stores[b.cell_id].finished_pairs))
+        for r in requests
     )
+    return [request for request in left if request.branches]
+
+
+def _write(
+    job: Job,
+    model: LoadedModel,
+    requests: Sequence[Request],
+    slots: int,
+    stores: Mapping[str, CellStore],
+    progress: tqdm,
+    reporter: Reporter,
+) -> None:
+    """Decode the requests with so many slots and store every completion as it ends; then what that cost."""
+    engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=slots)
+    clock = engine.clock
+    reporter.counters.append(lambda: clock.tokens)
+    written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         stores[cell_id].append(completion)
         reporter.stored(cell_id)
         written[cell_id].append(completion.num_tokens)
-        rate = engine.clock.tokens / (time.perf_counter() - start)
-        progress.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+        progress.set_postfix_str(f"{clock.tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
         progress.update()
     seconds = time.perf_counter() - start
     for cell_id, lengths in written.items():
         stores[cell_id].append_stats(
             DecodeStats(
                 wall_seconds=seconds,
-                prefill_seconds=engine.clock.prefill,
-                decode_seconds=engine.clock.decode + engine.clock.eviction,
-                eviction_seconds=engine.clock.eviction,
+                prefill_seconds=clock.prefill,
+                decode_seconds=clock.decode,
+                forward_seconds=clock.forward,
+                sampling_seconds=clock.sampling,
+                scoring_seconds=clock.scoring,
+                eviction_seconds=clock.eviction,
+                host_seconds=clock.host,
+                first_token_seconds=clock.first_token,
                 tokens=sum(lengths),
-                tokens_total=engine.clock.tokens,
+                tokens_total=clock.tokens,
                 cells=len(written),
                 completions=len(lengths),
                 slots=slots,
-                steps=engine.clock.steps,
+                steps=clock.steps,
                 kv_bytes_allocated=engine.cache.kv_bytes,
-                kv_bytes_analytic=analytic,
+                kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity),
             )
         )
 

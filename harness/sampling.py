@@ -17,6 +17,8 @@ from harness.records import UserError
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
 ORDERS: tuple[SamplingOrder, ...] = ("top_k_then_top_p", "top_p_then_top_k")
 
+# Sorting a whole vocabulary costs more than a step of a small model; a nucleus is nearly always within its head.
+_NUCLEUS_HEAD = 1024
 # Divided by less, logits would leave the range of float32.
 _COLDEST = 1e-3
 _MASK = (1 << 64) - 1
@@ -88,33 +90,34 @@ def sample(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> Tensor:
     """Draw one token id per row of logits [rows, vocabulary] with uniforms [rows].
 
     The cumulative sum runs over the kept tokens in vocabulary order: sorted by probability, two near-equal tokens would
-    swap places under rounding noise, and a sequence would depend on its batch.
+    swap places under rounding noise, and a sequence would depend on its batch. For the same reason tokens of equal
+    probability at the edge of a cut are kept together.
     """
     if config.temperature == 0:
         return logits.argmax(dim=-1)
     probabilities = torch.softmax(logits.float() / config.temperature, dim=-1)
-    ids = None
-    if config.top_k and config.top_k < probabilities.shape[-1]:
-        probabilities, ids = probabilities.topk(config.top_k, dim=-1)
-    elif config.top_p < 1:
-        probabilities, ids = probabilities.sort(dim=-1, descending=True, stable=True)
-    if ids is not None:
-        if config.top_p < 1:
-            probabilities = probabilities * _nucleus(probabilities, config)
-        ids, order = ids.sort(dim=-1)
-        probabilities = probabilities.gather(-1, order)
+    if config.top_p < 1 or 0 < config.top_k < probabilities.shape[-1]:
+        probabilities = probabilities.where(probabilities >= _least_kept(probabilities, config), 0.0)
     cumulative = probabilities.double().cumsum(dim=-1)
     # Strictly below the total, so that a row of zeros at the end is never chosen.
     targets = uniforms[:, None] * cumulative[:, -1:]
     chosen = torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[-1] - 1)
-    return (chosen if ids is None else ids.gather(-1, chosen)).squeeze(-1)
+    return chosen.squeeze(-1)
 
 
-def _nucleus(descending: Tensor, config: SamplingConfig) -> Tensor:
-    """Mask of the smallest leading set whose mass reaches top_p, on probabilities sorted descending."""
-    total = descending.sum(-1, keepdim=True) if config.order == "top_k_then_top_p" else 1.0
+def _least_kept(probabilities: Tensor, config: SamplingConfig) -> Tensor:
+    """The lowest probability that top_k and top_p keep, [rows, 1]."""
+    top = min(config.top_k or _NUCLEUS_HEAD, probabilities.shape[-1])
+    descending = probabilities.topk(top, dim=-1).values
     before = descending.cumsum(dim=-1) - descending
-    return before < config.top_p * total
+    edge: Tensor | float = config.top_p
+    if config.top_k and config.order == "top_k_then_top_p":
+        edge = config.top_p * descending.sum(-1, keepdim=True)
+    elif not config.top_k and bool((before[:, -1] < config.top_p).any()):
+        # A nucleus larger than the head that was sorted, which is rare.
+        descending = probabilities.sort(dim=-1, descending=True).values
+        before = descending.cumsum(dim=-1) - descending
+    return descending.masked_fill(before >= edge, torch.inf).amin(dim=-1, keepdim=True)
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from compression.predictor import ImportancePredictor, load_predictor, save_pred
 from compression.signals import AttentionMass, CacheShape, RecentQueries
 from harness.engine import Branch, DecodingConfig, Engine, Request, serves
 from harness.models import LoadedModel, ModelConfig, load_model
+from harness.prefill import STEP_TOKENS
 from harness.records import held_percents
 from harness.sampling import SamplingConfig, sequence_key, uniforms_of_rows
 from harness.toy.paths import WEIGHTS
@@ -109,10 +111,11 @@ def prompts(*lengths):
     return [tuple(torch.randint(0, 90, (n,), generator=generator).tolist()) for n in lengths]
 
 
-def run(model, requests, *, slots=3, sampling=GREEDY, max_new_tokens=NEW_TOKENS, seed=0):
+def run(model, requests, *, slots=3, sampling=GREEDY, max_new_tokens=NEW_TOKENS, seed=0, step_tokens=STEP_TOKENS):
     """Completions by (cell_id, problem_id, draw), and the engine for its counts."""
     decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=sampling)
     engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, slots=slots)
+    engine.prefiller.step_tokens = step_tokens
     results = [((cell_id, c.problem_id, c.draw), c) for cell_id, c in engine.generate(requests)]
     assert len(dict(results)) == len(results), "a completion came twice"
     return dict(results), engine
@@ -385,6 +388,25 @@ class FakeModel:
         return torch.sin(hidden.sum(-1, keepdim=True) * 1000 + spread * 1.7) * 3
 
 
+class BrokenError(RuntimeError):
+    """What a model may raise in the middle of a step."""
+
+
+@dataclass
+class BreakingModel(FakeModel):
+    """Raises at its call number `breaks_at`, after the cache has taken in the step's rows."""
+
+    breaks_at: int | None = None
+    calls: int = 0
+
+    def decode_hidden(self, *args, **inputs):
+        self.calls += 1
+        hidden = super().decode_hidden(*args, **inputs)
+        if self.calls == self.breaks_at:
+            raise BrokenError
+        return hidden
+
+
 FAKE_POLICIES = [
     FULL,
     *(
@@ -453,23 +475,27 @@ def test_grid_in_one_batch_equals_one_cell_at_a_time(seed, problems, policies, s
     policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
     slots=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
     kills=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    failures=st.tuples(st.integers(1, 80), st.integers(1, 80)),
     max_new_tokens=st.integers(1, 40),
 )
-def test_a_killed_grid_resumes_to_the_same_completions(seed, problems, policies, slots, kills, max_new_tokens):
-    """Killed twice after any number of completions, each time with other slots: nothing lost, doubled or changed."""
+def test_a_killed_grid_resumes_to_the_same_completions(
+    seed, problems, policies, slots, kills, failures, max_new_tokens
+):
+    """Killed or broken twice, at any moment, each time with other slots: nothing lost, doubled or changed."""
     requests = fake_requests(seed, problems, policies)
     options = {"sampling": T1, "max_new_tokens": max_new_tokens}
     whole, _ = run(FakeModel(), requests, slots=slots[0], **options)
     stored = {}
-    for count, kill in zip(slots, (*kills, None), strict=True):
+    for count, kill, failure in zip(slots, (*kills, None), (*failures, None), strict=True):
         rest = [r for r in (without(r, stored) for r in requests) if r.branches]
         if not rest:
             break
         decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=T1)
-        engine = Engine.sized_for(rest, FakeModel(), decoding=decoding, seed=0, slots=count)
-        for cell_id, completion in itertools.islice(engine.generate(rest), kill):
-            assert (cell_id, completion.problem_id, 0) not in stored
-            stored[cell_id, completion.problem_id, 0] = completion
+        engine = Engine.sized_for(rest, BreakingModel(breaks_at=failure), decoding=decoding, seed=0, slots=count)
+        with suppress(BrokenError):
+            for cell_id, completion in itertools.islice(engine.generate(rest), kill):
+                assert (cell_id, completion.problem_id, 0) not in stored
+                stored[cell_id, completion.problem_id, 0] = completion
     assert stored == whole
 
 
@@ -508,6 +534,33 @@ def tokens_of_trunks_and_branches(requests, completions):
         trunk = max(starts)
         total += trunk + sum(c.num_tokens - s for c, s in zip(mine.values(), starts, strict=True))
     return total
+
+
+@pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
+def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, step_tokens):
+    _, model = networks
+    policies = [
+        H2O(name="h2o", keep_ratio=0.4, local_window=6, budget=30),
+        SnapKV(name="snapkv", keep_ratio=0.5, local_window=8, budget=28, observation_window=4),
+        FULL,
+    ]
+    requests = ask(prompts(1, 23, 2, 17, 40, 9, 33), *policies, draws=2)
+    whole, _ = run(model, requests, slots=6)
+    assert run(model, requests, slots=6, step_tokens=step_tokens)[0] == whole
+
+
+def test_a_long_question_does_not_stop_the_others(networks):
+    _, model = networks
+    [short, long] = ask(prompts(4, 60), FULL)
+    decoding = DecodingConfig(name="test", max_new_tokens=40, sampling=GREEDY)
+    engine = Engine.sized_for([short, long], model, decoding=decoding, seed=0, slots=2)
+    engine.prefiller.step_tokens = 6
+    generator = engine.generate([short, long])
+    list(itertools.islice(generator, 1))
+    assert engine.clock.steps == 40
+    list(generator)
+    # The long question took ten calls; meanwhile the short one wrote, and the long one then overlapped with it.
+    assert 49 <= engine.clock.steps <= 51
 
 
 def test_shuffled_requests_give_the_same_completions(networks):

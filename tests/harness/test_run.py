@@ -1,5 +1,6 @@
 """The command from end to end on an untrained model: what it writes, what it skips, and that it writes it again."""
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch import Tensor
 
 from compression.budget import length_after
 from compression.policies.random import Random as RandomPolicy
@@ -191,6 +193,46 @@ def test_slots_do_not_change_a_completion(
     one, *others = (read_completions(tmp_path / "runs" / f"slots{slots}") for slots in (1, 4, 32))
     assert len(one) == 7
     assert all(other == one for other in others)
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`small_memory(n)`: from now on the model has room for n sequences in its 20th step, and for any before."""
+
+    def limit(slots: int) -> None:
+        steps, logits = itertools.count(1), LoadedModel.logits
+
+        def run_out(self: LoadedModel, hidden: Tensor) -> Tensor:
+            if next(steps) > 20 and len(hidden) > slots:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return logits(self, hidden)
+
+        monkeypatch.setattr(LoadedModel, "logits", run_out)
+
+    return limit
+
+
+def test_out_of_memory_halves_the_slots_and_loses_nothing(
+    command: Callable[..., Any],
+    read_completions: Callable[[Path], Rows],
+    small_memory: Callable[[int], None],
+    tmp_path: Path,
+) -> None:
+    command(*GRID, "draws=2", run="plenty")
+    small_memory(3)
+    ended = command(*GRID, "draws=2", "slots=16", run="short")
+    assert "(out of memory with 4)" in ended.out
+    assert read_completions(tmp_path / "runs/short") == read_completions(tmp_path / "runs/plenty")
+
+
+def test_memory_for_not_even_one_slot_is_said_plainly(
+    kvsweep: Callable[..., Any], tiny: list[str], small_memory: Callable[[int], None], tmp_path: Path
+) -> None:
+    small_memory(0)
+    ended = kvsweep(*tiny, "benchmark=toy_add", f"results_dir={tmp_path}")
+    assert ended.code == 2
+    assert "does not hold one sequence" in ended.err
+    assert "lower policy.budget" in ended.err
 
 
 def test_a_grid_is_its_cells_one_by_one(
