@@ -36,16 +36,7 @@ def slot_attention(
         ValueError: a step over an earlier cache without `slot_cache`, whose result would be wrong.
     """
     if slot_cache is not None:
-        output, mass = decode_attention(
-            query[:, :, 0],
-            key,
-            value,
-            slot_cache.live_lengths,
-            scaling=scaling,
-            return_mass=slot_cache.needs_mass,
-        )
-        slot_cache.observe(int(module.layer_idx), query[:, :, 0], mass)  # type: ignore[arg-type]
-        return output[:, None], None
+        return attend_slots(slot_cache, int(module.layer_idx), query[:, :, 0], key, value, scaling)[:, None], None  # type: ignore[arg-type]
     earlier = key.shape[2] - query.shape[2]
     if earlier and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
@@ -62,6 +53,18 @@ def slot_attention(
         enable_gqa=True,
     )
     return output.transpose(1, 2), None
+
+
+def attend_slots(cache: "SlotCache", layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """One layer's attention of a decode step: query [live, q_heads, head_dim], keys and values as `update` returned.
+
+    Returns [live, q_heads, head_dim]; what policies want recorded goes to the cache.
+    """
+    output, mass = decode_attention(
+        query, keys, values, cache.live_lengths, scaling=scaling, return_mass=cache.needs_mass
+    )
+    cache.observe(layer, query, mass)
+    return output
 
 
 def use_slot_attention(model: nn.Module) -> None:

@@ -312,12 +312,7 @@ class Engine:
         live = self.cache.live
         with self.clock.time("forward"):
             self.cache.begin_step(self.positions[:live])
-            hidden = self.model.decode_hidden(
-                input_ids=self.tokens[:live, None],
-                position_ids=self.positions[:live, None],
-                past_key_values=self.cache,
-                slot_cache=self.cache,
-            )[:, 0]
+            hidden = self.model.step_hidden(self.tokens[:live], self.positions[:live], self.cache)
             logits = self.model.logits(hidden)
         with self.clock.time("scoring"):
             self.cache.end_step(hidden)

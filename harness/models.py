@@ -14,7 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from transformers import logging as transformers_logging
 
 from compression.attention import check_attention, use_slot_attention
+from compression.cache import SlotCache
 from compression.signals import CacheShape
+from harness.fused_step import FusedStep
 from harness.records import UserError, content_hash
 from harness.segments import ThinkTags
 from harness.standin import ROLES, stand_in_tokenizer
@@ -191,6 +193,17 @@ class LoadedModel:
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, thinking tags included."""
         return str(self.tokenizer.decode(ids))
+
+    @cached_property
+    def _fused_step(self) -> FusedStep | None:
+        return FusedStep(self.network) if FusedStep.serves(self.network) else None
+
+    def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        """Last hidden states [live, hidden_size] of a decode step that the cache has begun, after the final norm."""
+        if self._fused_step is not None:
+            return self._fused_step(tokens, positions, cache)
+        ids, at = tokens[:, None], positions[:, None]
+        return self.decode_hidden(input_ids=ids, position_ids=at, past_key_values=cache, slot_cache=cache)[:, 0]
 
     def decode_hidden(self, **inputs: Any) -> Tensor:
         """Last hidden states [slots, tokens, hidden_size], after the final norm."""

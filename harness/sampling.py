@@ -108,16 +108,23 @@ def sample(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> Tensor:
 def _least_kept(probabilities: Tensor, config: SamplingConfig) -> Tensor:
     """The lowest probability that top_k and top_p keep, [rows, 1]."""
     top = min(config.top_k or _NUCLEUS_HEAD, probabilities.shape[-1])
-    descending = probabilities.topk(top, dim=-1).values
+    descending = _largest(probabilities, top)
     before = descending.cumsum(dim=-1) - descending
     edge: Tensor | float = config.top_p
     if config.top_k and config.order == "top_k_then_top_p":
         edge = config.top_p * descending.sum(-1, keepdim=True)
     elif not config.top_k and bool((before[:, -1] < config.top_p).any()):
         # A nucleus larger than the head that was sorted, which is rare.
-        descending = probabilities.sort(dim=-1, descending=True).values
+        descending = _largest(probabilities, probabilities.shape[-1])
         before = descending.cumsum(dim=-1) - descending
     return descending.masked_fill(before >= edge, torch.inf).amin(dim=-1, keepdim=True)
+
+
+def _largest(probabilities: Tensor, count: int) -> Tensor:
+    """The largest `count` of each row, descending; sorting is the faster way to have them all."""
+    if count == probabilities.shape[-1]:
+        return probabilities.sort(dim=-1, descending=True).values
+    return probabilities.topk(count, dim=-1).values
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:

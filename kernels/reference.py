@@ -30,8 +30,8 @@ def decode_attention(
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
     live = torch.arange(capacity, device=lengths.device) < lengths[:, None]  # [slots, capacity]
-    logits = torch.matmul(grouped, keys.transpose(-1, -2)) * scaling
-    logits = logits.masked_fill(~live[:, None, None], float("-inf"))
+    logits = torch.matmul(grouped * scaling, keys.transpose(-1, -2))
+    logits.masked_fill_(~live[:, None, None], float("-inf"))
     # [slots, kv_heads, group, capacity], in float32 at least
     weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     output = torch.matmul(weights.to(values.dtype), values).reshape(slots, -1, head_dim)

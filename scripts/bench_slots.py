@@ -34,6 +34,7 @@ def main() -> None:
             f"model={args.model}",
             "benchmark=toy_chain",
             f"benchmark.count={args.problems}",
+            f"benchmark.limit={args.problems}",
             "experiment=demo",
         ]
         job = plan(compose("config", overrides=[*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"]))

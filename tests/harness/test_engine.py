@@ -370,18 +370,25 @@ class FakeModel:
     scaling = 1.0
     separators = torch.arange(23) % 5 == 0
 
-    def decode_hidden(self, input_ids, position_ids, past_key_values, slot_cache=None, prefill=None):
-        angle = input_ids[..., None] * torch.tensor([1.0, 0.7, 0.3, 0.1], dtype=torch.float64) + position_ids[..., None]
-        rows = torch.sin(angle)[:, None]  # [slots, 1, tokens, 4]
+    def step_hidden(self, tokens, positions, cache):
+        rows = self.rows(tokens[:, None], positions[:, None])
+        keys, values = cache.slot_layers[0].update(rows, rows.cos())
+        query = rows[:, :, 0] * 3
+        output, mass = decode_attention(
+            query, keys, values, cache.live_lengths, scaling=1.0, return_mass=cache.needs_mass
+        )
+        cache.observe(0, query, mass)
+        return output[:, 0]
+
+    def decode_hidden(self, input_ids, position_ids, past_key_values, prefill):
+        rows = self.rows(input_ids, position_ids)
         keys, values = past_key_values.update(rows, rows.cos(), 0)
-        query = rows * 3
-        if slot_cache is None:
-            prefill.observe(query, keys, values, self.scaling)
-            return rows[:, 0]
-        lengths, needs_mass = slot_cache.live_lengths, slot_cache.needs_mass
-        output, mass = decode_attention(query[:, :, 0], keys, values, lengths, scaling=1.0, return_mass=needs_mass)
-        slot_cache.observe(0, query[:, :, 0], mass)
-        return output
+        prefill.observe(rows * 3, keys, values, self.scaling)
+        return rows[:, 0]
+
+    def rows(self, input_ids, position_ids):
+        angle = input_ids[..., None] * torch.tensor([1.0, 0.7, 0.3, 0.1], dtype=torch.float64) + position_ids[..., None]
+        return torch.sin(angle)[:, None]  # [slots, 1, tokens, 4]
 
     def logits(self, hidden):
         spread = torch.arange(self.vocabulary, dtype=torch.float64)
@@ -399,9 +406,9 @@ class BreakingModel(FakeModel):
     breaks_at: int | None = None
     calls: int = 0
 
-    def decode_hidden(self, *args, **inputs):
+    def step_hidden(self, *args):
         self.calls += 1
-        hidden = super().decode_hidden(*args, **inputs)
+        hidden = super().step_hidden(*args)
         if self.calls == self.breaks_at:
             raise BrokenError
         return hidden

@@ -1,0 +1,108 @@
+"""One decode step of a Llama-like model over a slot cache, with a third of the operations of transformers' modules.
+
+A small model's step, and any model's without a captured graph, costs what its operations cost to start. So queries,
+keys and values are one product, gate and up another, and nothing is computed that a step of one token does not need.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compression.attention import attend_slots
+from compression.cache import SlotCache
+
+_FAMILIES = {"llama", "qwen2", "qwen3"}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    norm: nn.Module
+    qkv: Tensor  # [(q_heads + 2 kv_heads) * head_dim, hidden_size]
+    qkv_bias: Tensor | None
+    head_norms: tuple[nn.Module, nn.Module] | None  # Qwen3's, of queries and keys
+    out: nn.Linear
+    mlp_norm: nn.Module
+    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
+    down: nn.Linear
+
+
+class FusedStep:
+    """The decode step of a network whose weights it fuses in place: the modules' own become views, no byte is added."""
+
+    def __init__(self, network: Any) -> None:
+        base = network.base_model
+        attention = base.layers[0].self_attn
+        self.embedding, self.rotary, self.norm = base.embed_tokens, base.rotary_emb, base.norm
+        self.head_dim, self.scaling = attention.head_dim, float(attention.scaling)
+        self.q_heads = network.config.num_attention_heads
+        self.kv_heads = network.config.num_key_value_heads
+        self.layers = [_fuse(layer) for layer in base.layers]
+
+    @staticmethod
+    def serves(network: Any) -> bool:
+        """Whether the network is of a family whose layers are known here, without biases in its MLP."""
+        config = network.config
+        plain = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
+        return config.model_type in _FAMILIES and plain
+
+    def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        """Last hidden states [live, hidden_size] of one token per live slot, tokens and positions [live].
+
+        The cache must have begun the step.
+        """
+        states = functional.embedding(tokens, self.embedding.weight)
+        cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
+        # The rotation of half a head by the other half, as one product with a sine that has the sign.
+        sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
+        for index, layer in enumerate(self.layers):
+            states = states + self._attention(index, layer, _normalized(layer.norm, states), cos, sin, cache)
+            gate, up = functional.linear(_normalized(layer.mlp_norm, states), layer.gate_up).chunk(2, dim=-1)
+            states = states + layer.down(functional.silu(gate) * up)
+        return _normalized(self.norm, states)
+
+    def _attention(
+        self, index: int, layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cache: SlotCache
+    ) -> Tensor:
+        live, rotated = len(states), self.q_heads + self.kv_heads
+        heads = functional.linear(states, layer.qkv, layer.qkv_bias).view(live, -1, self.head_dim)
+        queries_keys = heads[:, :rotated]
+        if layer.head_norms is not None:
+            of_queries, of_keys = layer.head_norms
+            split = queries_keys.split([self.q_heads, self.kv_heads], dim=1)
+            queries_keys = torch.cat([_normalized(of_queries, split[0]), _normalized(of_keys, split[1])], dim=1)
+        queries_keys = queries_keys * cos + queries_keys.roll(self.head_dim // 2, dims=-1) * sin
+        query, key = queries_keys.split([self.q_heads, self.kv_heads], dim=1)
+        keys, values = cache.slot_layers[index].update(key[:, :, None], heads[:, rotated:, None])
+        return layer.out(attend_slots(cache, index, query, keys, values, self.scaling).view(live, -1))
+
+
+def _fuse(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    with_bias = projections[0].bias is not None
+    return _Layer(
+        norm=layer.input_layernorm,
+        qkv=_shared(projections, "weight"),
+        qkv_bias=_shared(projections, "bias") if with_bias else None,
+        head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,
+        out=attention.o_proj,
+        mlp_norm=layer.post_attention_layernorm,
+        gate_up=_shared([mlp.gate_proj, mlp.up_proj], "weight"),
+        down=mlp.down_proj,
+    )
+
+
+def _shared(modules: list[nn.Linear], name: str) -> Tensor:
+    """The modules' parameters in one tensor, of which they become views."""
+    parts: list[Tensor] = [getattr(module, name) for module in modules]
+    whole = torch.cat([part.detach() for part in parts])
+    for module, view in zip(modules, whole.split([len(part) for part in parts]), strict=True):
+        setattr(module, name, nn.Parameter(view, requires_grad=False))
+    return whole
+
+
+def _normalized(norm: Any, states: Tensor) -> Tensor:
+    return functional.rms_norm(states, norm.weight.shape, norm.weight, norm.variance_epsilon)
