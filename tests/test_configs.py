@@ -129,12 +129,14 @@ def test_every_job_of_every_experiment(
     for overrides in jobs:
         chosen = dict(override.split("=", 1) for override in overrides)
         benchmark = chosen.get("benchmark") or compose(f"experiment={name}").benchmark.name
-        job = plan(compose(f"experiment={name}", *overrides, *offline(benchmark)))
+        # The heads of the label study are for the embedded models alone.
+        local = offline(benchmark) if name != "labels" else ["benchmark.limit=2"]
+        job = plan(compose(f"experiment={name}", *overrides, *local))
         assert job.run_directory.name != "default", "an experiment has a run directory of its own"
         assert "full" in {cell.policy.name for cell in job.cells}, "a grid without its baseline says little"
         cells += [cell.cell_id for cell in job.cells]
     # Both toy models are the same tiny one here, so only what else differs can be told apart.
-    models = {override for job in jobs for override in job if override.startswith("model=")}
+    models = {override for job in jobs for override in job if override.startswith("model=")} if name != "labels" else ()
     assert len(cells) == len(set(cells)) * max(1, len(models))
 
 

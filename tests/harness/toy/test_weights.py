@@ -1,4 +1,3 @@
-import hashlib
 import json
 
 import pytest
@@ -6,12 +5,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from compression.predictor import load_predictor, read_card
+from harness.models import ModelConfig
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
 from harness.toy.tokenizer import build_tokenizer
 
 MODELS = ("toy_qwen", "toy_llama")
-LABELS = ("answer", "far_max")
+LABELS = ("answer", "far_max", "later", "answer_far_max")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,9 +69,9 @@ def test_predictor_belongs_to_its_model(name, label):
     folder = WEIGHTS / "predictors" / name / label
     assert (folder / "predictor.safetensors").stat().st_size <= 300_000
     card = read_card(folder)
-    weights = (WEIGHTS / name / "model.safetensors").read_bytes()
-    assert card["model_sha256"] == hashlib.sha256(weights).hexdigest()
-    assert card["label"] == label
+    model = ModelConfig(name=name, title="", path=str(WEIGHTS / name))
+    assert card["model_weights"] == model.identity()["weights"]
+    assert "_".join(card["label"]) == label
     hidden_size = json.loads((WEIGHTS / name / "config.json").read_text())["hidden_size"]
     scores = load_predictor(folder)(torch.randn(2, 5, hidden_size))
     assert scores.shape == (2, 5)
