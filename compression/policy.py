@@ -21,6 +21,8 @@ class CacheView:
     [layers, kv_heads, length] for one with `per_head`.
 
     Attributes:
+        problem_id, draw: which sequence it is.
+        text_ids: prompt and text so far, [text length].
         positions: original index of each row's token in the text, ascending.
         token_ids: the tokens themselves, shaped as positions.
         separators: true at punctuation and line breaks, shaped as positions.
@@ -34,6 +36,9 @@ class CacheView:
             position) and, with `per_head`, of layer and head.
     """
 
+    problem_id: str
+    draw: int
+    text_ids: Tensor
     positions: Tensor
     token_ids: Tensor
     separators: Tensor

@@ -194,7 +194,8 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
         choices = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
         raise UserError(f"grid.policy={name} is unknown: choose from {choices}.")
     # Composed with the rest of the configuration, so that ${model.predictor} and the like find what they name.
-    whole = OmegaConf.merge(OmegaConf.masked_copy(config, ["model"]), {"policy": OmegaConf.load(path)})
+    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
+    whole = OmegaConf.merge(rest, {"policy": OmegaConf.load(path)})
     values = _container(whole.policy)
     shared = {k: composed[k] for k in BudgetPolicy.SHARED if k in composed and k in values}
     return {**values, **shared}

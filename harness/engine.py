@@ -387,11 +387,15 @@ class Engine:
         if not policy.per_head:
             positions = positions[0, 0]
         prompt = torch.tensor(request.prompt_ids, device=positions.device)
-        token_ids = torch.cat([prompt, self.written[slot, :generated]])[positions]
+        text_ids = torch.cat([prompt, self.written[slot, :generated]])
+        token_ids = text_ids[positions]
         # A stream of its own: what the policy draws must not repeat the numbers that drew the tokens.
         stream = sequence_key(self.seed, request.problem_id, request.draw, "select", len(sequence.evictions))
         newest = len(request.prompt_ids) + generated - 2
         return CacheView(
+            problem_id=request.problem_id,
+            draw=request.draw,
+            text_ids=text_ids,
             positions=positions,
             token_ids=token_ids,
             separators=self.model.separators[token_ids],

@@ -11,6 +11,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
+from compression.policies.oracle import save_labels
 from compression.policy import Policy
 from harness.benchmarks import BenchmarkConfig
 from harness.config import CONF, build, build_decoding, build_policies, plan
@@ -71,9 +72,18 @@ def test_every_benchmark(name: str, compose: Callable[..., Any], offline: Callab
     assert job.benchmark.problems
 
 
+def write_labels(results: Path, model: str, benchmark: str) -> None:
+    """The files that the oracles name, of no text."""
+    folder = results / "oracle" / model / benchmark
+    folder.mkdir(parents=True)
+    for label in ("answer", "far_max"):
+        save_labels(folder / f"oracle_{label}.safetensors", {})
+
+
 @pytest.mark.parametrize("name", names("policy"))
-def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str]) -> None:
-    config = compose(f"policy={name}", *tiny)
+def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+    config = compose(f"policy={name}", *tiny, f"results_dir={tmp_path}")
+    write_labels(tmp_path, str(config.model.name), str(config.benchmark.name))
     [policy] = build_policies(config)
     assert isinstance(policy, Policy)
     assert policy.name == name
@@ -122,7 +132,7 @@ def values_of(override: Override) -> list[str]:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_job_of_every_experiment(
-    name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]]
+    name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     jobs = sweep(name)
     cells: list[str] = []
@@ -130,7 +140,8 @@ def test_every_job_of_every_experiment(
         chosen = dict(override.split("=", 1) for override in overrides)
         benchmark = chosen.get("benchmark") or compose(f"experiment={name}").benchmark.name
         # The heads of the label study are for the embedded models alone.
-        local = offline(benchmark) if name != "labels" else ["benchmark.limit=2"]
+        local = offline(benchmark) if name != "labels" else ["benchmark.limit=2", f"results_dir={tmp_path}"]
+        write_labels(tmp_path, chosen.get("model", ""), benchmark)
         job = plan(compose(f"experiment={name}", *overrides, *local))
         assert job.run_directory.name != "default", "an experiment has a run directory of its own"
         assert "full" in {cell.policy.name for cell in job.cells}, "a grid without its baseline says little"

@@ -33,6 +33,9 @@ def test_the_policy_of_contributing_works_as_printed(monkeypatch):
     policy = build_policy({**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10})
     assert type(policy).__name__ == class_name
     view = CacheView(
+        problem_id="p0",
+        draw=0,
+        text_ids=torch.zeros(9, dtype=torch.int64),
         positions=torch.arange(9),
         token_ids=torch.zeros(9, dtype=torch.int64),
         separators=torch.zeros(9, dtype=torch.bool),

@@ -1,4 +1,7 @@
-"""The command `kvsweep-predictor`: traces, labels, train and eval, or all of them; each goes on where it stopped."""
+"""The command `kvsweep-predictor`: traces, labels, train and eval, or all of them; each goes on where it stopped.
+
+Beside them `oracle` hands the labels themselves to the policy of that name.
+"""
 
 import json
 import sys
@@ -10,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.models import load_model
-from harness.predictor.labels import make_labels
+from harness.predictor.labels import make_labels, write_oracle
 from harness.predictor.recipe import Plan, read_plan
 from harness.predictor.traces import make_traces
 from harness.predictor.train import evaluate, train
@@ -18,14 +21,15 @@ from harness.provenance import describe_stretch
 from harness.records import UserError
 
 STAGES = ("traces", "labels", "train", "eval")
-USAGE = "kvsweep-predictor traces|labels|train|eval|all [recipe=toy|r1] [KEY=VALUE ...]"
+ALONE = ("oracle",)  # asked for by name: no head needs it
+USAGE = "kvsweep-predictor traces|labels|train|eval|all|oracle [recipe=toy|r1] [KEY=VALUE ...]"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script: exit code 0 done, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not arguments or arguments[0] not in (*STAGES, "all"):
+        if not arguments or arguments[0] not in (*STAGES, *ALONE, "all"):
             raise UserError(f"the first word must be a stage: {USAGE}.")
         run(read_plan(arguments[1:]), STAGES if arguments[0] == "all" else arguments[:1])
     except (ValueError, HydraException, OmegaConfBaseException) as error:
@@ -48,6 +52,8 @@ def run(plan: Plan, stages: Sequence[str]) -> None:
             outcome = make_labels(plan.recipe, model())
         elif stage == "train":
             outcome = {"head": str(train(plan, model().device))}
+        elif stage == "oracle":
+            outcome = {"labels": str(write_oracle(plan.recipe))}
         else:
             outcome = evaluate(plan.recipe)
         seconds = round(time.perf_counter() - start, 1)

@@ -1,6 +1,7 @@
 """Stage 2: every kind of label and the last hidden states of the thinking tokens, from one forward per trace."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from compression.policies.oracle import save_labels
 from compression.signals import Prefill
 from harness.models import LoadedModel
 from harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
@@ -160,6 +162,22 @@ def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict
         raise UserError(f"{path} is no shard of labels: delete it and run kvsweep-predictor labels again.") from error
     for index, held_out in enumerate(tensors["held_out"].tolist()):
         yield held_out, parts["hidden"][index], {k: parts[k][index] for k in LABEL_KINDS}
+
+
+def write_oracle(recipe: Recipe) -> Path:
+    """The traces' texts and targets in the file that the policy `oracle` reads; return its path."""
+    manifest, traces = read_manifest(recipe), read_traces(recipe.directory)
+    if manifest["data"] != data_hash(traces):
+        raise UserError(f"{recipe.directory} holds labels of other traces: run kvsweep-predictor labels first.")
+    shards = (read_shard(recipe, number) for number in range(manifest["shards"]))
+    found = {}
+    for trace, (_, _, labels) in zip(traces, itertools.chain.from_iterable(shards), strict=True):
+        scores = torch.full((len(trace.token_ids),), torch.nan)
+        scores[trace.think_start : trace.think_end] = target(labels, recipe.label)
+        found[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
+    path = recipe.directory / f"oracle_{'_'.join(recipe.label)}.safetensors"
+    save_labels(path, found)
+    return path
 
 
 def target(labels: dict[LabelKind, Tensor], kinds: list[LabelKind]) -> Tensor:

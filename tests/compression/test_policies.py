@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from compression.policies.full import FullCache
 from compression.policies.h2o import H2O
 from compression.policies.keydiff import KeyDiff
 from compression.policies.knorm import KNorm
+from compression.policies.oracle import Oracle, save_labels
+from compression.policies.oracle import _read as read_labels
 from compression.policies.random import Random
 from compression.policies.rkv import RKV
 from compression.policies.sepllm import SepLLM
@@ -33,6 +36,7 @@ from harness.toy.tasks import problems
 
 POLICY_FILES = sorted(Path(__file__).parents[2].glob("conf/policy/*.yaml"))
 PREDICTOR = "predictor-of-the-test"
+LABELS = "labels-of-the-test.safetensors"
 
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 6
@@ -221,6 +225,18 @@ def knorm(view, policy):
     return grid(view, lambda i, h, r: -in_half(view.keys[i][h, r].double().norm()))
 
 
+# A text of 40 tokens whose labels fall from 1 at position 10 to 0 at position 29; none are known outside.
+LABELLED = (
+    torch.arange(100, 140),
+    torch.cat([torch.full((10,), torch.nan), torch.linspace(1, 0, 20), torch.full((10,), torch.nan)]),
+)
+
+
+def oracle(view, policy):
+    # The text of the matrix differs from the labelled one at once: all that is left is the head's score.
+    return dynts(view, policy)
+
+
 def in_code(scores):
     return lambda view, policy: token_mean(scores(view, policy))
 
@@ -236,6 +252,8 @@ MATRIX = {
     "dynts_far_max": (DynTS, {}, dynts),
     "dynts_later": (DynTS, {}, dynts),
     "dynts_sum": (DynTS, {}, dynts),
+    "oracle_answer": (Oracle, {"labels": LABELS}, oracle),
+    "oracle_far_max": (Oracle, {"labels": LABELS}, oracle),
     "bottom": (Bottom, {}, bottom),
     "no_question": (NoQuestion, {}, no_question),
     "no_window": (NoWindow, {}, dynts),
@@ -260,6 +278,8 @@ NEWEST = {"no_window": 1, "tova": 1, "snapkv": 7, "snapkv_dynts_code": 7, "rkv":
 def predictor(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_predictor(ImportancePredictor(8, (4,)), Path(PREDICTOR), {})
+    save_labels(Path(LABELS), {"p0/0": (torch.arange(100), torch.linspace(1, 0, 100)), "p0/1": LABELLED})
+    read_labels.cache_clear()
 
 
 def make(name, **settings):
@@ -288,6 +308,9 @@ def make_view(length, question_length, *, answer_start=None, seed=0, holes=True,
         signals[PredictedImportance(PREDICTOR)] = scores
     numbers = torch.rand(own.shape, generator=generator, dtype=torch.float64)
     return CacheView(
+        problem_id="p0",
+        draw=0,
+        text_ids=torch.randint(0, 50, (2 * length,), generator=torch.Generator().manual_seed(seed)),
         positions=own,
         token_ids=torch.randint(0, 50, own.shape, generator=generator),
         separators=torch.rand(own.shape, generator=generator) < 0.3,
@@ -460,6 +483,27 @@ def test_dynts_needs_a_predictor():
         DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor=None)
     with pytest.raises(ValueError, match="holds no"):
         DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor="nowhere")
+
+
+def test_the_oracle_takes_true_labels_while_the_text_is_the_labelled_one():
+    policy = make("oracle_far_max", keep_ratio=0.5, local_window=4, budget=24)
+    text = LABELLED[0].clone()
+    text[25] = 0  # from here on another text
+    rows = torch.tensor([0, 5, 9, 10, 14, 24, 25, 26, 30, 35])
+    view = replace(make_view(10, 5, holes=False), problem_id="p0", draw=1, text_ids=text, positions=rows)
+    predicted = view.signals[PredictedImportance(PREDICTOR)]
+    true = LABELLED[1][rows]
+    expected = torch.where(torch.tensor([0, 0, 0, 1, 1, 1, 0, 0, 0, 0], dtype=torch.bool), true, predicted)
+    torch.testing.assert_close(policy.importance(view), expected, equal_nan=True)
+    other = replace(view, draw=7)
+    torch.testing.assert_close(policy.importance(other), predicted, equal_nan=True)
+    shorter = replace(view, text_ids=LABELLED[0][:12])
+    assert policy.importance(shorter)[3] == true[3]
+
+
+def test_the_oracle_needs_its_labels():
+    with pytest.raises(ValueError, match=r"policy\.labels=nowhere is no file.*kvsweep-predictor oracle"):
+        make("oracle_far_max", keep_ratio=0.3, local_window=4, budget=8, labels="nowhere")
 
 
 def test_identity_names_the_predictors_content_and_not_its_place(tmp_path):

@@ -201,6 +201,9 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
             own = positions if policy.per_head else positions[0, 0]
             answer = text[len(ids) :]
             view = CacheView(
+                problem_id=problem_id,
+                draw=0,
+                text_ids=torch.tensor(text),
                 positions=own,
                 token_ids=torch.tensor(text)[own],
                 separators=model.separators[torch.tensor(text)[own]],
