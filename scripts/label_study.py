@@ -8,10 +8,13 @@ conf/policy/oracle_*.yaml look for them: results_dir/oracle/MODEL/BENCHMARK.
 
 import subprocess
 import sys
+from dataclasses import replace
 
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
-from harness.config import CONF
+from harness.benchmarks import BenchmarkConfig
+from harness.config import CONF, build
 from harness.predictor.command import run
 from harness.predictor.recipe import read_plan
 from harness.toy.tasks import TASKS
@@ -21,31 +24,31 @@ MODELS = ("toy_qwen", "toy_llama")
 
 def main() -> None:
     overrides = sys.argv[1:]
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = compose("config", ["experiment=labels", *(o for o in overrides if not o.startswith("launcher"))])
+    settings = ["experiment=labels", *(o for o in overrides if not o.startswith("launcher"))]
     for model in MODELS:
         for task in TASKS:
+            with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+                config = compose("config", [*settings, f"model={model}", f"benchmark=toy_{task}"])
             for label in ("answer", "far_max"):
-                write_labels(config, model, f"toy_{task}", label)
+                write_labels(config, label)
     subprocess.run([sys.executable, "-m", "harness.run", "-m", "experiment=labels", *overrides], check=True)
 
 
-def write_labels(config, model: str, benchmark: str, label: str) -> None:
+def write_labels(config: DictConfig, label: str) -> None:
     """Let the model write the benchmark with its full cache, as the sweep's full cell does, and label what is right."""
     plan = read_plan(
         [
-            f"model={model}",
-            f"+benchmark={benchmark}",
-            f"benchmark.limit={config.benchmark.limit}",
+            f"model={config.model.name}",
             f"decoding.max_new_tokens={config.decoding.max_new_tokens}",
             "recipe.toy_problems=null",
             f"recipe.draws={config.draws}",
             f"recipe.seed={config.seed}",
-            f"recipe.out={config.results_dir}/oracle/{model}/{benchmark}",
+            f"recipe.out={config.results_dir}/oracle/{config.model.name}/{config.benchmark.name}",
             f"recipe.label=[{label}]",
         ]
     )
-    run(plan, ("traces", "labels", "oracle"))
+    benchmark = build(BenchmarkConfig, "benchmark", config.benchmark)
+    run(replace(plan, benchmark=benchmark), ("traces", "labels", "oracle"))
 
 
 if __name__ == "__main__":
