@@ -13,11 +13,14 @@ from hydra.core.override_parser.types import Override
 
 from compression.policies.oracle import save_labels
 from compression.policy import Policy
+from compression.predictor import ImportancePredictor, save_predictor
 from harness.benchmarks import BenchmarkConfig
 from harness.config import CONF, build, build_decoding, build_policies, plan
 from harness.engine import DecodingConfig
 from harness.models import ModelConfig
 from harness.predictor.recipe import read_plan
+from harness.records import UserError
+from harness.toy.paths import WEIGHTS
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
 OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
@@ -161,3 +164,12 @@ def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callab
     # The full cache once, every other policy at each point.
     others = {cell.policy.name for cell in cells} - {"full"}
     assert len(cells) == 1 + len(others) * 5 * 4
+
+
+def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], tmp_path: Path) -> None:
+    other = WEIGHTS / "predictors/toy_llama/far_max"
+    with pytest.raises(UserError, match=r"was made for toy_llama .* but model=toy_qwen is .*: give a predictor"):
+        plan(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={other}", "benchmark=toy_add"))
+    save_predictor(ImportancePredictor(64, (5,)), tmp_path / "narrow", {})
+    with pytest.raises(UserError, match="was made for hidden size 64, but model=toy_qwen has 128"):
+        plan(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={tmp_path}/narrow", "benchmark=toy_add"))
