@@ -270,6 +270,8 @@ _WORDS_AFTER = re.compile(
 _POWER_OF_TEN = re.compile(
     r"(?P<factor>[+-]?[0-9]++(?:\.[0-9]++)?)(?:(?:\\(?:cdot|times)|x|×|\*)10\^\{?(?P<power>[+-]?[0-9]{1,4})\}?)?"
 )
+_TRAILING_WORDS = re.compile(r"(?<=[0-9}])\s+(?P<words>[A-Za-z][A-Za-z ]*+)$")
+_ROUNDED_AWAY = Decimal("1e-3")
 _SUPERSCRIPTS = str.maketrans({"²": "^2", "³": "^3", "\u2212": "-", "√": r"\sqrt ", "π": r"\pi "})
 
 
@@ -336,9 +338,13 @@ def _same(answer: str, gold: str) -> bool:
         return True
     if not answer or not gold or max(len(answer), len(gold)) > _MAX_CALCULATED_CHARS:
         return False
-    numbers = _number(answer), _number(gold)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
+    number, wanted = _number(answer), _number(gold)
+    if number is not None and wanted is not None:
+        return number == wanted
+    if wanted and abs(wanted) < _ROUNDED_AWAY:
+        # math-verify rounds to six decimals: both sides are brought to where they matter.
+        power = -wanted.adjusted()
+        return _verified(rf"({answer}) \cdot 10^{{{power}}}", str(wanted.scaleb(power)))
     if len(_items(answer)) != len(_items(gold)) and "\\pm" not in answer + gold:
         # A list for a tuple or set, where the reference has no brackets to say which it is.
         inside = re.fullmatch(r"\((.*)\)|\\\{(.*)\\\}", answer)
@@ -347,7 +353,10 @@ def _same(answer: str, gold: str) -> bool:
 
 
 def _number(text: str) -> Decimal | None:
-    """A decimal number, also times a power of ten; math-verify would round 2.88e-19 and 2.89e-19 to the same."""
+    """A decimal number, also times a power of ten and with a unit; math-verify would round 2.88e-19 to 2.89e-19."""
+    ending = _TRAILING_WORDS.search(text)
+    if ending and _is_unit(ending["words"]):
+        text = text[: ending.start()]
     match = _POWER_OF_TEN.fullmatch(re.sub(r"\s", "", text if text[:1] != "." else f"0{text}"))
     return Decimal(f"{match['factor']}e{match['power'] or 0}") if match and len(text) < 100 else None
 

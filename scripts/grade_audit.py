@@ -1,11 +1,11 @@
 """How the grader judges recorded outputs of real models: agreement with the audited truth, and what it disagrees on.
 
-    python scripts/grade_audit.py graded_outputs.jsonl [--all] [--hostile 10000]
+    python scripts/grade_audit.py graded_outputs.jsonl --audit results/published/grading_audit.csv --hostile 10000
 
 The rows have `benchmark`, `gold`, `tail` (the text's end), `label` (the recorder's verdict) and for some `audit` (a
-careful one, which is trusted first). They carry no thinking tags, so the whole tail is read. Answers are integers on
-AIME and AMC, expressions elsewhere. Rows go through the same workers as a cell's. With --hostile, so many made-up
-hostile texts are graded too. The last line is one JSON object.
+careful one, which is trusted first; --audit adds more of these by id). They carry no thinking tags, so the whole tail
+is read. Answers are integers on AIME and AMC, expressions elsewhere. Rows go through the same workers as a cell's. With
+--hostile, so many made-up hostile texts are graded too. The last line is one JSON object.
 """
 
 import argparse
@@ -17,6 +17,8 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+
+import pandas as pd
 
 from harness.answers import AnswerKind
 from harness.grading import Grader, Job
@@ -62,20 +64,25 @@ def hostile_texts(count: int, seed: int = 0) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("--audit", type=Path, help="CSV of further verdicts: benchmark, id, audit")
     parser.add_argument("--all", action="store_true", help="print every disagreement")
     parser.add_argument("--hostile", type=int, default=0, metavar="N")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=5.0)
     arguments = parser.parse_args()
     with Grader(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
-        result = audit(arguments.file, grader, show=arguments.all) if arguments.file else {}
+        more = pd.read_csv(arguments.audit).set_index("id")["audit"].to_dict() if arguments.audit else {}
+        result = audit(arguments.file, grader, more, show=arguments.all) if arguments.file else {}
         if arguments.hostile:
             result["hostile"] = hostile(arguments.hostile, grader)
     print(json.dumps(result))
 
 
-def audit(path: Path, grader: Grader, *, show: bool) -> dict[str, object]:
+def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> dict[str, object]:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        if row["id"] in more:
+            row.setdefault("audit", more[row["id"]])
     truth = [bool(row.get("audit", row["label"])) for row in rows]
     jobs = [_job(row["tail"], row["gold"], "integer" if row["benchmark"] in INTEGERS else "expression") for row in rows]
     grader.judge(jobs[:200])  # so that the workers have started and imported what they need
