@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from harness.benchmarks import Benchmark, BenchmarkConfig, load_problems, option_orders
+from harness.config import plan
 from harness.records import UserError, content_hash
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -505,7 +507,9 @@ SHARED = os.environ.get("KVSWEEP_SHARED")
     ("name", "count", "first", "last"),
     [("aime24", 30, "204", "902"), ("aime25", 30, "70", "240"), ("amc23", 40, "27", "8")],
 )
-def test_the_real_problems_load_whole(name: str, count: int, first: str, last: str, tmp_path: Path) -> None:
+def test_the_real_problems_load_whole(
+    name: str, count: int, first: str, last: str, tmp_path: Path, compose: Callable[..., Any], tiny: list[str]
+) -> None:
     path = Path(str(SHARED)) / "data" / f"{name}.jsonl"
     fields = read_yaml(ROOT / "conf" / "benchmark" / f"{name}.yaml")
     benchmark = load_problems(BenchmarkConfig(**{**fields, "path": str(path)}))
@@ -513,8 +517,11 @@ def test_the_real_problems_load_whole(name: str, count: int, first: str, last: s
     assert (benchmark.problems[0].gold, benchmark.problems[-1].gold) == (first, last)
     golds = [problem.gold for problem in benchmark.problems]
     assert golds == [str(json.loads(line)["answer"]) for line in path.read_text().splitlines()]
-    datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path)).save_to_disk(
-        tmp_path / "saved"
-    )
-    saved = load_problems(BenchmarkConfig(**{**fields, "path": str(tmp_path / "saved")}))
-    assert saved.content_hash == benchmark.content_hash
+    rows = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path))
+    rows.save_to_disk(tmp_path / "saved")
+    rows.to_parquet(tmp_path / "rows.parquet")
+    routes = [path, tmp_path / "saved", tmp_path / "rows.parquet"]
+    loaded = [load_problems(BenchmarkConfig(**{**fields, "path": str(route)})) for route in routes]
+    assert {one.content_hash for one in loaded} == {benchmark.content_hash}
+    jobs = [plan(compose(f"benchmark={name}", f"benchmark.path={route}", *tiny)) for route in routes]
+    assert len({job.cells[0].cell_id for job in jobs}) == 1
