@@ -296,7 +296,7 @@ def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
         assert completions["0", f"p{i}", 0].token_ids == expected
         assert len(evictions) > 1
         answered += "boxed" in completions["0", f"p{i}", 0].text
-    assert answered >= 3
+    assert answered >= 2
 
 
 def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy):
