@@ -1,0 +1,153 @@
+"""Column sums and maxima of causal attention in two passes: the Triton twin of what labels and prompt mass rest on.
+
+First the log-sum-exp of every query's row, then each block of keys adds up, or takes the largest of, what it receives.
+One program owns a block of keys of one key head, so nothing is added atomically and nothing of length x length is held.
+"""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels import reference
+from kernels.interpreter import padded, upcast
+
+BLOCK = 64
+
+
+def importance_labels(
+    query: Tensor,
+    key: Tensor,
+    *,
+    kind: Literal["answer", "far_max", "later"],
+    scaling: float,
+    answer_start: int,
+    min_distance: int = 32,
+) -> Tensor:
+    """As the reference."""
+    return reference.importance_labels(
+        query,
+        key,
+        kind=kind,
+        scaling=scaling,
+        answer_start=answer_start,
+        min_distance=min_distance,
+        reduce_columns=_reduce_columns,
+    )
+
+
+def causal_mass(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
+    """As the reference."""
+    return reference.causal_mass(query, key, scaling=scaling, reduce_columns=_reduce_columns)
+
+
+def _reduce_columns(
+    query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool, block: int = 0
+) -> Tensor:
+    """As the reference's; `block` has no meaning here, the kernels' own tile is fixed."""
+    kv_heads, length, head_dim = key.shape
+    q_heads, query, key = query.shape[0], query.contiguous(), key.contiguous()
+    norm = torch.empty(q_heads, length, dtype=torch.float32, device=key.device)
+    columns = torch.empty(kv_heads, length, dtype=torch.float32, device=key.device)
+    group, blocks = q_heads // kv_heads, triton.cdiv(length, BLOCK)
+    shape = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
+    _row_norms[(blocks, q_heads)](
+        query, key, norm, scaling, length, first_query, GROUP=group, **shape, num_warps=8, num_stages=2
+    )
+    _columns[(blocks, kv_heads)](
+        query,
+        key,
+        norm,
+        columns,
+        scaling,
+        length,
+        first_query,
+        min_distance,
+        GROUP=group,
+        LARGEST=largest,
+        **shape,
+        num_warps=8,
+        num_stages=2,
+    )
+    return columns
+
+
+@triton.jit
+def _rows(tensor, head, rows, length, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, UPCAST: tl.constexpr):
+    dims = tl.arange(0, DIM_PADDED)
+    at = (head.to(tl.int64) * length + rows)[:, None] * DIM + dims
+    loaded = tl.load(tensor + at, mask=(rows < length)[:, None] & (dims < DIM), other=0.0)
+    if UPCAST:
+        loaded = loaded.to(tl.float32)
+    return loaded
+
+
+@triton.jit
+def _row_norms(
+    query,
+    key,
+    norm,
+    scaling,
+    length,
+    first_query,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    head, start = tl.program_id(1), tl.program_id(0) * BLOCK
+    rows = start + tl.arange(0, BLOCK)
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK], tl.float32)
+    if start + BLOCK > first_query:
+        q = _rows(query, head, rows, length, DIM, DIM_PADDED, UPCAST)
+        for first in range(0, start + BLOCK, BLOCK):
+            cols = first + tl.arange(0, BLOCK)
+            k = _rows(key, head // GROUP, cols, length, DIM, DIM_PADDED, UPCAST)
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            logits = tl.where(cols[None, :] <= rows[:, None], logits, float("-inf"))
+            above = tl.maximum(top, tl.max(logits, 1))
+            weight = weight * tl.exp(top - above) + tl.sum(tl.exp(logits - above[:, None]), 1)
+            top = above
+        tl.store(norm + head.to(tl.int64) * length + rows, top + tl.log(weight), mask=rows < length)
+
+
+@triton.jit
+def _columns(
+    query,
+    key,
+    norm,
+    columns,
+    scaling,
+    length,
+    first_query,
+    min_distance,
+    GROUP: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    head, start = tl.program_id(1), tl.program_id(0) * BLOCK
+    cols = start + tl.arange(0, BLOCK)
+    k = _rows(key, head, cols, length, DIM, DIM_PADDED, UPCAST)
+    received = tl.zeros([BLOCK], tl.float32)
+    begin = tl.maximum(first_query, start + min_distance)
+    for member in range(GROUP):
+        q_head = head * GROUP + member
+        for first in range(begin, length, BLOCK):
+            rows = first + tl.arange(0, BLOCK)
+            q = _rows(query, q_head, rows, length, DIM, DIM_PADDED, UPCAST)
+            its_norm = tl.load(norm + q_head.to(tl.int64) * length + rows, mask=rows < length, other=0.0)
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            far = (rows[:, None] - cols[None, :] >= min_distance) & (rows < length)[:, None]
+            weights = tl.where(far, tl.exp(logits - its_norm[:, None]), 0.0)
+            if LARGEST:
+                received = tl.maximum(received, tl.max(weights, 0))
+            else:
+                received += tl.sum(weights, 0)
+    tl.store(columns + head.to(tl.int64) * length + cols, received, mask=cols < length)
