@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import reference
-from kernels.interpreter import padded, upcast
+from kernels.interpreter import depth, padded, upcast
 
 BLOCK = 64
 
@@ -52,7 +52,8 @@ def _reduce_columns(
     norm = torch.empty(q_heads, length, dtype=torch.float32, device=key.device)
     columns = torch.empty(kv_heads, length, dtype=torch.float32, device=key.device)
     group, blocks = q_heads // kv_heads, triton.cdiv(length, BLOCK)
-    shape = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
+    shape = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "DEPTH": depth(query.dtype, head_dim)}
+    shape |= {"BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
     _row_norms[(blocks, q_heads)](
         query, key, norm, scaling, length, first_query, GROUP=group, **shape, num_warps=8, num_stages=2
     )
@@ -75,13 +76,33 @@ def _reduce_columns(
 
 
 @triton.jit
-def _rows(tensor, head, rows, length, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, UPCAST: tl.constexpr):
-    dims = tl.arange(0, DIM_PADDED)
-    at = (head.to(tl.int64) * length + rows)[:, None] * DIM + dims
-    loaded = tl.load(tensor + at, mask=(rows < length)[:, None] & (dims < DIM), other=0.0)
-    if UPCAST:
-        loaded = loaded.to(tl.float32)
-    return loaded
+def _logits(
+    query,
+    key,
+    q_head,
+    head,
+    rows,
+    cols,
+    scaling,
+    length,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """[rows, cols] logits, a stretch of `DEPTH` numbers of each row at a time."""
+    logits = tl.zeros([BLOCK, BLOCK], tl.float32)
+    q_at = (q_head.to(tl.int64) * length + rows)[:, None] * DIM
+    k_at = (head.to(tl.int64) * length + cols)[:, None] * DIM
+    for start in range(0, DIM_PADDED, DEPTH):
+        dims = start + tl.arange(0, DEPTH)
+        q = tl.load(query + q_at + dims, mask=(rows < length)[:, None] & (dims < DIM), other=0.0)
+        k = tl.load(key + k_at + dims, mask=(cols < length)[:, None] & (dims < DIM), other=0.0)
+        if UPCAST:
+            q, k = q.to(tl.float32), k.to(tl.float32)
+        logits = tl.dot(q, tl.trans(k), logits, input_precision="ieee")
+    return logits * scaling
 
 
 @triton.jit
@@ -95,6 +116,7 @@ def _row_norms(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
@@ -103,11 +125,11 @@ def _row_norms(
     top = tl.full([BLOCK], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     if start + BLOCK > first_query:
-        q = _rows(query, head, rows, length, DIM, DIM_PADDED, UPCAST)
         for first in range(0, start + BLOCK, BLOCK):
             cols = first + tl.arange(0, BLOCK)
-            k = _rows(key, head // GROUP, cols, length, DIM, DIM_PADDED, UPCAST)
-            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            logits = _logits(
+                query, key, head, head // GROUP, rows, cols, scaling, length, DIM, DIM_PADDED, DEPTH, BLOCK, UPCAST
+            )
             logits = tl.where(cols[None, :] <= rows[:, None], logits, float("-inf"))
             above = tl.maximum(top, tl.max(logits, 1))
             weight = weight * tl.exp(top - above) + tl.sum(tl.exp(logits - above[:, None]), 1)
@@ -129,21 +151,22 @@ def _columns(
     LARGEST: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
     cols = start + tl.arange(0, BLOCK)
-    k = _rows(key, head, cols, length, DIM, DIM_PADDED, UPCAST)
     received = tl.zeros([BLOCK], tl.float32)
     begin = tl.maximum(first_query, start + min_distance)
     for member in range(GROUP):
         q_head = head * GROUP + member
         for first in range(begin, length, BLOCK):
             rows = first + tl.arange(0, BLOCK)
-            q = _rows(query, q_head, rows, length, DIM, DIM_PADDED, UPCAST)
             its_norm = tl.load(norm + q_head.to(tl.int64) * length + rows, mask=rows < length, other=0.0)
-            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            logits = _logits(
+                query, key, q_head, head, rows, cols, scaling, length, DIM, DIM_PADDED, DEPTH, BLOCK, UPCAST
+            )
             far = (rows[:, None] - cols[None, :] >= min_distance) & (rows < length)[:, None]
             weights = tl.where(far, tl.exp(logits - its_norm[:, None]), 0.0)
             if LARGEST:

@@ -19,3 +19,8 @@ def upcast(dtype: torch.dtype) -> bool:
 def padded(width: int) -> int:
     """The smallest power of two that holds `width` and that a matrix product takes."""
     return max(16, 1 << (width - 1).bit_length())
+
+
+def depth(dtype: torch.dtype, width: int) -> int:
+    """Numbers of a row to multiply at a time: all on tensor cores, few in float32, which holds them in registers."""
+    return 16 if dtype == torch.float32 else padded(width)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreter import padded, upcast
+from kernels.interpreter import depth, padded, upcast
 
 BLOCK = 64
 
@@ -36,6 +36,7 @@ def observation_scores(
         "WINDOW_PADDED": padded(window),
         "DIM": head_dim,
         "DIM_PADDED": padded(head_dim),
+        "DEPTH": depth(keys.dtype, head_dim),
         "GROUP": group,
         "MERGED": group if pool_logits else 1,
         "BLOCK": BLOCK,
@@ -75,25 +76,28 @@ def _logits(
     WINDOW_PADDED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
     MERGED: tl.constexpr,
+    BLOCK: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """[window, cols] logits of one query head, or the largest of its group's."""
-    steps, dims = tl.arange(0, WINDOW_PADDED), tl.arange(0, DIM_PADDED)
-    wide = dims < DIM
-    at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row + dims
-    k = tl.load(keys + at, mask=seen[:, None] & wide, other=0.0)
-    if UPCAST:
-        k = k.to(tl.float32)
-    logits = tl.full([WINDOW_PADDED, cols.shape[0]], float("-inf"), tl.float32)
+    steps = tl.arange(0, WINDOW_PADDED)
+    k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
+    logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
     for other in range(MERGED):
-        q_head = head * GROUP + member + other
-        at = (q_head * WINDOW + steps)[:, None] * DIM + dims
-        q = tl.load(queries + at, mask=(steps < WINDOW)[:, None] & wide, other=0.0)
-        if UPCAST:
-            q = q.to(tl.float32)
-        logits = tl.maximum(logits, tl.dot(q, tl.trans(k), input_precision="ieee") * scaling)
+        q_at = ((head * GROUP + member + other) * WINDOW + steps)[:, None] * DIM
+        product = tl.zeros([WINDOW_PADDED, BLOCK], tl.float32)
+        for start in range(0, DIM_PADDED, DEPTH):
+            dims = start + tl.arange(0, DEPTH)
+            wide = dims < DIM
+            q = tl.load(queries + q_at + dims, mask=(steps < WINDOW)[:, None] & wide, other=0.0)
+            k = tl.load(keys + k_at + dims, mask=seen[:, None] & wide, other=0.0)
+            if UPCAST:
+                q, k = q.to(tl.float32), k.to(tl.float32)
+            product = tl.dot(q, tl.trans(k), product, input_precision="ieee")
+        logits = tl.maximum(logits, product * scaling)
     return logits
 
 
@@ -111,6 +115,7 @@ def _window_norms(
     WINDOW_PADDED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
     MERGED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -126,7 +131,7 @@ def _window_norms(
         cols = first + tl.arange(0, BLOCK)
         logits = _logits(
             queries, keys, head, member, cols, cols < end, scaling, stride_head, stride_row,
-            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, GROUP, MERGED, UPCAST,
+            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
         )  # fmt: skip
         seen = (cols < end)[None, :] & (cols[None, :] <= past + steps[:, None])
         logits = tl.where(seen, logits, float("-inf"))
@@ -153,6 +158,7 @@ def _pooled_scores(
     WINDOW_PADDED: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
     GROUP: tl.constexpr,
     MERGED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -170,7 +176,7 @@ def _pooled_scores(
         seen = (near >= 0) & (near < past)
         logits = _logits(
             queries, keys, head, member, near, seen, scaling, stride_head, stride_row,
-            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, GROUP, MERGED, UPCAST,
+            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
         )  # fmt: skip
         weights = tl.where(seen[None, :] & (steps < WINDOW)[:, None], tl.exp(logits - its_norm[:, None]), 0.0)
         score = tl.sum(weights, 0) / WINDOW

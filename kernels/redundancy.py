@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreter import padded
+from kernels.interpreter import depth, padded
 
 BLOCK = 64
 
@@ -29,6 +29,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
         length,
         DIM=head_dim,
         DIM_PADDED=padded(head_dim),
+        DEPTH=depth(unit.dtype, head_dim),
         BLOCK=BLOCK,
         num_warps=8,
         num_stages=2,
@@ -47,19 +48,23 @@ def _last_similar(
     length,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     head = tl.program_id(1).to(tl.int64) * length
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    dims = tl.arange(0, DIM_PADDED)
-    real, wide = rows < length, dims < DIM
-    row = tl.load(unit + (head + rows)[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
+    real = rows < length
     found, cosine = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
     first = (tl.cdiv(length, BLOCK) - 1) * BLOCK
     while first >= 0:
         cols = first + tl.arange(0, BLOCK)
-        col = tl.load(unit + (head + cols)[:, None] * DIM + dims, mask=(cols < length)[:, None] & wide, other=0.0)
-        cosines = tl.dot(row, tl.trans(col), input_precision="ieee")
+        cosines = tl.zeros([BLOCK, BLOCK], tl.float32)
+        for start in range(0, DIM_PADDED, DEPTH):
+            dims = start + tl.arange(0, DEPTH)
+            wide = dims < DIM
+            row = tl.load(unit + (head + rows)[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
+            col = tl.load(unit + (head + cols)[:, None] * DIM + dims, mask=(cols < length)[:, None] & wide, other=0.0)
+            cosines = tl.dot(row, tl.trans(col), cosines, input_precision="ieee")
         cosines = tl.where(rows[:, None] == cols[None, :], 0.0, cosines)
         similar = (cosines > threshold) & (cols < length)[None, :]
         best = tl.max(tl.where(similar, cols[None, :], 0), 1)

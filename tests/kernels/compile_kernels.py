@@ -11,13 +11,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import compact, decode_attention, importance_labels, observation, redundancy
+from kernels import compact, decode_attention, importance_labels, interpreter, observation, redundancy
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 TYPES = {"bf16": False, "fp32": True}
 
 
@@ -25,8 +27,8 @@ def power(number):
     return 1 << (number - 1).bit_length()
 
 
-def shape_of(dim):
-    return {"DIM": dim, "DIM_PADDED": power(dim)}
+def shape_of(dim, dtype="fp32"):
+    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": interpreter.depth(getattr(torch, NAMES[dtype]), dim)}
 
 
 def variants():
@@ -34,11 +36,11 @@ def variants():
     lengths = {"lengths": "*i64", "stride_length_slot": "i64", "stride_length_head": "i64"}
     for (dtype, up), dim, group in itertools.product(TYPES.items(), (64, 96, 128), (1, 4, 7, 16)):
         chunk = decode_attention.CHUNK
-        common = {"GROUP": group, **shape_of(dim), "CHUNK": chunk}
+        common = {"GROUP": group, **shape_of(dim, dtype), "CHUNK": chunk}
         for mass in (False, True):
             types = {n: f"*{dtype}" for n in ("query", "keys", "values")}
             types |= {n: "*fp32" for n in ("part", "peak", "total", "logits_out")} | {"scaling": "fp32"} | lengths
-            constants = {**common, "GROUP_PADDED": power(group), "BLOCK": decode_attention.BLOCK}
+            constants = {**common, "GROUP_PADDED": power(group), "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype]))}
             constants |= {"MASS": mass, "UPCAST": up}
             name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend_chunk, types, constants, 4
@@ -51,7 +53,7 @@ def variants():
         constants = {"SHARED": shared, "BLOCK": compact.BLOCK, "WORDS": compact.WORDS}
         yield f"compact shared={int(shared)}", compact._move_rows, {"pointers": "*i64", "keep": "*i64"}, constants, 4
     for (dtype, up), dim in itertools.product(TYPES.items(), (64, 96, 128)):
-        common = {"GROUP": 7, **shape_of(dim), "BLOCK": importance_labels.BLOCK, "UPCAST": up}
+        common = {"GROUP": 7, **shape_of(dim, dtype), "BLOCK": importance_labels.BLOCK, "UPCAST": up}
         types = {"query": f"*{dtype}", "key": f"*{dtype}", "norm": "*fp32", "columns": "*fp32", "scaling": "fp32"}
         yield f"row_norms {dtype} D={dim}", importance_labels._row_norms, types, common, 8
         for largest in (False, True):
@@ -64,7 +66,7 @@ def variants():
     yield "sum_lost", redundancy._sum_lost, types, {"BLOCK": redundancy.BLOCK}, 4
     for (dtype, up), dim, window in itertools.product(TYPES.items(), (64, 96, 128), (8, 32)):
         types = {"queries": f"*{dtype}", "keys": f"*{dtype}", "norm": "*fp32", "scores": "*fp32", "scaling": "fp32"}
-        common = {"WINDOW": window, "WINDOW_PADDED": max(16, window), **shape_of(dim), "UPCAST": up, "GROUP": 7}
+        common = {"WINDOW": window, "WINDOW_PADDED": max(16, window), **shape_of(dim, dtype), "UPCAST": up, "GROUP": 7}
         common |= {"MERGED": 7 if window == 8 else 1, "BLOCK": observation.BLOCK}
         name = f"{dtype} D={dim} W={window}"
         yield f"window_norms {name}", observation._window_norms, types, {**common, "PAST_ONLY": window == 8}, 4
