@@ -40,6 +40,7 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         BLOCK=BLOCK,
         WORDS=WORDS,
         num_warps=4,
+        num_stages=1,
     )
 
 

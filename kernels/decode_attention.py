@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreter import padded, upcast
+from kernels.precision import padded, stages, upcast
 
 CHUNK = 512
 
@@ -56,16 +56,36 @@ def decode_attention(
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
         num_warps=4,
-        num_stages=2,
+        num_stages=stages(query.dtype),
     )
     _join_chunks[(slots, q_heads)](
-        part, peak, total, per_head, output, norm, *per_head.stride(), chunks, q_heads, **shape, num_warps=4
+        part,
+        peak,
+        total,
+        per_head,
+        output,
+        norm,
+        *per_head.stride(),
+        chunks,
+        q_heads,
+        **shape,
+        num_warps=4,
+        num_stages=1,
     )
     if not return_mass:
         return output, None
     mass = torch.empty(slots, kv_heads, capacity, dtype=torch.float32, device=query.device)
     _sum_group[(slots, kv_heads, chunks)](
-        logits, norm, per_head, mass, *per_head.stride(), capacity, GROUP=shape["GROUP"], CHUNK=CHUNK, num_warps=4
+        logits,
+        norm,
+        per_head,
+        mass,
+        *per_head.stride(),
+        capacity,
+        GROUP=shape["GROUP"],
+        CHUNK=CHUNK,
+        num_warps=4,
+        num_stages=1,
     )
     return output, mass
 

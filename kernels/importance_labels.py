@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import reference
-from kernels.interpreter import depth, padded, upcast
+from kernels.precision import depth, padded, stages, upcast
 
 BLOCK = 64
 
@@ -55,7 +55,16 @@ def _reduce_columns(
     shape = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "DEPTH": depth(query.dtype, head_dim)}
     shape |= {"BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
     _row_norms[(blocks, q_heads)](
-        query, key, norm, scaling, length, first_query, GROUP=group, **shape, num_warps=8, num_stages=2
+        query,
+        key,
+        norm,
+        scaling,
+        length,
+        first_query,
+        GROUP=group,
+        **shape,
+        num_warps=8,
+        num_stages=stages(query.dtype),
     )
     _columns[(blocks, kv_heads)](
         query,
@@ -70,7 +79,7 @@ def _reduce_columns(
         LARGEST=largest,
         **shape,
         num_warps=8,
-        num_stages=2,
+        num_stages=stages(query.dtype),
     )
     return columns
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreter import depth, padded, upcast
+from kernels.precision import depth, padded, stages, upcast
 
 BLOCK = 64
 
@@ -41,9 +41,11 @@ def observation_scores(
         "MERGED": group if pool_logits else 1,
         "BLOCK": BLOCK,
         "UPCAST": upcast(keys.dtype),
+        "num_warps": 4,
+        "num_stages": stages(keys.dtype),
     }
     _window_norms[(kv_heads, members)](
-        queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **shape, num_warps=4
+        queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **shape
     )
     _pooled_scores[(kv_heads, members, triton.cdiv(past, BLOCK))](
         queries,
@@ -56,7 +58,6 @@ def observation_scores(
         POOLING=pooling,
         LARGEST=pool == "max",
         **shape,
-        num_warps=4,
     )
     return scores
 

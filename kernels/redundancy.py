@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.interpreter import depth, padded
+from kernels.precision import depth, padded
 
 BLOCK = 64
 
@@ -32,9 +32,9 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
         DEPTH=depth(unit.dtype, head_dim),
         BLOCK=BLOCK,
         num_warps=8,
-        num_stages=2,
+        num_stages=1,
     )
-    _sum_lost[grid](last, lost, taken, length, BLOCK=BLOCK, num_warps=4)
+    _sum_lost[grid](last, lost, taken, length, BLOCK=BLOCK, num_warps=4, num_stages=1)
     received = torch.einsum("hld,hd->hl", unit, unit.sum(dim=1)) - unit.square().sum(dim=-1)
     return ((received - taken) / length).softmax(dim=-1)
 

@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import compact, decode_attention, importance_labels, interpreter, observation, redundancy
+from kernels import compact, decode_attention, importance_labels, observation, precision, redundancy
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -28,7 +28,7 @@ def power(number):
 
 
 def shape_of(dim, dtype="fp32"):
-    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": interpreter.depth(getattr(torch, NAMES[dtype]), dim)}
+    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": precision.depth(getattr(torch, NAMES[dtype]), dim)}
 
 
 def variants():
@@ -40,7 +40,11 @@ def variants():
         for mass in (False, True):
             types = {n: f"*{dtype}" for n in ("query", "keys", "values")}
             types |= {n: "*fp32" for n in ("part", "peak", "total", "logits_out")} | {"scaling": "fp32"} | lengths
-            constants = {**common, "GROUP_PADDED": power(group), "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype]))}
+            constants = {
+                **common,
+                "GROUP_PADDED": power(group),
+                "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
+            }
             constants |= {"MASS": mass, "UPCAST": up}
             name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend_chunk, types, constants, 4
@@ -74,20 +78,17 @@ def variants():
         yield f"pooled_scores {name}", observation._pooled_scores, types, {**common, **pooling}, 4
 
 
-def lower(kernel, types, constants, warps):
+def lower(kernel, types, constants, warps, stages):
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     # As the launcher would find them: tensors start at multiples of 16 bytes; strides of rows are multiples of 16.
     aligned = [n for n, t in signature.items() if t[0] == "*" or n in ("stride_slot", "stride_head", "stride_row")]
-    aligned = [n for n in aligned if kernel is not compact._move_rows or t_is_pointer(signature[n])]
+    # Compaction counts its strides in units of 16 bytes, which need not be multiples of anything.
+    aligned = [n for n in aligned if kernel is not compact._move_rows or signature[n][0] == "*"]
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     source = ASTSource(kernel, signature, {n: v for n, v in constants.items() if n in names}, attrs)
-    options = {"num_warps": warps, "num_stages": 2}
+    options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
-
-
-def t_is_pointer(kind):
-    return kind[0] == "*"
 
 
 def inspect(cubin, sass):
@@ -111,5 +112,8 @@ if __name__ == "__main__":
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, kernel, types, constants, warps in variants():
         if only in name:
-            found = inspect(lower(kernel, types, constants, warps), kernel is compact._move_rows)
+            stages = precision.stages(
+                torch.bfloat16 if "*bf16" in types.values() and kernel.fn.__name__ != "_join_chunks" else torch.float32
+            )
+            found = inspect(lower(kernel, types, constants, warps, stages), kernel is compact._move_rows)
             print(json.dumps({"name": name, **found}), flush=True)

@@ -24,3 +24,8 @@ def padded(width: int) -> int:
 def depth(dtype: torch.dtype, width: int) -> int:
     """Numbers of a row to multiply at a time: all on tensor cores, few in float32, which holds them in registers."""
     return 16 if dtype == torch.float32 else padded(width)
+
+
+def stages(dtype: torch.dtype) -> int:
+    """Loads in flight: float32 has no registers left for a second."""
+    return 1 if dtype == torch.float32 else 2
