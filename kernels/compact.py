@@ -61,7 +61,7 @@ def _move_rows(
     base = tl.load(pointers + tensor).to(tl.pointer_type(tl.int32))
     base = tl.multiple_of(base, 16)
     base += head * stride_head * 4
-    if SHARED:
+    if SHARED:  # noqa: SIM108, the two are not of one type to the compiler
         own = keep
     else:
         # The tensors come as the keys and the values of each layer in turn.

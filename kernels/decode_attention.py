@@ -1,7 +1,7 @@
 """Split-K flash decoding over slots: the Triton twin of `kernels.reference.decode_attention`.
 
 Each program attends over one chunk of one slot's rows; a second kernel joins a head's chunks. The grid depends on slots
-and capacity alone and lengths are read on the device, so that a CUDA graph can replay it. Flash decoding: Dao et al. 2023.
+and capacity alone and lengths are read on the device, so that a CUDA graph can replay it.
 """
 
 import torch
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.precision import padded, stages, upcast
+from kernels.precision import padded, upcast
 
 CHUNK = 512
 
@@ -56,7 +56,7 @@ def decode_attention(
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
         num_warps=4,
-        num_stages=stages(query.dtype),
+        num_stages=2,
     )
     _join_chunks[(slots, q_heads)](
         part,

@@ -38,8 +38,8 @@ def variants():
         chunk = decode_attention.CHUNK
         common = {"GROUP": group, **shape_of(dim, dtype), "CHUNK": chunk}
         for mass in (False, True):
-            types = {n: f"*{dtype}" for n in ("query", "keys", "values")}
-            types |= {n: "*fp32" for n in ("part", "peak", "total", "logits_out")} | {"scaling": "fp32"} | lengths
+            types = dict.fromkeys(("query", "keys", "values"), f"*{dtype}")
+            types |= dict.fromkeys(("part", "peak", "total", "logits_out"), "*fp32") | {"scaling": "fp32"} | lengths
             constants = {
                 **common,
                 "GROUP_PADDED": power(group),
@@ -49,9 +49,9 @@ def variants():
             name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend_chunk, types, constants, 4
         if group == 4:
-            types = {n: "*fp32" for n in ("part", "peak", "total", "norm")} | {"output": f"*{dtype}"} | lengths
+            types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
             yield f"join_chunks {dtype} D={dim}", decode_attention._join_chunks, types, common, 4
-    types = {n: "*fp32" for n in ("logits", "norm", "mass")} | lengths
+    types = dict.fromkeys(("logits", "norm", "mass"), "*fp32") | lengths
     yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7, "CHUNK": decode_attention.CHUNK}, 4
     for shared in (False, True):
         constants = {"SHARED": shared, "BLOCK": compact.BLOCK, "WORDS": compact.WORDS}
@@ -112,8 +112,7 @@ if __name__ == "__main__":
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, kernel, types, constants, warps in variants():
         if only in name:
-            stages = precision.stages(
-                torch.bfloat16 if "*bf16" in types.values() and kernel.fn.__name__ != "_join_chunks" else torch.float32
-            )
+            halves = "*bf16" in types.values() and kernel is not decode_attention._join_chunks
+            stages = 2 if halves or kernel is decode_attention._attend_chunk else 1
             found = inspect(lower(kernel, types, constants, warps, stages), kernel is compact._move_rows)
             print(json.dumps({"name": name, **found}), flush=True)
