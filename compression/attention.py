@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from compression.signals import PaddedPrefill, Prefill
-from kernels.reference import decode_attention
 
 if TYPE_CHECKING:
     from compression.cache import SlotCache
@@ -60,7 +59,7 @@ def attend_slots(cache: "SlotCache", layer: int, query: Tensor, keys: Tensor, va
 
     Returns [live, q_heads, head_dim]; what policies want recorded goes to the cache.
     """
-    output, mass = decode_attention(
+    output, mass = cache.operations.decode_attention(
         query, keys, values, cache.live_lengths, scaling=scaling, return_mass=cache.needs_mass
     )
     cache.observe(layer, query, mass)

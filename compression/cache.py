@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from compression.policy import Selection
 from compression.signals import CacheShape, Prefill, Signal, keep_columns
-from kernels.reference import compact
+from kernels.implementation import Implementation, cache_operations
 
 
 class SlotLayer(CacheLayerMixin):
@@ -32,11 +32,12 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write one new row per live slot, [live, kv_heads, 1, head_dim]; return the live slots' rows so far."""
-        live, longest = self._cache.live, self._cache.longest
+        live = self._cache.live
+        seen = self.keys.shape[2] if self._cache.operations.ragged else self._cache.longest
         rows, at = self._cache.slot_ids[:live], self._cache.write_at
         self.keys[rows, :, at] = key_states[:, :, 0]
         self.values[rows, :, at] = value_states[:, :, 0]
-        return self.keys[:live, :, :longest], self.values[:live, :, :longest]
+        return self.keys[:live, :, :seen], self.values[:live, :, :seen]
 
     def wipe(self, slot: int, length: int) -> None:
         """Zero the rows beyond `length`: the slot's last tenant may have left NaN there."""
@@ -71,6 +72,7 @@ class SlotCache(Cache):
         capacity: rows per slot.
         signals: what to record beside the rows.
         per_head: whether some policy keeps other rows in each layer and head; positions are then held for each.
+        impl: what attends and evicts.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class SlotCache(Cache):
         device: torch.device,
         signals: Iterable[Signal] = (),
         per_head: bool = False,
+        impl: Implementation = "torch",
     ) -> None:
+        self.operations = cache_operations(impl)
         size = (slots, shape.kv_heads, capacity, shape.head_dim)
         self.slot_layers = [SlotLayer(self, size, shape.dtype, device) for _ in range(shape.layers)]
         super().__init__(layers=list(self.slot_layers))
@@ -153,10 +157,8 @@ class SlotCache(Cache):
     def evict(self, slot: int, selection: Selection) -> None:
         """Keep the selected rows of one slot, in order, and free the rest."""
         keep = selection.keep
-        for index, layer in enumerate(self.slot_layers):
-            own = keep if keep.dim() == 1 else keep[index]
-            compact(layer.keys[slot], own)
-            compact(layer.values[slot], own)
+        rows = [tensor[slot] for layer in self.slot_layers for tensor in (layer.keys, layer.values)]
+        self.operations.compact_layers(rows, keep)
         keep_columns(self.positions[slot], keep)
         for recorder in self.recorders.values():
             recorder.evict(slot, keep)

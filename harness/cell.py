@@ -10,6 +10,7 @@ from harness.benchmarks import BenchmarkConfig
 from harness.engine import DecodingConfig
 from harness.models import ModelConfig
 from harness.records import content_hash
+from kernels.implementation import Implementation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class Cell:
     policy: Policy
     decoding: DecodingConfig
     seed: int
+    impl: Implementation = "torch"
 
     @cached_property
     def cell_id(self) -> str:
@@ -42,6 +44,8 @@ class Cell:
             "dataset": self.dataset_hash,
             "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling},
             "seed": self.seed,
+            # Another implementation rounds otherwise; the reference goes unnamed, so that older ids stand.
+            **({"impl": self.impl} if self.impl != "torch" else {}),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -55,5 +59,6 @@ class Cell:
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.identity(),
             "decoding": {**decoding.pop("sampling"), **decoding},
+            "impl": self.impl,
             "seed": self.seed,
         }

@@ -25,6 +25,7 @@ from harness.records import WHOLE, Shard, UserError
 from harness.sampling import SamplingConfig
 from harness.status import command_line
 from harness.toy.paths import WEIGHTS
+from kernels.implementation import Implementation, check_available
 
 _T = TypeVar("_T")
 
@@ -83,6 +84,11 @@ class Job:
         return self.cells[0].seed
 
     @property
+    def impl(self) -> Implementation:
+        """The implementation of the cache's operations that all cells share."""
+        return self.cells[0].impl
+
+    @property
     def pairs(self) -> list[tuple[str, int]]:
         """(problem_id, draw) of every completion that each cell must have."""
         return [(p.id, draw) for p in self.benchmark.problems for draw in range(self.draws)]
@@ -112,6 +118,7 @@ def plan(config: DictConfig) -> Job:
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     decoding = build_decoding(config.decoding)
     seed = _whole("seed", config.seed, least=0)
+    impl = _implementation(config.impl)
     policies = build_policies(config)
     _check_predictors(model, policies)
     benchmark = load_problems(benchmark_config)
@@ -123,6 +130,7 @@ def plan(config: DictConfig) -> Job:
             policy=policy,
             decoding=decoding,
             seed=seed,
+            impl=impl,
         )
         for policy in policies
     ]
@@ -231,6 +239,14 @@ def _whole(name: str, value: Any, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name}={value} is out of range: it must be a whole number of at least {least}.")
     return value
+
+
+def _implementation(name: Any) -> Implementation:
+    try:
+        check_available(str(name))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return name  # type: ignore[no-any-return]
 
 
 def _sentence(section: str, error: ValidationError) -> str:

@@ -22,6 +22,7 @@ from harness.models import LoadedModel, free_memory
 from harness.prefill import Prefiller
 from harness.records import Completion, Eviction
 from harness.sampling import SamplingConfig, sample, sequence_key, uniform, uniforms_of_rows
+from kernels.implementation import Implementation
 
 # Beyond these little is gained (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 _MOST_SLOTS = {"cpu": 64, "cuda": 256}
@@ -167,6 +168,7 @@ class Engine:
         slots: sequences decoded at once.
         capacity: rows per slot, at least what any request's policy asks for.
         policies: the policies of the requests to come; their signals are recorded.
+        impl: what the cache computes with.
     """
 
     def __init__(
@@ -178,6 +180,7 @@ class Engine:
         slots: int,
         capacity: int,
         policies: Iterable[Policy],
+        impl: Implementation = "torch",
     ) -> None:
         self.model, self.decoding, self.seed = model, decoding, seed
         device, policies = model.device, list(policies)
@@ -189,6 +192,7 @@ class Engine:
             device=device,
             signals=dict.fromkeys(signal for policy in policies for signal in policy.signals),
             per_head=any(policy.per_head for policy in policies),
+            impl=impl,
         )
         self.slots, self.waiting = slots, 0
         self.sequences: list[_Sequence | None] = [None] * slots
@@ -224,6 +228,7 @@ class Engine:
         decoding: DecodingConfig,
         seed: int,
         slots: int | None = None,
+        impl: Implementation = "torch",
     ) -> Self:
         """An engine with the capacity, the signals and, unless `slots` are given, the slots that the requests need."""
         capacity = needed_capacity(requests, decoding)
@@ -235,6 +240,7 @@ class Engine:
             slots=slots or auto_slots(model, capacity=capacity, requests=len(branches)).slots,
             capacity=capacity,
             policies=dict.fromkeys(branch.policy for branch in branches),
+            impl=impl,
         )
 
     @torch.inference_mode()

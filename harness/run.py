@@ -390,7 +390,7 @@ def _write(
     reporter: Reporter,
 ) -> None:
     """Decode the requests with so many slots and store every completion as it ends; then what that cost."""
-    engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=slots)
+    engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=slots, impl=job.impl)
     clock = engine.clock
     reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}

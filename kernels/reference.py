@@ -5,10 +5,17 @@ A slot's rows at or beyond its length belong to nobody and never reach a result.
 of zero times NaN is NaN; `compression.cache.SlotCache` sees to that.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool1d, max_pool1d
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float32, or in float64 if it is: with float64 inputs the reference is exact enough to test any twin."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def decode_attention(
@@ -20,7 +27,7 @@ def decode_attention(
         query: [slots, q_heads, head_dim]; q_heads is a multiple of kv_heads (grouped queries share a key head).
         keys: [slots, kv_heads, capacity, head_dim].
         values: as keys.
-        lengths: [slots], each from 1 to capacity.
+        lengths: [slots] or [slots, kv_heads], each from 1 to capacity.
         scaling: factor on the logits, usually head_dim ** -0.5.
         return_mass: also return the probabilities summed over each group of query heads.
 
@@ -29,9 +36,10 @@ def decode_attention(
     """
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
-    live = torch.arange(capacity, device=lengths.device) < lengths[:, None]  # [slots, capacity]
+    # [slots, kv_heads or 1, capacity]
+    live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)
     logits = torch.matmul(grouped * scaling, keys.transpose(-1, -2))
-    logits.masked_fill_(~live[:, None, None], float("-inf"))
+    logits.masked_fill_(~live[:, :, None], float("-inf"))
     # [slots, kv_heads, group, capacity], in float32 at least
     weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     output = torch.matmul(weights.to(values.dtype), values).reshape(slots, -1, head_dim)
@@ -52,10 +60,28 @@ def compact(rows: Tensor, keep: Tensor) -> None:
         rows[:, :kept] = rows.gather(1, keep[..., None].expand(-1, -1, rows.shape[-1]))
 
 
+def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
+    """Compact one slot in all layers at once.
+
+    Args:
+        rows: each layer's keys and values in turn, [kv_heads, capacity, head_dim], changed in place.
+        keep: sorted slot indices to keep, [kept] or [layers, kv_heads, kept].
+    """
+    for index, tensor in enumerate(rows):
+        compact(tensor, keep if keep.dim() == 1 else keep[index // 2])
+
+
 def observation_scores(
-    queries: Tensor, keys: Tensor, *, scaling: float, past_only: bool = False, pool_logits: bool = False
+    queries: Tensor,
+    keys: Tensor,
+    *,
+    scaling: float,
+    past_only: bool = False,
+    pool_logits: bool = False,
+    pooling: int = 1,
+    pool: Literal["mean", "max"] = "mean",
 ) -> Tensor:
-    """Mean attention that the newest tokens' queries pay to the rows before them.
+    """Mean attention that the newest tokens' queries pay to the rows before them, pooled over neighbouring rows.
 
     Args:
         queries: [q_heads, window, head_dim], the queries of the newest `window` rows, oldest first.
@@ -63,14 +89,16 @@ def observation_scores(
         scaling: factor on the logits.
         past_only: softmax over the rows before the window alone (R-KV) in place of all a query may see (SnapKV).
         pool_logits: take the largest logit of each group of query heads before the softmax (R-KV).
+        pooling: rows pooled, odd; beyond the ends lie zeros.
+        pool: their mean (SnapKV) or the largest (R-KV).
 
     Returns:
-        [kv_heads, group, length - window]; group is 1 with `pool_logits`. Float32.
+        [kv_heads, group, length - window]; group is 1 with `pool_logits`. Float32 at least.
     """
     kv_heads, length, head_dim = keys.shape
     window = queries.shape[1]
-    grouped = queries.reshape(kv_heads, -1, window, head_dim).float()
-    logits = torch.matmul(grouped, keys[:, None].float().transpose(-1, -2)) * scaling
+    grouped = queries.reshape(kv_heads, -1, window, head_dim)
+    logits = torch.matmul(_wide(grouped), _wide(keys)[:, None].transpose(-1, -2)) * scaling
     if pool_logits:
         logits = logits.amax(dim=1, keepdim=True)
     if past_only:
@@ -78,7 +106,9 @@ def observation_scores(
     else:
         later = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(diagonal=1)
         logits[..., length - window :] = logits[..., length - window :].masked_fill(later, float("-inf"))
-    return logits.softmax(dim=-1)[..., : length - window].mean(dim=-2)
+    scores = logits.softmax(dim=-1)[..., : length - window].mean(dim=-2)
+    pooled = avg_pool1d if pool == "mean" else max_pool1d
+    return scores if pooling == 1 or length == window else pooled(scores, pooling, stride=1, padding=pooling // 2)
 
 
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
@@ -92,78 +122,14 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
         threshold: cosine above which two keys count as similar.
 
     Returns:
-        [kv_heads, length], float32, summing to 1 per head.
+        [kv_heads, length], float32 at least, summing to 1 per head.
     """
-    unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8)
+    unit = torch.nn.functional.normalize(_wide(keys), dim=-1, eps=1e-8)
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
     cosine.diagonal(dim1=-2, dim2=-1).zero_()
     columns = torch.arange(keys.shape[1], device=keys.device)
     last = torch.where(cosine > threshold, columns, 0).amax(dim=-1, keepdim=True)
     return cosine.scatter(-1, last, 0.0).mean(dim=-2).softmax(dim=-1)
-
-
-def causal_mass(query: Tensor, key: Tensor, *, scaling: float, block: int = 512) -> Tensor:
-    """Attention probability that each key of a prompt receives, summed over queries and each group of query heads.
-
-    Args:
-        query: [q_heads, length, head_dim].
-        key: [kv_heads, length, head_dim].
-        scaling: factor on the logits.
-        block: queries and keys at a time, so that no length x length matrix is held.
-
-    Returns:
-        [kv_heads, length], float32.
-    """
-    return _reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
-
-
-def importance_labels(
-    query: Tensor,
-    key: Tensor,
-    *,
-    kind: Literal["answer", "far_max", "later"],
-    scaling: float,
-    answer_start: int,
-    min_distance: int = 32,
-    block: int = 512,
-) -> Tensor:
-    """How much one layer of a finished text looks back at each token, per key head.
-
-    `answer`: mean probability over the queries of the answer, a query's own token counting zero (DynTS, 2601.18383,
-    section 3). `far_max`: the largest that any query at least `min_distance` later pays. `later`: the mean over those
-    queries. The mean or maximum is over the group's query heads as well; over key heads and layers it is the caller's.
-
-    Two passes over tiles of `block` x `block` logits: the log-sum-exp of each query's row, then the column sums or
-    maxima of exp(logit - log-sum-exp). Extra memory is q_heads * (block * block + length) floats, a few times over.
-
-    Args:
-        query: [q_heads, length, head_dim], rotated.
-        key: [kv_heads, length, head_dim], rotated.
-        kind: which label.
-        scaling: factor on the logits.
-        answer_start: position of the answer's first token, for `answer` alone.
-        min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
-        block: queries and keys at a time.
-
-    Returns:
-        [kv_heads, length], float32; NaN at tokens that no query of `far_max` or `later` is far enough from.
-    """
-    length, group = query.shape[1], query.shape[0] // key.shape[0]
-    first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)
-    columns = _reduce_columns(
-        query,
-        key,
-        scaling=scaling,
-        first_query=first_query,
-        min_distance=distance,
-        largest=kind == "far_max",
-        block=block,
-    )
-    if kind == "answer":
-        return columns / (group * (length - answer_start))
-    queries = length - min_distance - torch.arange(length, device=key.device)
-    columns = columns.masked_fill(queries <= 0, torch.nan)
-    return columns if kind == "far_max" else columns / (group * queries)
 
 
 def _reduce_columns(
@@ -183,10 +149,10 @@ def _reduce_columns(
     kv_heads, length, head_dim = key.shape
     grouped = query.reshape(kv_heads, -1, length, head_dim)
     positions = torch.arange(length, device=key.device)
-    columns = torch.zeros(kv_heads, length, device=key.device)
+    columns = torch.zeros(kv_heads, length, dtype=_wide(key[:0]).dtype, device=key.device)
 
     def tile(rows: Tensor, cols: Tensor) -> Tensor:  # [kv_heads, group, rows, cols]
-        logits = torch.matmul(grouped[:, :, rows].float(), key[:, None, cols].float().transpose(-1, -2)) * scaling
+        logits = torch.matmul(_wide(grouped[:, :, rows]), _wide(key[:, None, cols]).transpose(-1, -2)) * scaling
         return logits.masked_fill(cols > rows[:, None], float("-inf"))
 
     for start in range(first_query, length, block):
@@ -201,3 +167,77 @@ def _reduce_columns(
             else:
                 columns[:, cols] += weights.sum(dim=(1, 2))
     return columns
+
+
+def causal_mass(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scaling: float,
+    block: int = 512,
+    reduce_columns: Callable[..., Tensor] = _reduce_columns,
+) -> Tensor:
+    """Attention probability that each key of a prompt receives, summed over queries and each group of query heads.
+
+    Args:
+        query: [q_heads, length, head_dim].
+        key: [kv_heads, length, head_dim].
+        scaling: factor on the logits.
+        block: queries and keys at a time, so that no length x length matrix is held.
+        reduce_columns: what reduces the tiles; the Triton twin gives its own.
+
+    Returns:
+        [kv_heads, length], float32 at least.
+    """
+    return reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
+
+
+def importance_labels(
+    query: Tensor,
+    key: Tensor,
+    *,
+    kind: Literal["answer", "far_max", "later"],
+    scaling: float,
+    answer_start: int,
+    min_distance: int = 32,
+    block: int = 512,
+    reduce_columns: Callable[..., Tensor] = _reduce_columns,
+) -> Tensor:
+    """How much one layer of a finished text looks back at each token, per key head.
+
+    `answer`: mean probability over the queries of the answer, a query's own token counting zero (DynTS, 2601.18383,
+    section 3). `far_max`: the largest that any query at least `min_distance` later pays. `later`: the mean over those
+    queries. The mean or maximum is over the group's query heads as well; over key heads and layers it is the caller's.
+
+    Two passes over tiles of `block` x `block` logits: the log-sum-exp of each query's row, then the column sums or
+    maxima of exp(logit - log-sum-exp). Extra memory is q_heads * (block * block + length) floats, a few times over.
+
+    Args:
+        query: [q_heads, length, head_dim], rotated.
+        key: [kv_heads, length, head_dim], rotated.
+        kind: which label.
+        scaling: factor on the logits.
+        answer_start: position of the answer's first token, for `answer` alone.
+        min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
+        block: queries and keys at a time.
+        reduce_columns: what reduces the tiles; the Triton twin gives its own.
+
+    Returns:
+        [kv_heads, length], float32 at least; NaN at tokens that no query of `far_max` or `later` is far enough from.
+    """
+    length, group = query.shape[1], query.shape[0] // key.shape[0]
+    first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)
+    columns = reduce_columns(
+        query,
+        key,
+        scaling=scaling,
+        first_query=first_query,
+        min_distance=distance,
+        largest=kind == "far_max",
+        block=block,
+    )
+    if kind == "answer":
+        return columns / (group * (length - answer_start))
+    queries = length - min_distance - torch.arange(length, device=key.device)
+    columns = columns.masked_fill(queries <= 0, torch.nan)
+    return columns if kind == "far_max" else columns / (group * queries)

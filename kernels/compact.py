@@ -1,0 +1,78 @@
+"""Eviction in one launch, in place: the Triton twin of `kernels.reference.compact_layers`.
+
+Rows only ever move forward and are taken in order, so a block's loads never meet rows that an earlier block has stored
+to. Within a block they may: a barrier parts its loads from its stores, since one warp may be ahead of another.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 64
+WORDS = 32
+
+
+def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
+    """As the reference. Every tensor has the same shape, strides and precision, its rows 16-byte aligned."""
+    first, kept = rows[0], keep.shape[-1]
+    size = first.element_size()
+    words = first.shape[-1] * size // 4
+    for tensor in rows:
+        assert tensor.stride() == first.stride(), "one layout for all layers"
+        assert tensor.stride(-1) == 1, "a row's numbers lie side by side"
+        assert tensor.data_ptr() % 16 == 0, "the kernel moves 16 bytes at a time"
+    assert first.shape[-1] * size % 16 == 0, "the kernel moves 16 bytes at a time"
+    if not kept:
+        return
+    pointers = torch.tensor([tensor.data_ptr() for tensor in rows], dtype=torch.int64, device=keep.device)
+    keep = keep.contiguous()
+    _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](
+        pointers,
+        keep,
+        kept,
+        first.stride(0) * size // 16,
+        first.stride(1) * size // 16,
+        words // 4,
+        SHARED=keep.dim() == 1,
+        BLOCK=BLOCK,
+        WORDS=WORDS,
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+@triton.jit
+def _move_rows(
+    pointers,
+    keep,
+    kept,
+    stride_head,
+    stride_row,
+    quads,
+    SHARED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    # Strides and widths come in units of 16 bytes, four words of 32 bits: so the compiler sees that they are aligned.
+    tensor, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    base = tl.load(pointers + tensor).to(tl.pointer_type(tl.int32))
+    base = tl.multiple_of(base, 16)
+    base += head * stride_head * 4
+    if SHARED:  # noqa: SIM108, the two are not of one type to the compiler
+        own = keep
+    else:
+        # The tensors come as the keys and the values of each layer in turn.
+        own = keep + ((tensor // 2) * tl.num_programs(1) + head) * kept
+    words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
+    inside = (words // 4) < quads
+    for first in range(0, kept, BLOCK):
+        targets = first + tl.arange(0, BLOCK)
+        real = targets < kept
+        sources = tl.load(own + targets, mask=real, other=0).to(tl.int64)
+        mask = real[:, None] & inside
+        moved = tl.load(base + sources[:, None] * (stride_row * 4) + words, mask=mask)
+        tl.debug_barrier()
+        tl.store(base + targets.to(tl.int64)[:, None] * (stride_row * 4) + words, moved, mask=mask)

@@ -1,0 +1,217 @@
+"""Split-K flash decoding over slots: the Triton twin of `kernels.reference.decode_attention`.
+
+Each program attends over one chunk of one slot's rows; a second kernel joins a head's chunks. The grid depends on slots
+and capacity alone and lengths are read on the device, so that a CUDA graph can replay it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.precision import padded, upcast
+
+CHUNK = 512
+
+
+def block(dtype: torch.dtype) -> int:
+    """Rows at a time: in float32 the products hold all of them in registers."""
+    return 16 if dtype == torch.float32 else 64
+
+
+def decode_attention(
+    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, scaling: float, return_mass: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """As the reference; rows at or beyond a length are never read, so they may hold NaN. A length of 0 gives zeros."""
+    slots, kv_heads, capacity, head_dim = keys.shape
+    assert keys.stride() == values.stride(), "keys and values share their layout"
+    assert keys.stride(-1) == 1, "a row's numbers lie side by side"
+    query = query.contiguous()
+    q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
+    per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
+
+    def scratch(*shape: int) -> Tensor:
+        return torch.empty(slots, q_heads, *shape, dtype=torch.float32, device=query.device)
+
+    part, peak, total = scratch(chunks, head_dim), scratch(chunks), scratch(chunks)
+    logits = scratch(capacity if return_mass else 1)
+    output, norm = torch.empty_like(query), scratch()
+    shape = {"GROUP": q_heads // kv_heads, "DIM": head_dim, "DIM_PADDED": padded(head_dim), "CHUNK": CHUNK}
+    _attend_chunk[(slots, kv_heads, chunks)](
+        query,
+        keys,
+        values,
+        per_head,
+        part,
+        peak,
+        total,
+        logits,
+        scaling,
+        capacity,
+        *keys.stride()[:3],
+        *per_head.stride(),
+        **shape,
+        GROUP_PADDED=1 << (shape["GROUP"] - 1).bit_length(),
+        BLOCK=block(query.dtype),
+        MASS=return_mass,
+        UPCAST=upcast(query.dtype),
+        num_warps=4,
+        num_stages=2,
+    )
+    _join_chunks[(slots, q_heads)](
+        part,
+        peak,
+        total,
+        per_head,
+        output,
+        norm,
+        *per_head.stride(),
+        chunks,
+        q_heads,
+        **shape,
+        num_warps=4,
+        num_stages=1,
+    )
+    if not return_mass:
+        return output, None
+    mass = torch.empty(slots, kv_heads, capacity, dtype=torch.float32, device=query.device)
+    _sum_group[(slots, kv_heads, chunks)](
+        logits,
+        norm,
+        per_head,
+        mass,
+        *per_head.stride(),
+        capacity,
+        GROUP=shape["GROUP"],
+        CHUNK=CHUNK,
+        num_warps=4,
+        num_stages=1,
+    )
+    return output, mass
+
+
+@triton.jit
+def _attend_chunk(
+    query,
+    keys,
+    values,
+    lengths,
+    part,
+    peak,
+    total,
+    logits_out,
+    scaling,
+    capacity,
+    stride_slot,
+    stride_head,
+    stride_row,
+    stride_length_slot,
+    stride_length_head,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
+    start = chunk * CHUNK
+    if start < length:
+        end = tl.minimum(start + CHUNK, length)
+        group, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
+        heads = (slot * tl.num_programs(1) + head) * GROUP + group  # query heads, counted over all slots
+        real, wide = group < GROUP, dims < DIM
+        q = tl.load(query + heads[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
+        if UPCAST:
+            q = q.to(tl.float32)
+        base = slot * stride_slot + head * stride_head
+        top = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+        weight = tl.zeros([GROUP_PADDED], tl.float32)
+        mixed = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
+        for first in range(start, end, BLOCK):
+            rows = first + tl.arange(0, BLOCK)
+            live = rows < end
+            at = base + rows.to(tl.int64)[:, None] * stride_row + dims
+            k = tl.load(keys + at, mask=live[:, None] & wide, other=0.0)
+            v = tl.load(values + at, mask=live[:, None] & wide, other=0.0)
+            if UPCAST:
+                k, v = k.to(tl.float32), v.to(tl.float32)
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            logits = tl.where(live[None, :], logits, float("-inf"))
+            if MASS:
+                tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
+            above = tl.maximum(top, tl.max(logits, 1))
+            p = tl.exp(logits - above[:, None])
+            shrink = tl.exp(top - above)
+            weight = weight * shrink + tl.sum(p, 1)
+            mixed = mixed * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+            top = above
+        cell = heads * tl.num_programs(2) + chunk
+        tl.store(part + cell[:, None] * DIM + dims, mixed, mask=real[:, None] & wide)
+        tl.store(peak + cell, top, mask=real)
+        tl.store(total + cell, weight, mask=real)
+
+
+@triton.jit
+def _join_chunks(
+    part,
+    peak,
+    total,
+    lengths,
+    output,
+    norm,
+    stride_length_slot,
+    stride_length_head,
+    chunks,
+    q_heads,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    length = tl.load(lengths + slot * stride_length_slot + (head // GROUP) * stride_length_head).to(tl.int32)
+    dims = tl.arange(0, DIM_PADDED)
+    wide = dims < DIM
+    row = slot * q_heads + head
+    top, weight = float("-inf"), 0.0
+    mixed = tl.zeros([DIM_PADDED], tl.float32)
+    for chunk in range(0, tl.cdiv(length, CHUNK)):
+        cell = row * chunks + chunk
+        its_top = tl.load(peak + cell)
+        above = tl.maximum(top, its_top)
+        shrink, grow = tl.exp(top - above), tl.exp(its_top - above)
+        weight = weight * shrink + tl.load(total + cell) * grow
+        mixed = mixed * shrink + tl.load(part + cell * DIM + dims, mask=wide, other=0.0) * grow
+        top = above
+    whole = tl.where(length > 0, weight, 1.0)
+    tl.store(output + row * DIM + dims, (mixed / whole).to(output.dtype.element_ty), mask=wide)
+    tl.store(norm + row, top + tl.log(whole))
+
+
+@triton.jit
+def _sum_group(
+    logits,
+    norm,
+    lengths,
+    mass,
+    stride_length_slot,
+    stride_length_head,
+    capacity,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
+    rows = chunk * CHUNK + tl.arange(0, CHUNK)
+    live = rows < length
+    row = slot * tl.num_programs(1) + head
+    received = tl.zeros([CHUNK], tl.float32)
+    for member in range(GROUP):
+        q_head = row * GROUP + member
+        logit = tl.load(logits + q_head * capacity + rows, mask=live, other=float("-inf"))
+        received += tl.where(live, tl.exp(logit - tl.load(norm + q_head)), 0.0)
+    tl.store(mass + row * capacity + rows, received, mask=rows < capacity)

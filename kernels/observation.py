@@ -1,0 +1,188 @@
+"""Observation-window scores with their pooling: the Triton twin of `kernels.reference.observation_scores`."""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.precision import depth, padded, stages, upcast
+
+BLOCK = 64
+
+
+def observation_scores(
+    queries: Tensor,
+    keys: Tensor,
+    *,
+    scaling: float,
+    past_only: bool = False,
+    pool_logits: bool = False,
+    pooling: int = 1,
+    pool: Literal["mean", "max"] = "mean",
+) -> Tensor:
+    """As the reference; nothing of window x length is held."""
+    kv_heads, length, head_dim = keys.shape
+    queries, window = queries.contiguous(), queries.shape[1]
+    group, past = queries.shape[0] // kv_heads, length - window
+    members = 1 if pool_logits else group
+    norm = torch.empty(kv_heads, members, window, dtype=torch.float32, device=keys.device)
+    scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)
+    if not past:
+        return scores
+    shape = {
+        "WINDOW": window,
+        "WINDOW_PADDED": padded(window),
+        "DIM": head_dim,
+        "DIM_PADDED": padded(head_dim),
+        "DEPTH": depth(keys.dtype, head_dim),
+        "GROUP": group,
+        "MERGED": group if pool_logits else 1,
+        "BLOCK": BLOCK,
+        "UPCAST": upcast(keys.dtype),
+        "num_warps": 4,
+        "num_stages": stages(keys.dtype),
+    }
+    _window_norms[(kv_heads, members)](
+        queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **shape
+    )
+    _pooled_scores[(kv_heads, members, triton.cdiv(past, BLOCK))](
+        queries,
+        keys,
+        norm,
+        scores,
+        scaling,
+        past,
+        *keys.stride()[:2],
+        POOLING=pooling,
+        LARGEST=pool == "max",
+        **shape,
+    )
+    return scores
+
+
+@triton.jit
+def _logits(
+    queries,
+    keys,
+    head,
+    member,
+    cols,
+    seen,
+    scaling,
+    stride_head,
+    stride_row,
+    WINDOW: tl.constexpr,
+    WINDOW_PADDED: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    MERGED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """[window, cols] logits of one query head, or the largest of its group's."""
+    steps = tl.arange(0, WINDOW_PADDED)
+    k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
+    logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
+    for other in range(MERGED):
+        q_at = ((head * GROUP + member + other) * WINDOW + steps)[:, None] * DIM
+        product = tl.zeros([WINDOW_PADDED, BLOCK], tl.float32)
+        for start in range(0, DIM_PADDED, DEPTH):
+            dims = start + tl.arange(0, DEPTH)
+            wide = dims < DIM
+            q = tl.load(queries + q_at + dims, mask=(steps < WINDOW)[:, None] & wide, other=0.0)
+            k = tl.load(keys + k_at + dims, mask=seen[:, None] & wide, other=0.0)
+            if UPCAST:
+                q, k = q.to(tl.float32), k.to(tl.float32)
+            product = tl.dot(q, tl.trans(k), product, input_precision="ieee")
+        logits = tl.maximum(logits, product * scaling)
+    return logits
+
+
+@triton.jit
+def _window_norms(
+    queries,
+    keys,
+    norm,
+    scaling,
+    length,
+    stride_head,
+    stride_row,
+    PAST_ONLY: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WINDOW_PADDED: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    MERGED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    head, member = tl.program_id(0), tl.program_id(1)
+    steps = tl.arange(0, WINDOW_PADDED)
+    past = length - WINDOW
+    top = tl.full([WINDOW_PADDED], float("-inf"), tl.float32)
+    weight = tl.zeros([WINDOW_PADDED], tl.float32)
+    end = past if PAST_ONLY else length
+    for first in range(0, end, BLOCK):
+        cols = first + tl.arange(0, BLOCK)
+        logits = _logits(
+            queries, keys, head, member, cols, cols < end, scaling, stride_head, stride_row,
+            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
+        )  # fmt: skip
+        seen = (cols < end)[None, :] & (cols[None, :] <= past + steps[:, None])
+        logits = tl.where(seen, logits, float("-inf"))
+        above = tl.maximum(top, tl.max(logits, 1))
+        weight = weight * tl.exp(top - above) + tl.sum(tl.exp(logits - above[:, None]), 1)
+        top = above
+    row = (head * tl.num_programs(1) + member) * WINDOW
+    tl.store(norm + row + steps, top + tl.log(weight), mask=steps < WINDOW)
+
+
+@triton.jit
+def _pooled_scores(
+    queries,
+    keys,
+    norm,
+    scores,
+    scaling,
+    past,
+    stride_head,
+    stride_row,
+    POOLING: tl.constexpr,
+    LARGEST: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WINDOW_PADDED: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    MERGED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    head, member = tl.program_id(0), tl.program_id(1)
+    steps = tl.arange(0, WINDOW_PADDED)
+    row = head * tl.num_programs(1) + member
+    its_norm = tl.load(norm + row * WINDOW + steps, mask=steps < WINDOW, other=float("inf"))
+    cols = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    pooled = tl.zeros([BLOCK], tl.float32)
+    # A neighbour's score is computed anew, from keys that the cache just held: tiles cannot be shifted.
+    for shift in range(-(POOLING // 2), POOLING // 2 + 1):
+        near = cols + shift
+        seen = (near >= 0) & (near < past)
+        logits = _logits(
+            queries, keys, head, member, near, seen, scaling, stride_head, stride_row,
+            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
+        )  # fmt: skip
+        weights = tl.where(seen[None, :] & (steps < WINDOW)[:, None], tl.exp(logits - its_norm[:, None]), 0.0)
+        score = tl.sum(weights, 0) / WINDOW
+        if LARGEST:
+            pooled = tl.maximum(pooled, score)
+        else:
+            pooled += score / POOLING
+    tl.store(scores + row.to(tl.int64) * past + cols, pooled, mask=cols < past)

@@ -1,0 +1,118 @@
+"""Lowers every kernel and variant for Hopper, without a GPU, and prints what `test_compile` asserts, as JSON.
+
+A program of its own: a process that has TRITON_INTERPRET set cannot compile.
+"""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels import compact, decode_attention, importance_labels, observation, precision, redundancy
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+NAMES = {"bf16": "bfloat16", "fp32": "float32"}
+TYPES = {"bf16": False, "fp32": True}
+
+
+def power(number):
+    return 1 << (number - 1).bit_length()
+
+
+def shape_of(dim, dtype="fp32"):
+    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": precision.depth(getattr(torch, NAMES[dtype]), dim)}
+
+
+def variants():
+    """(name, kernel, types of the run-time arguments, constants, warps) of every form that the engine may ask for."""
+    lengths = {"lengths": "*i64", "stride_length_slot": "i64", "stride_length_head": "i64"}
+    for (dtype, up), dim, group in itertools.product(TYPES.items(), (64, 96, 128), (1, 4, 7, 16)):
+        chunk = decode_attention.CHUNK
+        common = {"GROUP": group, **shape_of(dim, dtype), "CHUNK": chunk}
+        for mass in (False, True):
+            types = dict.fromkeys(("query", "keys", "values"), f"*{dtype}")
+            types |= dict.fromkeys(("part", "peak", "total", "logits_out"), "*fp32") | {"scaling": "fp32"} | lengths
+            constants = {
+                **common,
+                "GROUP_PADDED": power(group),
+                "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
+            }
+            constants |= {"MASS": mass, "UPCAST": up}
+            name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)}"
+            yield name, decode_attention._attend_chunk, types, constants, 4
+        if group == 4:
+            types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
+            yield f"join_chunks {dtype} D={dim}", decode_attention._join_chunks, types, common, 4
+    types = dict.fromkeys(("logits", "norm", "mass"), "*fp32") | lengths
+    yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7, "CHUNK": decode_attention.CHUNK}, 4
+    for shared in (False, True):
+        constants = {"SHARED": shared, "BLOCK": compact.BLOCK, "WORDS": compact.WORDS}
+        yield f"compact shared={int(shared)}", compact._move_rows, {"pointers": "*i64", "keep": "*i64"}, constants, 4
+    for (dtype, up), dim in itertools.product(TYPES.items(), (64, 96, 128)):
+        common = {"GROUP": 7, **shape_of(dim, dtype), "BLOCK": importance_labels.BLOCK, "UPCAST": up}
+        types = {"query": f"*{dtype}", "key": f"*{dtype}", "norm": "*fp32", "columns": "*fp32", "scaling": "fp32"}
+        yield f"row_norms {dtype} D={dim}", importance_labels._row_norms, types, common, 8
+        for largest in (False, True):
+            name = f"columns {dtype} D={dim} largest={int(largest)}"
+            yield name, importance_labels._columns, types, {**common, "LARGEST": largest}, 8
+    for dim in (64, 96, 128):
+        types = {"unit": "*fp32", "last": "*i32", "lost": "*fp32", "threshold": "fp32"}
+        yield f"last_similar D={dim}", redundancy._last_similar, types, {**shape_of(dim), "BLOCK": redundancy.BLOCK}, 8
+    types = {"last": "*i32", "lost": "*fp32", "taken": "*fp32"}
+    yield "sum_lost", redundancy._sum_lost, types, {"BLOCK": redundancy.BLOCK}, 4
+    for (dtype, up), dim, window in itertools.product(TYPES.items(), (64, 96, 128), (8, 32)):
+        types = {"queries": f"*{dtype}", "keys": f"*{dtype}", "norm": "*fp32", "scores": "*fp32", "scaling": "fp32"}
+        common = {"WINDOW": window, "WINDOW_PADDED": max(16, window), **shape_of(dim, dtype), "UPCAST": up, "GROUP": 7}
+        common |= {"MERGED": 7 if window == 8 else 1, "BLOCK": observation.BLOCK}
+        name = f"{dtype} D={dim} W={window}"
+        yield f"window_norms {name}", observation._window_norms, types, {**common, "PAST_ONLY": window == 8}, 4
+        pooling = {"POOLING": 7 if window == 8 else 5, "LARGEST": window == 8}
+        yield f"pooled_scores {name}", observation._pooled_scores, types, {**common, **pooling}, 4
+
+
+def lower(kernel, types, constants, warps, stages):
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    # As the launcher would find them: tensors start at multiples of 16 bytes; strides of rows are multiples of 16.
+    aligned = [n for n, t in signature.items() if t[0] == "*" or n in ("stride_slot", "stride_head", "stride_row")]
+    # Compaction counts its strides in units of 16 bytes, which need not be multiples of anything.
+    aligned = [n for n in aligned if kernel is not compact._move_rows or signature[n][0] == "*"]
+    attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
+    source = ASTSource(kernel, signature, {n: v for n, v in constants.items() if n in names}, attrs)
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
+
+
+def inspect(cubin, sass):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+
+        def dump(flag):
+            return subprocess.run([CUOBJDUMP, flag, file.name], capture_output=True, text=True, check=True).stdout
+
+        usage = dict(re.findall(r"\b(REG|STACK|LOCAL|SHARED):(\d+)", dump("--dump-resource-usage")))
+        found = {key: int(value) for key, value in usage.items()}
+        code = dump("-sass")
+        found["spills"] = len(re.findall(r"\b(?:LDL|STL)\b", code))
+        if sass:
+            found["sass"] = re.findall(r"\b(?:LDG|STG|BAR)[.\w]*", code)
+    return found
+
+
+if __name__ == "__main__":
+    only = sys.argv[1] if len(sys.argv) > 1 else ""
+    for name, kernel, types, constants, warps in variants():
+        if only in name:
+            halves = "*bf16" in types.values() and kernel is not decode_attention._join_chunks
+            stages = 2 if halves or kernel is decode_attention._attend_chunk else 1
+            found = inspect(lower(kernel, types, constants, warps, stages), kernel is compact._move_rows)
+            print(json.dumps({"name": name, **found}), flush=True)

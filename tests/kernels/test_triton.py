@@ -1,0 +1,158 @@
+"""The Triton kernels in the interpreter against the reference in float64.
+
+The interpreter must be asked for before a kernel is imported, and a process that has it cannot compile: so this file's
+tests run in a process of their own, which `test_in_the_interpreter` starts.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import reference
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytest.importorskip("triton")
+inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_in_the_interpreter():
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    env.pop("PYTEST_XDIST_WORKER", None)
+    ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    assert " passed" in ended.stdout
+
+
+def close(actual, expected, dtype):
+    """Relative error in the Euclidean norm."""
+    actual, expected = actual.double(), expected.double()
+    assert actual.isfinite().all()
+    assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm().clamp(min=1e-30)
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize(
+    ("group", "dim", "capacity", "lengths"),
+    [(1, 8, 1, [1, 1]), (4, 96, 130, [1, 130]), (7, 128, 600, [513, 37]), (16, 64, 70, [65, 64])],
+)
+def test_decode_attention(group, dim, capacity, lengths, dtype):
+    from kernels.decode_attention import decode_attention
+
+    torch.manual_seed(group)
+    query = torch.randn(2, group, dim).to(dtype)
+    keys, values = torch.randn(2, 2, 1, capacity, dim).to(dtype)
+    clean = keys.clone(), values.clone()
+    for slot, length in enumerate(lengths):
+        keys[slot, :, length:], values[slot, :, length:] = torch.nan, torch.nan
+    lengths = torch.tensor(lengths)
+    output, mass = decode_attention(query, keys, values, lengths, scaling=dim**-0.5, return_mass=True)
+    exact = [tensor.double() for tensor in (query, *clean)]
+    expected = reference.decode_attention(*exact, lengths, scaling=dim**-0.5, return_mass=True)
+    close(output, expected[0], dtype)
+    close(mass, expected[1], dtype)
+    without, none = decode_attention(query, keys, values, lengths, scaling=dim**-0.5)
+    assert none is None
+    assert torch.equal(without, output)
+
+
+@inside
+def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
+    from kernels.decode_attention import decode_attention
+
+    torch.manual_seed(0)
+    query, (keys, values) = torch.randn(2, 6, 16), torch.randn(2, 2, 2, 40, 16)
+    lengths = torch.tensor([[3, 40], [17, 1]])
+    output, mass = decode_attention(query, keys, values, lengths, scaling=0.3, return_mass=True)
+    exact = [tensor.double() for tensor in (query, keys, values)]
+    expected = reference.decode_attention(*exact, lengths, scaling=0.3, return_mass=True)
+    close(output, expected[0], torch.float32)
+    close(mass, expected[1], torch.float32)
+    output, mass = decode_attention(query, keys * torch.nan, values, torch.tensor([0, 0]), scaling=1, return_mass=True)
+    assert not output.any()
+    assert not mass.any()
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize(("capacity", "kept"), [(1, 1), (150, 97), (150, 150), (70, 0)])
+def test_compact_layers_is_bit_exact(capacity, kept, per_head, dtype):
+    from kernels.compact import compact_layers
+
+    torch.manual_seed(capacity + kept)
+    layers, heads, dim = 2, 2, 24
+    caches = torch.randn(2 * layers, 3, heads, capacity, dim).to(dtype)
+    caches[0, 1, 0, 0, 0] = torch.nan
+    order = torch.rand(layers, heads, capacity).argsort(dim=-1)[..., :kept].sort(dim=-1).values
+    keep = order if per_head else order[0, 0].contiguous()
+    expected = caches.clone()
+    compact_layers([cache[1] for cache in caches], keep)
+    # As integers: the CPU's gather of bfloat16 changes the bits of a NaN.
+    reference.compact_layers([cache[1].view(torch.int16) for cache in expected], keep)
+    assert torch.equal(caches.view(torch.int16), expected.view(torch.int16))
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize("kind", ["answer", "far_max", "later"])
+@pytest.mark.parametrize(("group", "length", "dim"), [(1, 1, 64), (7, 65, 16), (4, 100, 96)])
+def test_importance_labels(kind, group, length, dim, dtype):
+    from kernels.importance_labels import importance_labels
+
+    torch.manual_seed(length)
+    query, key = torch.randn(group, length, dim).to(dtype), torch.randn(1, length, dim).to(dtype)
+    how = {"kind": kind, "scaling": dim**-0.5, "answer_start": length * 2 // 3, "min_distance": 5}
+    actual = importance_labels(query, key, **how)
+    expected = reference.importance_labels(query.double(), key.double(), **how)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    close(actual.nan_to_num(), expected.nan_to_num(), dtype)
+
+
+@inside
+@DTYPES
+def test_causal_mass(dtype):
+    from kernels.importance_labels import causal_mass
+
+    query, key = torch.randn(8, 67, 16).to(dtype), torch.randn(2, 67, 16).to(dtype)
+    expected = reference.causal_mass(query.double(), key.double(), scaling=0.25)
+    close(causal_mass(query, key, scaling=0.25), expected, dtype)
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize("length", [1, 64, 131])
+@pytest.mark.parametrize("threshold", [0.5, 0.99, -0.5])
+def test_redundancy(length, threshold, dtype):
+    from kernels.redundancy import redundancy
+
+    torch.manual_seed(length)
+    # Few distinct directions, so that many keys are similar; some are like none.
+    keys = (torch.randn(2, 5, 24)[:, torch.randint(5, (length,))] + 0.3 * torch.randn(2, length, 24)).to(dtype)
+    close(redundancy(keys, threshold=threshold), reference.redundancy(keys.double(), threshold=threshold), dtype)
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize("past_only", [False, True])
+@pytest.mark.parametrize(("pool_logits", "pooling", "pool"), [(False, 5, "mean"), (True, 7, "max"), (False, 1, "mean")])
+@pytest.mark.parametrize(("group", "length", "window"), [(7, 9, 8), (4, 101, 8)])
+def test_observation_scores(group, length, window, past_only, pool_logits, pooling, pool, dtype):
+    from kernels.observation import observation_scores
+
+    torch.manual_seed(length)
+    cache = torch.full((1, length + 9, 24), torch.nan)
+    cache[:, :length] = torch.randn(1, length, 24)
+    queries, keys = torch.randn(group, window, 24).to(dtype), cache.to(dtype)[:, :length]
+    how = {"scaling": 0.2, "past_only": past_only, "pool_logits": pool_logits, "pooling": pooling, "pool": pool}
+    expected = reference.observation_scores(queries.double(), keys.double(), **how)
+    close(observation_scores(queries, keys, **how), expected, dtype)
