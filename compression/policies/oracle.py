@@ -1,4 +1,4 @@
-"""The upper bound of a head: DynTS on the labels that a head is only taught to predict."""
+"""What a perfect head would keep, as far as that can be known: DynTS on the labels that a head is taught to predict."""
 
 import hashlib
 from dataclasses import dataclass

@@ -1,0 +1,262 @@
+"""Live tokens per second of the engine on an embedded model, beside transformers.generate and a padded evicting loop.
+
+    python scripts/bench_engine.py --model toy_qwen --problems 160 --slots 32 64 128 --rounds 5
+    python scripts/bench_engine.py --curve           # seconds of a step against generated length, full and dynts
+    python scripts/bench_engine.py --sizes 50 2000   # tokens/s and memory against the number of problems
+
+All decode the same problems with the same sampling on one thread, one contender after the other in each round;
+figures are medians over rounds. Tokens are those that end up in a completion: rows that ride along after their end do
+not count, and the clock runs from the first prefill to the last completion, evictions included. Both peers decode
+static batches of 20: `generate` with the full cache, the loop as DynTS's code is described, its rows padded to the
+longest after every eviction. The last line is one JSON object.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from compression.policies.dynts import DynTS
+from compression.policy import Policy
+from compression.predictor import load_predictor
+from harness.config import CONF, Job, plan
+from harness.engine import Branch, Engine, Request
+from harness.models import LoadedModel, load_model
+from harness.provenance import describe_code, describe_hardware
+from harness.sampling import sample
+
+PEER_BATCH = 20
+Prompts = list[tuple[int, ...]]
+
+
+def main() -> None:
+    args = parse_args()
+    if args.curve:
+        report(args, {"seconds_of_a_step": curve(args)})
+    elif args.sizes:
+        report(args, {"by_problems": sizes(args)})
+    else:
+        compare(args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    job, model, prompts = prepare(args, args.problems)
+    policies = {cell.policy.name: cell.policy for cell in job.cells}
+    peer = Peer(job, prompts, policies["dynts"])
+    contenders: dict[str, Callable[[], int]] = {
+        f"generate, batch {PEER_BATCH}": peer.generate,
+        f"padded dynts loop, batch {PEER_BATCH}": peer.evicting_loop,
+    }
+    shares: dict[str, dict[str, float]] = {}
+    for slots in args.slots:
+        for name in ("full", "dynts"):
+            label = f"{name}, {slots} slots"
+            contenders[label] = ours(job, model, prompts, policies[name], slots, shares.setdefault(label, {}))
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in tqdm(range(args.rounds + 1), desc="rounds, the first not counted"):
+        for name, contender in contenders.items():
+            start = time.perf_counter()
+            tokens = contender()
+            rates[name].append(tokens / (time.perf_counter() - start))
+    medians = {name: statistics.median(figures[1:]) for name, figures in rates.items()}
+    base = medians[f"generate, batch {PEER_BATCH}"]
+    print(f"{'contender':30}{'tokens/s':>10}{'ratio':>8}  share of the time: {', '.join(PARTS)}")
+    for name, rate in medians.items():
+        parts = "  ".join(f"{value:.2f}" for value in shares.get(name, {}).values())
+        print(f"{name:30}{rate:10.0f}{rate / base:8.2f}  {parts}")
+    report(args, {"tokens_per_second": medians, "shares": shares})
+
+
+PARTS = ("prefill", "forward", "sampling", "scoring", "eviction", "host")
+
+
+def prepare(args: argparse.Namespace, problems: int) -> tuple[Job, LoadedModel, Prompts]:
+    overrides = [f"model={args.model}", "benchmark=toy_chain", "experiment=demo"]
+    overrides += [f"benchmark.count={problems}", f"benchmark.limit={problems}"]
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        job = plan(compose("config", overrides=[*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"]))
+    model = load_model(replace(job.model, threads=1))
+    return job, model, [model.prompt_ids(p.prompt) for p in job.benchmark.problems]
+
+
+def ours(
+    job: Job, model: LoadedModel, prompts: Prompts, policy: Policy, slots: int, shares: dict[str, float]
+) -> Callable[[], int]:
+    requests = ask(prompts, policy)
+
+    def run() -> int:
+        engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=0, slots=slots)
+        tokens = sum(completion.num_tokens for _, completion in engine.generate(requests))
+        shares.update({part: getattr(engine.clock, part) / engine.clock.wall for part in PARTS})
+        return tokens
+
+    return run
+
+
+def ask(prompts: Sequence[tuple[int, ...]], policy: Policy) -> list[Request]:
+    branches = (Branch(cell_id="bench", policy=policy),)
+    return [Request(problem_id=str(i), draw=0, prompt_ids=p, branches=branches) for i, p in enumerate(prompts)]
+
+
+class Peer:
+    """Static batches over a stock transformers model, every row to the end of its batch."""
+
+    def __init__(self, job: Job, prompts: Prompts, policy: DynTS) -> None:
+        self.network = AutoModelForCausalLM.from_pretrained(job.model.path, dtype=torch.float32).eval()
+        self.pad = self.network.generation_config.pad_token_id or 0
+        eos = self.network.generation_config.eos_token_id
+        self.stops = torch.tensor(eos if isinstance(eos, list) else [eos])
+        self.head = load_predictor(Path(str(policy.predictor)))
+        self.decoding, self.prompts, self.policy = job.decoding, prompts, policy
+
+    def batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Token ids and mask [batch, longest], padded in front."""
+        found = []
+        for start in range(0, len(self.prompts), PEER_BATCH):
+            batch = self.prompts[start : start + PEER_BATCH]
+            width = max(map(len, batch))
+            ids = torch.tensor([[self.pad] * (width - len(p)) + list(p) for p in batch])
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch])
+            found.append((ids, mask))
+        return found
+
+    @torch.inference_mode()
+    def generate(self) -> int:
+        sampling, tokens = self.decoding.sampling, 0
+        for ids, mask in self.batches():
+            written = self.network.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=0,
+                max_new_tokens=self.decoding.max_new_tokens,
+                pad_token_id=self.pad,
+            )[:, ids.shape[1] :]
+            tokens += self.live(written)
+        return tokens
+
+    def live(self, written: Tensor) -> int:
+        """Tokens up to each row's first stop token."""
+        ended = torch.isin(written, self.stops).long().cumsum(-1)
+        return int((ended == 0).sum()) + int((ended[:, -1] > 0).sum())
+
+    @torch.inference_mode()
+    def evicting_loop(self) -> int:
+        return sum(self.live(self.decode(ids, mask)) for ids, mask in self.batches())
+
+    def decode(self, ids: Tensor, mask: Tensor) -> Tensor:
+        questions = mask.sum(-1)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        scores = torch.where(mask.bool(), torch.inf, -torch.inf)  # a question always stays, padding never
+        cache, feed, written = DynamicCache(), ids, []
+        done = torch.zeros(len(ids), dtype=torch.bool)
+        while len(written) < self.decoding.max_new_tokens and not done.all():
+            output = self.network.model(
+                input_ids=feed, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            )
+            if written:
+                scores = torch.cat([scores, self.head(output.last_hidden_state[:, -1:])], dim=-1)
+            if int((mask.sum(-1) - questions).max()) > self.policy.budget:
+                mask, scores = self.evict(cache, mask, scores, questions)
+            logits = self.network.lm_head(output.last_hidden_state[:, -1])
+            token = sample(logits, torch.rand(len(ids), dtype=torch.float64), self.decoding.sampling)
+            written.append(token)
+            done |= torch.isin(token, self.stops)
+            feed, positions = token[:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, torch.ones(len(ids), 1, dtype=mask.dtype)], dim=-1)
+        return torch.stack(written, dim=-1)
+
+    def evict(self, cache: DynamicCache, mask: Tensor, scores: Tensor, questions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep of every row that is due its question, its best and its newest; pad all rows to the longest again."""
+        kept = []
+        for row, question in enumerate(questions.tolist()):
+            places = mask[row].nonzero()[:, 0]
+            if len(places) - question > self.policy.budget:
+                older, newest = places[: -self.policy.local_window], places[-self.policy.local_window :]
+                count = question + int((len(older) - question) * self.policy.keep_ratio)
+                places = torch.cat([older[scores[row, older].topk(count).indices.sort().values], newest])
+            kept.append(places)
+        width = max(map(len, kept))
+        index = torch.stack([torch.cat([p.new_zeros(width - len(p)), p]) for p in kept])
+        for layer in cache.layers:
+            rows = index[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
+            layer.keys, layer.values = layer.keys.gather(2, rows), layer.values.gather(2, rows)
+        mask = torch.stack([torch.arange(width) >= width - len(p) for p in kept]).to(mask.dtype)
+        return mask, scores.gather(-1, index).where(mask.bool(), -torch.inf)
+
+
+def curve(args: argparse.Namespace) -> dict[str, dict[int, float]]:
+    """Milliseconds of a step of 32 slots that are held at a generated length, by policy; medians of 40 steps."""
+    job, model, prompts = prepare(args, 32)
+    found: dict[str, dict[int, float]] = {}
+    for cell in job.cells:
+        decoding = replace(job.decoding, max_new_tokens=900)
+        engine = Engine.sized_for(ask(prompts, cell.policy), model, decoding=decoding, seed=0, slots=32)
+        engine.stop_ids = torch.tensor([-1])  # texts go on, so that every length has its 32 rows
+        times: list[float] = []
+        queue = iter(engine.generate(ask(prompts, cell.policy)))
+        step = engine._step
+
+        def timed(*arguments, step=step, times=times):
+            start = time.perf_counter()
+            result = step(*arguments)
+            times.append(time.perf_counter() - start)
+            return result
+
+        engine._step = timed  # type: ignore[method-assign]
+        list(queue)
+        found[cell.policy.name] = {
+            at: 1000 * statistics.median(times[at - 20 : at + 20]) for at in range(50, 900, 50) if at + 20 < len(times)
+        }
+    print(f"{'generated':>10}" + "".join(f"{name:>10}" for name in found))
+    for at in next(iter(found.values())):
+        print(f"{at:10}" + "".join(f"{times[at]:10.2f}" for times in found.values()))
+    return found
+
+
+def sizes(args: argparse.Namespace) -> dict[int, dict[str, float]]:
+    """Tokens per second of dynts at the first number of slots, and the process's largest memory after it."""
+    found = {}
+    for problems in args.sizes:
+        job, model, prompts = prepare(args, problems)
+        policy = next(cell.policy for cell in job.cells if cell.policy.name == "dynts")
+        rates = []
+        for _ in range(args.rounds):
+            start = time.perf_counter()
+            tokens = ours(job, model, prompts, policy, args.slots[0], {})()
+            rates.append(tokens / (time.perf_counter() - start))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        found[problems] = {"tokens_per_second": statistics.median(rates), "peak_mib": memory}
+        print(f"{problems:6} problems {found[problems]['tokens_per_second']:8.0f} tokens/s {memory:8.0f} MiB")
+    return found
+
+
+def report(args: argparse.Namespace, figures: dict[str, object]) -> None:
+    print(json.dumps({**vars(args), **figures, "hardware": describe_hardware(), "code": describe_code()}))
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="toy_qwen")
+    parser.add_argument("--problems", type=int, default=160)
+    parser.add_argument("--slots", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="PROBLEMS")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
