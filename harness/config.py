@@ -246,7 +246,7 @@ def _implementation(name: Any) -> Implementation:
         check_available(str(name))
     except ValueError as error:
         raise UserError(str(error)) from error
-    return name  # type: ignore[no-any-return]
+    return name
 
 
 def _sentence(section: str, error: ValidationError) -> str:
