@@ -1,0 +1,119 @@
+"""The decode step over its floor: the time to read the weights and the live keys and values once.
+
+    python scripts/bench_roofline.py model=r1_qwen_7b --slots 1 32 256 --lengths 1024 5001 16384 --impl triton
+    python scripts/bench_roofline.py model=r1_llama_8b model.config.num_hidden_layers=2 model.config.hidden_size=256 \\
+        model.config.intermediate_size=512 model.config.num_attention_heads=4 model.config.num_key_value_heads=2 \\
+        model.config.head_dim=64 model.config.vocab_size=1000 model.dtype=float32 --slots 1 4 --lengths 64 256
+
+The weights are random: speed and memory do not depend on them, and answers are not looked at. The floor is bytes over
+the copy bandwidth measured here (a copy of 1 GiB, reading and writing counted; 256 MiB on a CPU). A step is forward,
+logits and sampling, without eviction; medians of `--steps`. Cells that do not fit are left out and said. The last line
+is one JSON object.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+from compression.cache import SlotCache
+from harness.config import CONF, build
+from harness.models import LoadedModel, ModelConfig, free_memory, load_model
+from harness.provenance import describe_code, describe_hardware
+from harness.sampling import SamplingConfig, sample
+
+
+def main() -> None:
+    args = parse_args()
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        config = compose("config", overrides=[*args.overrides, "model.random_weights=true"])
+    model = load_model(build(ModelConfig, "model", config.model))
+    weights = weight_bytes(model)
+    bandwidth = copy_bandwidth(model.device)
+    print(f"weights {weights / 2**30:.2f} GiB, copy bandwidth {bandwidth / 1e9:.0f} GB/s, impl {args.impl}")
+    print(f"{'slots':>6}{'length':>8}{'step ms':>10}{'floor ms':>10}{'ratio':>7}{'tokens/s':>11}{'KV GiB':>9}")
+    rows = []
+    for length in args.lengths:
+        for slots in args.slots:
+            kv = slots * SlotCache.bytes_per_slot(model.shape, length)
+            if kv > 0.9 * free_memory(model.device):
+                print(f"{slots:6}{length:8}  does not fit: {kv / 2**30:.1f} GiB of keys and values")
+                continue
+            seconds = step_seconds(model, slots, length, args)
+            floor = (weights + kv) / bandwidth
+            rows.append({"slots": slots, "length": length, "seconds": seconds, "floor": floor, "kv_bytes": kv})
+            figures = f"{1000 * seconds:10.3f}{1000 * floor:10.3f}{seconds / floor:7.2f}{slots / seconds:11.0f}"
+            print(f"{slots:6}{length:8}{figures}{kv / 2**30:9.3f}", flush=True)
+    told = {"weights": weights, "bandwidth": bandwidth, "rows": rows}
+    print(json.dumps({**vars(args), **told, "hardware": describe_hardware(), "code": describe_code()}))
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """Bytes that a step reads: all weights but the embedding's, of which it reads a row per slot, unless it is tied."""
+    embedding, head = model.network.get_input_embeddings(), model.network.get_output_embeddings()
+    tied = embedding.weight.data_ptr() == head.weight.data_ptr()
+    total = sum(p.nbytes for p in {id(p): p for p in model.network.parameters()}.values())
+    return total if tied else total - embedding.weight.nbytes
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second of a large copy, read and written bytes counted."""
+    size = 2**30 if device.type == "cuda" else 2**28
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / median_seconds(lambda: target.copy_(source), device, 10)
+
+
+@torch.inference_mode()
+def step_seconds(model: LoadedModel, slots: int, length: int, args: argparse.Namespace) -> float:
+    """Median seconds of a step that finds every slot `length - 1` rows long."""
+    cache = SlotCache(model.shape, slots=slots, capacity=length, device=model.device, impl=args.impl)
+    cache.live = slots
+    tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
+    positions = torch.full_like(tokens, length - 1)
+    uniforms = torch.full((slots,), 0.5, dtype=torch.float64, device=model.device)
+    sampling = SamplingConfig(temperature=0.6, top_p=0.95)
+
+    def step() -> Tensor:
+        cache.lengths[:] = length - 1
+        cache.device_lengths.fill_(length - 1)
+        cache.begin_step(positions)
+        return sample(model.logits(model.step_hidden(tokens, positions, cache)), uniforms, sampling)
+
+    return median_seconds(step, model.device, args.steps)
+
+
+def median_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("overrides", nargs="*", default=["model=r1_qwen_7b"], help="model=NAME and other KEY=VALUE")
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 5001, 16384])
+    parser.add_argument("--impl", default="torch", choices=["torch", "triton"])
+    parser.add_argument("--steps", type=int, default=20)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
