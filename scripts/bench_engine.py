@@ -1,7 +1,7 @@
 """Live tokens per second of the engine on an embedded model, beside transformers.generate and a padded evicting loop.
 
     python scripts/bench_engine.py --model toy_qwen --problems 160 --slots 32 64 128 --rounds 5
-    python scripts/bench_engine.py --curve           # seconds of a step against generated length, full and dynts
+    python scripts/bench_engine.py --curve           # milliseconds of a step against generated length, full and dynts
     python scripts/bench_engine.py --sizes 50 2000   # tokens/s and memory against the number of problems
 
 All decode the same problems with the same sampling on one thread, one contender after the other in each round;
@@ -20,11 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, DynamicCache
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 from compression.policies.dynts import DynTS
 from compression.policy import Policy
@@ -42,7 +46,10 @@ Prompts = list[tuple[int, ...]]
 def main() -> None:
     args = parse_args()
     if args.curve:
-        report(args, {"seconds_of_a_step": curve(args)})
+        found = curve(args)
+        if args.output:
+            draw(found, args.output)
+        report(args, {"milliseconds_of_a_step": found})
     elif args.sizes:
         report(args, {"by_problems": sizes(args)})
     else:
@@ -226,6 +233,15 @@ def curve(args: argparse.Namespace) -> dict[str, dict[int, float]]:
     return found
 
 
+def draw(found: dict[str, dict[int, float]], path: str) -> None:
+    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    for name, times in found.items():
+        axes.plot(list(times), list(times.values()), marker="o", markersize=3, label=name)
+    axes.set(xlabel="generated tokens", ylabel="step of 32 slots (ms)", ylim=(0, None))
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+
+
 def sizes(args: argparse.Namespace) -> dict[int, dict[str, float]]:
     """Tokens per second of dynts at the first number of slots, and the process's largest memory after it."""
     found = {}
@@ -254,6 +270,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--output", help="picture of the curve")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PROBLEMS")
     return parser.parse_args()
 
