@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from tokenizers.decoders import DecodeStream
 
+from analysis.attribution import attribution_figure, attribution_table
 from analysis.figures import file_name, save_figure
 from analysis.importance import Layout, Strip, importance_figure, importance_table, write_csv
 from compression.predictor import load_predictor
+from harness.attribution import Method, cost, grad_x_input, removal
 from harness.config import CONF, build
 from harness.models import LoadedModel, ModelConfig, load_model
 from harness.predictor.labels import label_trace
@@ -42,6 +44,8 @@ from harness.records import (
 )
 
 PARAGRAPHS = r"\n\s*\n"
+# An equation between numbers, as `3 x 4 = 12`.
+EXPRESSIONS = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,30 @@ def step_numbers(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[int]:
     numbers = np.searchsorted(ends, begins, side="right")
     # A match at the text's start, or two without a token between, would leave a number out.
     return np.unique(numbers, return_inverse=True)[1].tolist()
+
+
+def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
+    """The tokens that hold any of the characters from `begin` up to `end` of the pieces' text."""
+    ends = list(accumulate(map(len, pieces)))
+    return range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1)
+
+
+def expressions(traced: Traced, pattern: str) -> list[range]:
+    """Text positions of each match of a pattern in the thinking, in order.
+
+    Raises:
+        UserError: there is none, or `pattern` is no regular expression.
+    """
+    start, end = traced.trace.think_start, traced.trace.think_end
+    pieces = traced.pieces[start:end]
+    try:
+        matches = [m for m in re.finditer(pattern, "".join(pieces)) if m.group()]
+    except re.error as error:
+        raise UserError(f"--find {pattern} is no regular expression ({error}): correct it.") from error
+    if not matches:
+        raise UserError(f"--find {pattern} matches nothing in the thinking of {traced.trace.problem_id}: change it.")
+    found = [token_range(pieces, *match.span()) for match in matches]
+    return [range(start + r.start, start + r.stop) for r in found]
 
 
 def importance(
@@ -236,12 +264,36 @@ def draw_importance(options: argparse.Namespace, traced: Traced) -> Iterator[Pat
     yield path
 
 
+def draw_attribution(options: argparse.Namespace, traced: Traced) -> Iterator[Path]:
+    """Write the heat table of the answer's tokens and the expressions found, and its numbers; yield the files."""
+    trace, model = traced.trace, traced.model
+    if not traced.closed:
+        raise UserError(f"{trace.problem_id} never answers: there is no answer token to attribute.")
+    steps = expressions(traced, options.find)
+    if options.method == "removal":
+        print(cost(model, len(trace.token_ids), trace.think_end, len(steps), options.slots), file=sys.stderr)
+        found = removal(model, trace.token_ids, trace.think_end, steps, slots=options.slots)
+    else:
+        found = grad_x_input(model, trace.token_ids, trace.think_end, steps)
+    tokens = traced.pieces[trace.think_end + 1 :]
+    heads = ["".join(traced.pieces[step.start : step.stop]) for step in steps]
+    title = f"{model.config.title}: {trace.problem_id}, draw {trace.draw}, {options.method}"
+    values, name = found.double().numpy(force=True), f"attribution_{traced.name}"
+    yield from _written(attribution_figure(values, tokens, heads, title=title), options.out, name)
+    path = options.out / f"{name}.csv"
+    write_csv(attribution_table(values, tokens, heads), path)
+    yield path
+
+
 def _written(figure: Any, directory: Path, name: str) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     yield from save_figure(figure, directory, name).values()
 
 
-PICTURES: dict[str, Callable[[argparse.Namespace, Traced], Iterator[Path]]] = {"importance": draw_importance}
+PICTURES: dict[str, Callable[[argparse.Namespace, Traced], Iterator[Path]]] = {
+    "importance": draw_importance,
+    "attribution": draw_attribution,
+}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -259,6 +311,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--split", default=PARAGRAPHS, metavar="REGEX", help="what ends a step; blank lines if not given"
     )
+    parser.add_argument("--find", default=EXPRESSIONS, metavar="REGEX", help="columns; equations if not given")
+    parser.add_argument("--method", choices=get_args(Method), default="removal", help="of the attribution")
+    parser.add_argument("--slots", type=int, default=32, help="steps removed at once")
     parser.add_argument("--out", type=Path, default=Path("trace"), help="directory of the files; ./trace if not given")
     return parser.parse_intermixed_args(arguments)
 
@@ -270,6 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         step_numbers([], options.split)
         if options.min_distance < 1:
             raise UserError(f"--min-distance {options.min_distance} is out of range: it must be at least 1 token.")
+        if options.slots < 1:
+            raise UserError(f"--slots {options.slots} is out of range: it must be at least 1.")
         traced = read_source(options)
         for name in PICTURES if options.show == "all" else [options.show]:
             for path in PICTURES[name](options, traced):

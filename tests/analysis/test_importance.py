@@ -44,7 +44,7 @@ def test_the_figure_shows_the_scores_the_line_and_the_words():
         LAYOUT, [Strip(title="one", scores=SCORES), Strip(title="two", scores=-SCORES)], title="t"
     )
     one, two = figure.axes
-    np.testing.assert_array_equal(one.images[0].get_array().filled(np.nan)[0], SCORES)
+    np.testing.assert_array_equal(np.ma.filled(one.images[0].get_array(), np.nan)[0], SCORES)
     (line,) = [line for line in one.lines if line.get_linestyle() == "--"]
     assert line.get_color() == "red"
     assert line.get_ydata()[0] == pytest.approx(0.4)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from compression.predictor import load_predictor
+from harness.attribution import removal
 from harness.models import ModelConfig, load_model
 from harness.predictor.labels import label_trace
 from harness.predictor.recipe import LABEL_KINDS
 from harness.records import UserError
-from harness.trace import importance, main, of_cell, of_text, step_numbers
+from harness.trace import EXPRESSIONS, expressions, importance, main, of_cell, of_text, step_numbers
 
 TEXT = "a is 4, b is 7.\n\nSo a is 4, b is 7, 4+7=1.\n\nSo c is 1. Check 4+7=1 ok. So c is 1. </think>c is 1 \\boxed{1}"
 
@@ -69,6 +70,19 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path):
         of_cell(folder, "nobody", 0)
 
 
+def test_the_attribution_of_equations(texts, tiny_model_dir, model, tmp_path):
+    arguments = [str(texts), "--show", "attribution", "--out", str(tmp_path), f"model.path={tiny_model_dir}"]
+    main(arguments)
+    table = pd.read_csv(next(tmp_path.glob("*.csv")), dtype={"token": str})
+    assert [c.split(".")[0] for c in table.columns[1:]] == ["4+7=1", "4+7=1"]
+    assert "".join(table["token"]) == TEXT.split("</think>")[1]
+    traced = of_text(texts, None, 0, model)
+    steps = expressions(traced, EXPRESSIONS)
+    expected = removal(model, traced.trace.token_ids, traced.trace.think_end, steps)
+    np.testing.assert_allclose(table.iloc[:, 1:], expected.numpy(), atol=1e-5)
+    assert next(tmp_path.glob("*.png")).stat().st_size > 5000
+
+
 def test_steps_end_at_blank_lines():
     assert step_numbers(["a", " b\n", "\nc", "d\n\n", "\n", "e"]) == [0, 0, 0, 1, 1, 2]
     assert step_numbers(["\n\n", "a"]) == [0, 1]
@@ -84,6 +98,8 @@ def test_steps_end_at_blank_lines():
         (["TEXTS", "--problem", "open"], "never closes its thinking"),
         (["TEXTS", "--split", "("], "is no regular expression"),
         (["TEXTS", "--min-distance", "0"], "at least 1 token"),
+        (["TEXTS", "--slots", "0"], "at least 1"),
+        (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
         (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
         (["TEXTS", "model.colour=blue"], "colour"),
     ],
