@@ -24,6 +24,7 @@ from tokenizers.decoders import DecodeStream
 from analysis.attribution import attribution_figure, attribution_table
 from analysis.figures import file_name, save_figure
 from analysis.importance import Layout, Strip, importance_figure, importance_table, write_csv
+from analysis.kept import kept_html, kept_table, read_kept
 from compression.predictor import load_predictor
 from harness.attribution import Method, cost, grad_x_input, removal
 from harness.config import CONF, build
@@ -285,6 +286,20 @@ def draw_attribution(options: argparse.Namespace, traced: Traced) -> Iterator[Pa
     yield path
 
 
+def draw_kept(options: argparse.Namespace, traced: Traced) -> Iterator[Path]:
+    """Write the page of what stayed and its numbers; yield the files."""
+    if traced.completion is None:
+        raise UserError("what stayed is known of a cell's completions alone: give a cell's folder in place of a file.")
+    kept = read_kept(traced.pieces, traced.trace.think_start, traced.completion.evictions)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"kept_{traced.name}.html"
+    title = f"{traced.model.config.title}: {traced.trace.problem_id}, draw {traced.trace.draw}"
+    path.write_text(kept_html(kept, title=title, rows=options.rows))
+    yield path
+    write_csv(kept_table(kept), path.with_suffix(".csv"))
+    yield path.with_suffix(".csv")
+
+
 def _written(figure: Any, directory: Path, name: str) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     yield from save_figure(figure, directory, name).values()
@@ -293,6 +308,7 @@ def _written(figure: Any, directory: Path, name: str) -> Iterator[Path]:
 PICTURES: dict[str, Callable[[argparse.Namespace, Traced], Iterator[Path]]] = {
     "importance": draw_importance,
     "attribution": draw_attribution,
+    "kept": draw_kept,
 }
 
 
@@ -314,6 +330,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--find", default=EXPRESSIONS, metavar="REGEX", help="columns; equations if not given")
     parser.add_argument("--method", choices=get_args(Method), default="removal", help="of the attribution")
     parser.add_argument("--slots", type=int, default=32, help="steps removed at once")
+    parser.add_argument("--rows", action="store_true", help="what stayed: the text once more after each eviction")
     parser.add_argument("--out", type=Path, default=Path("trace"), help="directory of the files; ./trace if not given")
     return parser.parse_intermixed_args(arguments)
 

@@ -57,8 +57,8 @@ def test_grad_x_input_is_the_slope_of_a_step_made_weaker(models, ids):
         return logits.gather(1, torch.tensor(ids[START + 1 :])[:, None])[:, 0]
 
     with torch.inference_mode():
-        slopes = [(score(step, 1 + 1e-5) - score(step, 1 - 1e-5)) / 2e-5 for step in STEPS]
-    torch.testing.assert_close(found.double(), torch.stack(slopes, dim=1), rtol=1e-3, atol=1e-3)
+        slopes = [(score(step, 1 + 1e-3) - score(step, 1 - 1e-3)) / 2e-3 for step in STEPS]
+    torch.testing.assert_close(found.double(), torch.stack(slopes, dim=1), rtol=0.02, atol=0.01)
 
 
 def test_the_cost_is_said_beforehand(models):

@@ -66,6 +66,12 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path):
     traced = of_cell(folder, row["problem_id"], 0)
     assert traced.trace.token_ids[traced.trace.think_start :] == row["token_ids"]
     assert traced.completion.num_tokens == row["num_tokens"]
+    out = tmp_path / "out"
+    main([str(folder), "--problem", row["problem_id"], "--show", "kept", "--rows", "--out", str(out)])
+    table = pd.read_csv(next(out.glob("kept_*.csv")), keep_default_na=True)
+    for number, eviction in enumerate(row["evictions"], start=1):
+        assert (table[f"held_{number}"] == 100).sum() == eviction["length_after"] - 1  # the newest is not yet text
+    assert next(out.glob("kept_*.html")).read_text().count("<h2>") == 1 + len(row["evictions"])
     with pytest.raises(UserError, match="is not among the completions"):
         of_cell(folder, "nobody", 0)
 
@@ -99,6 +105,7 @@ def test_steps_end_at_blank_lines():
         (["TEXTS", "--split", "("], "is no regular expression"),
         (["TEXTS", "--min-distance", "0"], "at least 1 token"),
         (["TEXTS", "--slots", "0"], "at least 1"),
+        (["TEXTS", "--show", "kept"], "a cell's completions alone"),
         (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
         (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
         (["TEXTS", "model.colour=blue"], "colour"),
