@@ -3,15 +3,21 @@
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 
+from analysis.figures import PAGE_WIDTH, STYLE, new_figure
 from harness.records import Eviction, UserError, held_percents
 
 # From the first eviction to the last; more evictions than shades share them.
 _SHADES = ("#8c2d04", "#cc4c02", "#ec7014", "#fe9929", "#fec44f", "#fee391")
 _DARK = 3
+_LEAST_FOR_P = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +120,51 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
     weight = np.where(np.isnan(held) | np.isnan(importance), 0.0, importance)
     total = weight.sum(axis=1)
     return (np.nan_to_num(held) / 100 * weight).sum(axis=1) / np.where(total > 0, total, np.nan)
+
+
+def rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
+    """Spearman's rho of `retained` and `pass1` over the policies, and its p; NaN for fewer than three policies."""
+    known = table.dropna(subset=["retained", "pass1"])
+    if len(known) < 3:
+        return float("nan"), float("nan")
+    result: Any = spearmanr(known["retained"], known["pass1"])
+    return float(result.statistic), float(result.pvalue)
+
+
+def correlation_text(table: pd.DataFrame) -> str:
+    """Spearman's rho in words; p only where there are policies enough for its approximation."""
+    rho, p = rank_correlation(table)
+    return f"Spearman {rho:.2f}, " + (f"p {p:.3f}" if len(table) >= _LEAST_FOR_P else "too few policies for a p")
+
+
+def retention_figure(
+    curves: pd.DataFrame, table: pd.DataFrame, lorenz: dict[str, tuple[np.ndarray, np.ndarray]], *, title: str
+) -> Figure:
+    """How much true importance each policy holds, what it scores, and how unequal importance is.
+
+    Args:
+        curves: policy, eviction (from 1), retained (0 to 1), texts.
+        table: policy, retained (mean over its evictions), pass1 (0 to 1).
+        lorenz: per label, shares of the tokens and of the importance they carry.
+        title: the label and the run.
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure((PAGE_WIDTH, 3.2))
+        left, middle, right = figure.subplots(1, 3)
+        colors = {name: f"C{number % 10}" for number, name in enumerate(table["policy"])}
+        for name, rows in curves.groupby("policy", sort=False):
+            left.plot(rows["eviction"], rows["retained"], marker="o", markersize=3, color=colors[name], label=name)
+        left.set(xlabel="Eviction", ylabel="True importance held", ylim=(0, 1.02))
+        left.xaxis.get_major_locator().set_params(integer=True)
+        left.legend(fontsize=6)
+        middle.scatter(table["retained"], table["pass1"], c=[colors[name] for name in table["policy"]])
+        middle.set(xlabel="True importance held", ylabel="Pass@1", xlim=(0, 1.02), ylim=(-0.02, 1.02))
+        middle.set_title(f"{len(table)} policies, {correlation_text(table)}", fontsize=7)
+        for label, (tokens, carried) in lorenz.items():
+            right.plot(tokens, carried, label=label)
+        right.plot([0, 1], [0, 1], color="grey", linestyle=":")
+        right.axvspan(0.2, 0.3, color="grey", alpha=0.2, linewidth=0)
+        right.set(xlabel="Thinking tokens, most important first", ylabel="Importance they carry")
+        right.legend(fontsize=6)
+        figure.suptitle(title, fontsize=10)
+    return figure

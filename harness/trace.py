@@ -9,13 +9,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pandas as pd
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -23,8 +25,8 @@ from tokenizers.decoders import DecodeStream
 
 from analysis.attribution import attribution_figure, attribution_table
 from analysis.figures import file_name, save_figure
-from analysis.importance import Layout, Strip, importance_figure, importance_table, write_csv
-from analysis.kept import kept_html, kept_table, read_kept
+from analysis.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
+from analysis.kept import kept_html, kept_table, correlation_text, read_kept, retention, retention_figure
 from compression.predictor import load_predictor
 from harness.attribution import Method, cost, grad_x_input, removal
 from harness.config import CONF, build
@@ -35,6 +37,7 @@ from harness.predictor.traces import Trace, trace_of_text
 from harness.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
+    GRADES_FILE,
     PROBLEMS_FILE,
     PROVENANCE_FILE,
     Completion,
@@ -183,12 +186,16 @@ def of_cell(folder: Path, problem_id: str | None, draw: int) -> Traced:
         raise UserError(
             f"{folder} is no cell's folder: name one that holds {CELL_FILE}, a folder in a run's directory."
         )
+    return of_completion(folder, _find(folder, problem_id, draw), load_model)
+
+
+def of_completion(folder: Path, completion: Completion, load: Callable[[ModelConfig], LoadedModel]) -> Traced:
+    """A completion of a cell, with the cell's model."""
     questions = {p.id: p.prompt for p in map(Problem.from_dict, read_rows(folder / PROBLEMS_FILE))}
-    completion = _find(folder, problem_id, draw)
     config = json.loads((folder / PROVENANCE_FILE).read_text())["config"]["model"]
     # A run of another version may name settings that this one does not have.
     known = {field.name for field in fields(ModelConfig)}
-    model = load_model(build(ModelConfig, "model", {k: v for k, v in config.items() if k in known}))
+    model = load(build(ModelConfig, "model", {k: v for k, v in config.items() if k in known}))
     prompt = model.prompt_ids(questions[completion.problem_id])
     ids = [i for i in completion.token_ids if i not in model.stop_ids]
     closing = ids.index(model.think_end_id) if model.think_end_id in ids else len(ids)
@@ -205,11 +212,10 @@ def of_cell(folder: Path, problem_id: str | None, draw: int) -> Traced:
 
 def _find(folder: Path, problem_id: str | None, draw: int) -> Completion:
     found: list[str] = []
-    for path in shard_files(folder, COMPLETIONS_FILE).values():
-        for row in read_rows(path):
-            if problem_id in (None, row["problem_id"]) and row["draw"] == draw:
-                return Completion.from_dict(row)
-            found.append(f"{row['problem_id']}/{row['draw']}")
+    for row in _rows(folder, COMPLETIONS_FILE):
+        if problem_id in (None, row["problem_id"]) and row["draw"] == draw:
+            return Completion.from_dict(row)
+        found.append(f"{row['problem_id']}/{row['draw']}")
     some = ", ".join(sorted(found)[:5]) or "none"
     raise UserError(f"--problem {problem_id} --draw {draw} is not among the completions of {folder}: it has {some} ...")
 
@@ -300,6 +306,69 @@ def draw_kept(options: argparse.Namespace, traced: Traced) -> Iterator[Path]:
     yield path.with_suffix(".csv")
 
 
+def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
+    """Write how much true importance each policy of a run held, against Pass@1; yield the files.
+
+    Importance is that of each text as it was written, read with a full cache.
+
+    Raises:
+        UserError: no completion of the run was evicted and has such labels.
+    """
+    kind: LabelKind = (options.label or ["answer"])[0]
+    held: dict[str, list[tuple[int, int, float]]] = {}
+    scores: dict[str, list[int]] = {}
+    shares = []
+    loaded = cache(load_model)
+    for folder in sorted(path.parent for path in options.source.glob(f"*/{CELL_FILE}")):
+        policy = policy_title(folder)
+        correct = {(g["problem_id"], g["draw"]): g["correct"] for g in _rows(folder, GRADES_FILE)}
+        scores.setdefault(policy, []).extend(correct.values())
+        rows = [Completion.from_dict(row) for row in _rows(folder, COMPLETIONS_FILE)]
+        for completion in sorted((c for c in rows if c.evictions), key=lambda c: c.key)[: options.limit]:
+            traced = of_completion(folder, completion, loaded)
+            if kind == "answer" and not traced.closed:
+                continue
+            (strip,) = importance(traced, [kind], [], options.min_distance)
+            kept = read_kept(traced.pieces, traced.trace.think_start, completion.evictions)
+            found = retention(kept, strip.scores, traced.trace.think_start)
+            held.setdefault(policy, []).extend((len(shares), n, float(v)) for n, v in enumerate(found, start=1))
+            shares.append(lorenz(strip.scores))
+    if not held:
+        raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
+    rows = [{"policy": p, "text": t, "eviction": n, "retained": v} for p, found in held.items() for t, n, v in found]
+    values = pd.DataFrame(rows)
+    curves = values.groupby(["policy", "eviction"], as_index=False).agg(
+        retained=("retained", "mean"), texts=("retained", "count")
+    )
+    table = values.groupby("policy", as_index=False).agg(retained=("retained", "mean"), texts=("text", "nunique"))
+    table["pass1"] = [float(np.mean(scores[p])) if scores[p] else np.nan for p in table["policy"]]
+    grid = np.linspace(0, 1, 101)
+    carried = np.mean([np.interp(grid, tokens, share) for tokens, share in shares], axis=0)
+    print(f"true importance held ({kind}) and Pass@1 over {len(table)} policies: {correlation_text(table)}")
+    print(f"the most important 20% of the thinking tokens carry {carried[20]:.0%} of it, 30% {carried[30]:.0%}")
+    name = f"retention_{kind}"
+    title = f"{options.source.name}: true importance ({kind}) held at each eviction"
+    yield from _written(retention_figure(curves, table, {kind: (grid, carried)}, title=title), options.out, name)
+    lorenz_table = pd.DataFrame({"tokens": grid, "importance": carried})
+    for suffix, one in (("", table), ("_curves", curves), ("_lorenz", lorenz_table)):
+        path = options.out / f"{name}{suffix}.csv"
+        write_csv(one, path)
+        yield path
+
+
+def policy_title(folder: Path) -> str:
+    """A cell's policy with its size: `dynts 0.3/48, budget 128`."""
+    policy = yaml.safe_load((folder / CELL_FILE).read_text())["policy"]
+    if "budget" not in policy:
+        return str(policy["name"])
+    return f"{policy['name']} {policy['keep_ratio']}/{policy['local_window']}, budget {policy['budget']}"
+
+
+def _rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    for path in shard_files(folder, name).values():
+        yield from read_rows(path)
+
+
 def _written(figure: Any, directory: Path, name: str) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     yield from save_figure(figure, directory, name).values()
@@ -319,7 +388,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="with a JSONL: model=NAME model.KEY=VALUE")
     parser.add_argument("--problem", metavar="ID", help="which problem; the first if not given")
     parser.add_argument("--draw", type=int, default=0)
-    parser.add_argument("--show", choices=[*PICTURES, "all"], default="importance")
+    parser.add_argument("--show", choices=[*PICTURES, "retention", "all"], default="importance")
     parser.add_argument("--label", choices=LABEL_KINDS, action="append", help="true scores; answer if not given")
     parser.add_argument("--head", type=Path, action="append", default=[], help="directory of a predictor; repeatable")
     parser.add_argument("--min-distance", type=int, default=32, help="as the predictor recipe's: toy 32, r1 512")
@@ -331,8 +400,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--method", choices=get_args(Method), default="removal", help="of the attribution")
     parser.add_argument("--slots", type=int, default=32, help="steps removed at once")
     parser.add_argument("--rows", action="store_true", help="what stayed: the text once more after each eviction")
+    parser.add_argument("--limit", type=int, default=20, help="retention: evicted completions of each cell")
     parser.add_argument("--out", type=Path, default=Path("trace"), help="directory of the files; ./trace if not given")
     return parser.parse_intermixed_args(arguments)
+
+
+def drawn(options: argparse.Namespace) -> Iterator[Path]:
+    """Draw what is asked for; yield the files."""
+    if options.show == "retention":
+        yield from draw_retention(options)
+        return
+    traced = read_source(options)
+    for name in PICTURES if options.show == "all" else [options.show]:
+        yield from PICTURES[name](options, traced)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -344,10 +424,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError(f"--min-distance {options.min_distance} is out of range: it must be at least 1 token.")
         if options.slots < 1:
             raise UserError(f"--slots {options.slots} is out of range: it must be at least 1.")
-        traced = read_source(options)
-        for name in PICTURES if options.show == "all" else [options.show]:
-            for path in PICTURES[name](options, traced):
-                print(path)
+        for path in drawn(options):
+            print(path)
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         print(f"kvsweep-trace: error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.kept import read_kept, retention
 from compression.predictor import load_predictor
 from harness.attribution import removal
 from harness.models import ModelConfig, load_model
@@ -70,7 +71,7 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path):
     main([str(folder), "--problem", row["problem_id"], "--show", "kept", "--rows", "--out", str(out)])
     table = pd.read_csv(next(out.glob("kept_*.csv")), keep_default_na=True)
     for number, eviction in enumerate(row["evictions"], start=1):
-        assert (table[f"held_{number}"] == 100).sum() == eviction["length_after"] - 1  # the newest is not yet text
+        assert (table[f"held_{number}"] == 100).sum() == eviction["length_after"]
     assert next(out.glob("kept_*.html")).read_text().count("<h2>") == 1 + len(row["evictions"])
     with pytest.raises(UserError, match="is not among the completions"):
         of_cell(folder, "nobody", 0)
@@ -119,3 +120,29 @@ def test_bad_input_is_one_sentence(arguments, message, texts, tiny_model_dir, ca
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_retention_of_a_run(kvsweep, tiny, tiny_policy, tmp_path, capsys):
+    for policy in ("window", "random"):
+        ended = kvsweep(f"policy={policy}", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
+        assert ended.code == 0, ended.err
+    run = next(tmp_path.glob("*/*/cell.yaml")).parent.parent
+    out = tmp_path / "out"
+    capsys.readouterr()
+    main([str(run), "--show", "retention", "--label", "far_max", "--min-distance", "8", "--out", str(out)])
+    table = pd.read_csv(out / "retention_far_max.csv")
+    assert {name.split()[0] for name in table["policy"]} == {"window", "random"}
+    assert table["retained"].between(0, 1).all()
+    curves = pd.read_csv(out / "retention_far_max_curves.csv")
+    assert set(curves["policy"]) == set(table["policy"])
+    folder = next(p.parent for p in run.glob("*/cell.yaml") if "name: window" in p.read_text())
+    expected = []
+    for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
+        traced = of_cell(folder, row["problem_id"], 0)
+        if traced.completion.evictions:
+            scores = importance(traced, ["far_max"], [], 8)[0].scores
+            kept = read_kept(traced.pieces, traced.trace.think_start, traced.completion.evictions)
+            expected.append(retention(kept, scores, traced.trace.think_start)[0])
+    (first,) = curves[(curves["policy"].str.startswith("window")) & (curves["eviction"] == 1)]["retained"]
+    assert first == pytest.approx(np.mean(expected))
+    assert "Spearman" in capsys.readouterr().out
