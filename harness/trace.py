@@ -26,7 +26,7 @@ from tokenizers.decoders import DecodeStream
 from analysis.attribution import attribution_figure, attribution_table
 from analysis.figures import file_name, save_figure
 from analysis.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
-from analysis.kept import kept_html, kept_table, correlation_text, read_kept, retention, retention_figure
+from analysis.kept import correlation_text, kept_html, kept_table, read_kept, retention, retention_figure
 from compression.predictor import load_predictor
 from harness.attribution import Method, cost, grad_x_input, removal
 from harness.config import CONF, build
