@@ -39,7 +39,7 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
             axes.text(
                 column,
                 row,
-                f"{values[row, column]:.4f}",
+                four_decimals(values[row, column]),
                 ha="center",
                 va="center",
                 fontsize=7,
@@ -60,6 +60,11 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
         bar = figure.colorbar(image, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0])
         bar.set_label("Token Attribution")
     return figure
+
+
+def four_decimals(value: float) -> str:
+    """A number with four decimals, without the sign of a zero."""
+    return f"{round(float(value), 4) + 0.0:.4f}"
 
 
 def visible(token: str) -> str:

@@ -164,7 +164,7 @@ def retention_figure(
             right.plot(tokens, carried, label=label)
         right.plot([0, 1], [0, 1], color="grey", linestyle=":")
         right.axvspan(0.2, 0.3, color="grey", alpha=0.2, linewidth=0)
-        right.set(xlabel="Thinking tokens, most important first", ylabel="Importance they carry")
+        right.set(xlabel="Tokens, most important first", ylabel="Importance they carry")
         right.legend(fontsize=6)
         figure.suptitle(title, fontsize=10)
     return figure

@@ -317,7 +317,7 @@ def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
     kind: LabelKind = (options.label or ["answer"])[0]
     held: dict[str, list[tuple[int, int, float]]] = {}
     scores: dict[str, list[int]] = {}
-    shares = []
+    shares: list[tuple[np.ndarray, np.ndarray]] = []
     loaded = cache(load_model)
     for folder in sorted(path.parent for path in options.source.glob(f"*/{CELL_FILE}")):
         policy = policy_title(folder)
@@ -335,8 +335,8 @@ def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
             shares.append(lorenz(strip.scores))
     if not held:
         raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
-    rows = [{"policy": p, "text": t, "eviction": n, "retained": v} for p, found in held.items() for t, n, v in found]
-    values = pd.DataFrame(rows)
+    long = [{"policy": p, "text": t, "eviction": n, "retained": v} for p, found in held.items() for t, n, v in found]
+    values = pd.DataFrame(long)
     curves = values.groupby(["policy", "eviction"], as_index=False).agg(
         retained=("retained", "mean"), texts=("retained", "count")
     )

@@ -4,7 +4,7 @@ import numpy as np
 
 from analysis.attribution import attribution_figure, attribution_table, shortened, visible
 
-VALUES = np.array([[0.12345, -3.5], [0.0, 12.3456]])
+VALUES = np.array([[0.12345, -3.5], [-1e-7, 12.3456]])
 
 
 def test_values_are_printed_in_full_and_clipped_in_colour():
