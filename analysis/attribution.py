@@ -39,7 +39,7 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
             axes.text(
                 column,
                 row,
-                four_decimals(values[row, column]),
+                four_decimals(float(values[row, column])),
                 ha="center",
                 va="center",
                 fontsize=7,
@@ -64,7 +64,7 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
 
 def four_decimals(value: float) -> str:
     """A number with four decimals, without the sign of a zero."""
-    return f"{round(float(value), 4) + 0.0:.4f}"
+    return f"{round(value, 4) + 0.0:.4f}"
 
 
 def visible(token: str) -> str:
