@@ -17,8 +17,11 @@ ALLOWED = {
     "harness": ("kernels", "compression", "harness"),
     "analysis": ("analysis", "harness.records"),
 }
-# The command prints the summary that the analysis makes.
-EXCEPTIONS = {"harness/run.py": ("analysis.report",)}
+# The commands print the summary and draw the pictures that the analysis makes.
+EXCEPTIONS = {
+    "harness/run.py": ("analysis.report",),
+    "harness/trace.py": ("analysis.attribution", "analysis.figures", "analysis.importance", "analysis.kept"),
+}
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 

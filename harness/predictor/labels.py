@@ -62,9 +62,11 @@ class LabelPass(Prefill):
 
 
 @torch.inference_mode()
-def label_trace(model: LoadedModel, trace: Trace, min_distance: int) -> tuple[Tensor, dict[LabelKind, Tensor]]:
+def label_trace(
+    model: LoadedModel, trace: Trace, min_distance: int, kinds: tuple[LabelKind, ...] = LABEL_KINDS
+) -> tuple[Tensor, dict[LabelKind, Tensor]]:
     """The thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN where a token has none."""
-    labels = LabelPass(trace.think_end + 1, min_distance)
+    labels = LabelPass(trace.think_end + 1, min_distance, kinds)
     ids = torch.tensor([trace.token_ids], device=model.device)
     positions = torch.arange(ids.shape[1], device=model.device)[None]
     output = model.network.base_model(input_ids=ids, position_ids=positions, use_cache=False, prefill=labels)

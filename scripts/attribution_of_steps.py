@@ -1,0 +1,58 @@
+"""How often the step that derives a value has the largest attribution of that value's digit in the answer.
+
+    python scripts/attribution_of_steps.py [--model toy_qwen] [--problems 100] [--method removal]
+
+Problems of toy_chain (where a value is derived once, in a step of its own) with worked completions, the model's own
+training form. The answer restates three values, `c is 5, d is 2, e is 7. ...`; each is a digit with a known step.
+"""
+
+import argparse
+import re
+from random import Random
+
+from harness.attribution import grad_x_input, removal
+from harness.models import load_model
+from harness.predictor.traces import trace_of_text
+from harness.toy.tasks import problems, write_completion
+from harness.trace import Traced, read_model, token_range
+
+_STEP = r"([a-p])=[a-p]\+[a-p]: .*?So \1 is \d\. "
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="toy_qwen")
+    parser.add_argument("--problems", type=int, default=100)
+    parser.add_argument("--method", choices=("removal", "grad_x_input"), default="removal")
+    options = parser.parse_args()
+    model = load_model(read_model([f"model={options.model}"]))
+    attribute = removal if options.method == "removal" else grad_x_input
+    digits = hits = whole = 0
+    for problem in problems("chain", options.problems):
+        text = write_completion("chain", problem.question, Random(problem.id))
+        row = {"problem": problem.question, "text": text, "gold": str(problem.answer)}
+        trace = trace_of_text(row, problem.id, model.config.tags, model, problem.id)
+        traced = Traced(model=model, trace=trace)
+        thinking = traced.pieces[trace.think_start : trace.think_end]
+        answer = traced.pieces[trace.think_end + 1 :]
+        matches = list(re.finditer(_STEP, "".join(thinking)))
+        ranges = [token_range(thinking, *m.span()) for m in matches]
+        steps = [range(trace.think_start + r.start, trace.think_start + r.stop) for r in ranges]
+        found = attribute(model, trace.token_ids, trace.think_end, steps)
+        names = [m.group(1) for m in matches]
+        right = []
+        for fact in list(re.finditer(r"([a-p]) is (\d)", "".join(answer)))[:3]:
+            row_number = token_range(answer, *fact.span(2)).start
+            largest = names[int(found[row_number].argmax())]
+            right.append(largest == fact.group(1))
+            if largest != fact.group(1):
+                own = float(found[row_number, names.index(fact.group(1))])
+                top = float(found[row_number].max())
+                print(f"{problem.id}: {fact.group(0)}: step {largest} {top:.4f}, its own {own:.4f}", flush=True)
+        digits, hits, whole = digits + len(right), hits + sum(right), whole + all(right)
+    score = f"{hits} of {digits} digits; all three in {whole} of {options.problems} problems"
+    print(f"{options.model}, {options.method}: {score}")
+
+
+if __name__ == "__main__":
+    main()
