@@ -1,6 +1,7 @@
 """What stayed of a completion: its text with the evicted tokens shaded by when they went, as a page of its own."""
 
 import html
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from analysis import formats
 from analysis.figures import PAGE_WIDTH, STYLE, new_figure
 from harness.records import Eviction, UserError, held_percents
 
@@ -18,6 +20,7 @@ from harness.records import Eviction, UserError, held_percents
 _SHADES = ("#8c2d04", "#cc4c02", "#ec7014", "#fe9929", "#fec44f", "#fee391")
 _DARK = 3
 _LEAST_FOR_P = 10
+MAX_NAMED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +137,7 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
 def correlation_text(table: pd.DataFrame) -> str:
     """Spearman's rho in words; p only where there are policies enough for its approximation."""
     rho, p = rank_correlation(table)
-    return f"Spearman {rho:.2f}, " + (f"p {p:.3f}" if len(table) >= _LEAST_FOR_P else "too few policies for a p")
+    return f"Spearman {rho:.2f}, " + (f"p {formats.p_value(p)}" if len(table) >= _LEAST_FOR_P else "too few policies for a p")
 
 
 def retention_figure(
@@ -151,15 +154,19 @@ def retention_figure(
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 3.2))
         left, middle, right = figure.subplots(1, 3)
-        colors = {name: f"C{number % 10}" for number, name in enumerate(table["policy"])}
-        for name, rows in curves.groupby("policy", sort=False):
-            left.plot(rows["eviction"], rows["retained"], marker="o", markersize=3, color=colors[name], label=name)
+        # More names than these leave no room for the curves: the best are told apart, the others are grey.
+        best = set(table.nlargest(MAX_NAMED, "pass1")["policy"])
+        numbers = itertools.count()
+        colors = {name: f"C{next(numbers)}" if name in best else "lightgrey" for name in table["policy"]}
+        for name, rows in sorted(curves.groupby("policy", sort=False), key=lambda item: item[0] in best):
+            shown = {"color": colors[name], "label": name if name in best else None}
+            left.plot(rows["eviction"], rows["retained"], marker="o", markersize=3, **shown)
         left.set(xlabel="Eviction", ylabel="True importance held", ylim=(0, 1.02))
         left.xaxis.get_major_locator().set_params(integer=True)
         left.legend(fontsize=6)
         middle.scatter(table["retained"], table["pass1"], c=[colors[name] for name in table["policy"]])
         middle.set(xlabel="True importance held", ylabel="Pass@1", xlim=(0, 1.02), ylim=(-0.02, 1.02))
-        middle.set_title(f"{len(table)} policies, {correlation_text(table)}", fontsize=7)
+        middle.set_title(f"{len(table)} settings, {correlation_text(table)}", fontsize=7)
         for label, (tokens, carried) in lorenz.items():
             right.plot(tokens, carried, label=label)
         right.plot([0, 1], [0, 1], color="grey", linestyle=":")
