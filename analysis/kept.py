@@ -137,7 +137,8 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
 def correlation_text(table: pd.DataFrame) -> str:
     """Spearman's rho in words; p only where there are policies enough for its approximation."""
     rho, p = rank_correlation(table)
-    return f"Spearman {rho:.2f}, " + (f"p {formats.p_value(p)}" if len(table) >= _LEAST_FOR_P else "too few policies for a p")
+    known = len(table) >= _LEAST_FOR_P
+    return f"Spearman {rho:.2f}, " + (f"p {formats.p_value(p)}" if known else "too few policies for a p")
 
 
 def retention_figure(

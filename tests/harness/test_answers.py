@@ -1,5 +1,6 @@
 """Answers of every kind, strict and lenient: what counts, what does not, and that hostile text cannot stop the pass."""
 
+import csv
 import importlib.util
 import json
 import os
@@ -237,12 +238,15 @@ class TestWorkers:
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
 def test_recorded_outputs_of_real_models() -> None:
-    """Not one false accept among integers; elsewhere the recorder's own errors bound the agreement (grading.md)."""
+    """Not one false accept where the truth was audited: by those who recorded it, or here (grading_audit.csv)."""
+    rows = csv.DictReader((ROOT / "results/published/grading_audit.csv").read_text().splitlines())
+    more = {int(row["id"]): row["audit"] == "true" for row in rows}
+    path = Path(str(SHARED)) / "data" / "graded_outputs.jsonl"
     with Grader(workers=2) as grader:
-        result = script("grade_audit").audit(Path(str(SHARED)) / "data" / "graded_outputs.jsonl", grader, show=False)
+        result = script("grade_audit").audit(path, grader, more, show=False)
     assert result["rows"] == 1996
     assert result["integer_false_accepts"] == 0
     assert result["integer_agreement"] >= 0.995
-    assert result["agreement"] >= 0.96
-    assert "audited False, graded correct" not in result["classes"]
+    assert result["agreement"] >= 0.98
+    assert not [name for name in result["classes"] if name.endswith("False, graded correct")]
     assert result["grader_timeouts"] <= 10
