@@ -60,7 +60,7 @@ def attend_slots(cache: "SlotCache", layer: int, query: Tensor, keys: Tensor, va
     Returns [live, q_heads, head_dim]; what policies want recorded goes to the cache.
     """
     output, mass = cache.operations.decode_attention(
-        query, keys, values, cache.live_lengths, scaling=scaling, return_mass=cache.needs_mass
+        query, keys, values, cache.step_lengths, scaling=scaling, return_mass=cache.needs_mass
     )
     cache.observe(layer, query, mass)
     return output

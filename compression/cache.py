@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from compression.policy import Selection
 from compression.signals import CacheShape, Prefill, Signal, keep_columns
-from kernels.implementation import Implementation, cache_operations
+from kernels.implementation import Implementation, operations
 
 
 class SlotLayer(CacheLayerMixin):
@@ -31,13 +31,13 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one new row per live slot, [live, kv_heads, 1, head_dim]; return the live slots' rows so far."""
-        live = self._cache.live
+        """Write one new row per slot of the step, [slots, kv_heads, 1, head_dim]; return those slots' rows so far."""
+        at = self._cache.write_at
+        rows, stepping = self._cache.slot_ids[: len(at)], len(at)
         seen = self.keys.shape[2] if self._cache.operations.ragged else self._cache.longest
-        rows, at = self._cache.slot_ids[:live], self._cache.write_at
         self.keys[rows, :, at] = key_states[:, :, 0]
         self.values[rows, :, at] = value_states[:, :, 0]
-        return self.keys[:live, :, :seen], self.values[:live, :, :seen]
+        return self.keys[:stepping, :, :seen], self.values[:stepping, :, :seen]
 
     def wipe(self, slot: int, length: int) -> None:
         """Zero the rows beyond `length`: the slot's last tenant may have left NaN there."""
@@ -72,7 +72,7 @@ class SlotCache(Cache):
         capacity: rows per slot.
         signals: what to record beside the rows.
         per_head: whether some policy keeps other rows in each layer and head; positions are then held for each.
-        impl: what attends and evicts.
+        impl: what attends, scores and evicts.
     """
 
     def __init__(
@@ -86,18 +86,21 @@ class SlotCache(Cache):
         per_head: bool = False,
         impl: Implementation = "torch",
     ) -> None:
-        self.operations = cache_operations(impl)
+        self.operations = operations(impl)
         size = (slots, shape.kv_heads, capacity, shape.head_dim)
         self.slot_layers = [SlotLayer(self, size, shape.dtype, device) for _ in range(shape.layers)]
         super().__init__(layers=list(self.slot_layers))
-        self.slots, self.capacity, self.live = slots, capacity, 0
+        self.slots, self.capacity = slots, capacity
+        # Counts are known to the host without asking the device; both copies change only in the methods below.
+        self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
         self.slot_ids = torch.arange(slots, device=device)
-        # Lengths are known to the host without asking the device; both copies change only in the methods below.
         self.lengths = np.zeros(slots, dtype=np.int64)
         self.device_lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         heads = (shape.layers, shape.kv_heads) if per_head else (1, 1)
         self.positions = torch.zeros(slots, *heads, capacity, dtype=torch.int64, device=device)
-        self.recorders = {signal: signal.allocate(shape, slots, capacity, device) for signal in signals}
+        self.recorders = {
+            signal: signal.allocate(shape, slots, capacity, device, self.operations) for signal in signals
+        }
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
 
     @staticmethod
@@ -111,14 +114,19 @@ class SlotCache(Cache):
         return sum(t.untyped_storage().nbytes() for layer in self.slot_layers for t in (layer.keys, layer.values))
 
     @property
+    def live(self) -> int:
+        """Slots that take part in a step."""
+        return self._live
+
+    @live.setter
+    def live(self, count: int) -> None:
+        self._live = count
+        self.device_live.fill_(count)
+
+    @property
     def longest(self) -> int:
         """Rows of the longest live slot."""
         return int(self.lengths[: self.live].max(initial=0))
-
-    @property
-    def live_lengths(self) -> Tensor:
-        """Rows of each live slot, [live]."""
-        return self.device_lengths[: self.live]
 
     def admit(self, prefill: Prefill) -> int:
         """Copy a prefilled prompt into the first slot after the live ones, which joins them; return that slot.
@@ -139,20 +147,34 @@ class SlotCache(Cache):
 
     def begin_step(self, positions: Tensor) -> None:
         """Make room for one token per live slot, at original `positions` [live]; the layers write its row."""
-        self.write_at, self.step_positions = self.live_lengths.clone(), positions
-        self.positions[self.slot_ids[: self.live], :, :, self.write_at] = positions[:, None, None]
+        self.count_step()
+        self.place_step(positions)
+
+    def count_step(self) -> None:
+        """The host's part of `begin_step`: each live slot is a row longer."""
         self.lengths[: self.live] += 1
-        self.live_lengths.add_(1)
+
+    def place_step(self, positions: Tensor) -> None:
+        """The device's part of `begin_step`, for at least the live slots; free ones among them write a first row.
+
+        Nothing here depends on what the host knows but the number of `positions`, so that a graph can replay it.
+        """
+        slots = self.slot_ids[: len(positions)]
+        self.step_positions = positions
+        self.write_at = torch.where(slots < self.device_live, self.device_lengths[: len(slots)], 0)
+        self.step_lengths = self.write_at + 1
+        self.positions[slots, :, :, self.write_at] = positions[:, None, None]
+        self.device_lengths[: len(slots)] = self.step_lengths
 
     def observe(self, layer: int, query: Tensor, mass: Tensor | None) -> None:
-        """Take in a layer's attention of this step: query [live, q_heads, head_dim], mass [live, kv_heads, longest]."""
+        """Take in a layer's attention of this step: query [slots, q_heads, head_dim], mass [slots, kv_heads, rows]."""
         for recorder in self.recorders.values():
             recorder.on_attention(layer, self.step_positions, query, mass)
 
     def end_step(self, hidden: Tensor) -> None:
-        """Take in the last hidden states [live, hidden_size] of the tokens this step wrote."""
+        """Take in the last hidden states [slots, hidden_size] of the tokens this step wrote."""
         for recorder in self.recorders.values():
-            recorder.on_token(self.slot_ids[: self.live], self.write_at, hidden)
+            recorder.on_token(self.slot_ids[: len(hidden)], self.write_at, hidden)
 
     def evict(self, slot: int, selection: Selection) -> None:
         """Keep the selected rows of one slot, in order, and free the rest."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from compression.budget import keep_count, length_after
 from compression.signals import Signal
+from kernels.implementation import TORCH, Operations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class CacheView:
         signals: what the policy wanted recorded; each signal says its shape.
         uniform: returns numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction,
             position) and, with `per_head`, of layer and head.
+        operations: what scores are computed with.
     """
 
     problem_id: str
@@ -49,6 +51,7 @@ class CacheView:
     scaling: float
     signals: Mapping[Signal, Tensor]
     uniform: Callable[[], Tensor]
+    operations: Operations = TORCH
 
     @property
     def length(self) -> int:

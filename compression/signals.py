@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from compression.predictor import load_predictor
-from kernels.reference import causal_mass
+from kernels.implementation import Operations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,9 @@ class Signal(ABC):
     """Names something to record. Frozen and hashable: equal signals share a recorder."""
 
     @abstractmethod
-    def allocate(self, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> Recorder:
+    def allocate(
+        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
+    ) -> Recorder:
         """Make the recorder."""
 
 
@@ -117,7 +119,9 @@ class PredictedImportance(Signal):
 
     directory: str
 
-    def allocate(self, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> Recorder:
+    def allocate(
+        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
+    ) -> Recorder:
         """Load the predictor and make a column for its scores."""
         predictor = load_predictor(Path(self.directory), dtype=shape.dtype).to(device)
         return _Scores(predictor, torch.full((slots, capacity), torch.nan, device=device))
@@ -148,22 +152,25 @@ class AttentionMass(Signal):
     The prompt's own prefill counts. What an evicted row received is gone with it (H2O, 2306.14048, section 4).
     """
 
-    def allocate(self, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> Recorder:
+    def allocate(
+        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
+    ) -> Recorder:
         """Make a running sum per row."""
-        return _Mass(torch.zeros(slots, shape.layers, shape.kv_heads, capacity, device=device))
+        total = torch.zeros(slots, shape.layers, shape.kv_heads, capacity, device=device)
+        return _Mass(total, operations.causal_mass)
 
 
 class _Mass(Recorder):
     needs_mass = True
 
-    def __init__(self, total: Tensor) -> None:
+    def __init__(self, total: Tensor, causal_mass: Callable[..., Tensor]) -> None:
         super().__init__(total)
-        self.total = total
+        self.total, self.causal_mass = total, causal_mass
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         self.total[slot] = 0
         for layer, (query, (key, _)) in enumerate(zip(prefill.queries, prefill.rows, strict=True)):
-            self.total[slot, layer, :, : prefill.length] = causal_mass(query, key, scaling=prefill.scaling)
+            self.total[slot, layer, :, : prefill.length] = self.causal_mass(query, key, scaling=prefill.scaling)
 
     def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         assert mass is not None
@@ -183,7 +190,9 @@ class RecentQueries(Signal):
 
     window: int
 
-    def allocate(self, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> Recorder:
+    def allocate(
+        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
+    ) -> Recorder:
         """Make a ring of queries per layer."""
         size = (slots, shape.layers, shape.q_heads, self.window, shape.head_dim)
         return _Ring(torch.zeros(size, dtype=shape.dtype, device=device))

@@ -22,6 +22,7 @@ from harness.models import LoadedModel, free_memory
 from harness.prefill import Prefiller
 from harness.records import Completion, Eviction
 from harness.sampling import SamplingConfig, sample, sequence_key, uniform, uniforms_of_rows
+from harness.step_graphs import StepGraphs
 from kernels.implementation import Implementation
 
 # Beyond these little is gained (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
@@ -94,7 +95,7 @@ class Clock:
 
     Attributes:
         prefill, forward, sampling, scoring, eviction: seconds of the parts; scoring is the predictor's at every step
-            and the policies' choice at an eviction, eviction the moving of rows.
+            (a captured step's are in `forward`) and the policies' choice at an eviction, eviction the moving of rows.
         wall: seconds of all the engine's work, its caller's between two completions left out.
         first_token: wall seconds until the first step had drawn.
         steps: decode steps.
@@ -121,6 +122,9 @@ class Clock:
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
         """Add the seconds spent inside to the field `name`."""
+        if self._on_gpu and torch.cuda.is_current_stream_capturing():
+            yield
+            return
         if self._on_gpu and name != "wall":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -143,6 +147,29 @@ class Clock:
         setattr(self, name, getattr(self, name) + seconds)
 
 
+class _Ends:
+    """Which slots the latest step ended: told by the device, and read by the host when it likes."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.flags = torch.zeros(slots, dtype=torch.bool, device=device)
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._told = torch.zeros(slots, dtype=torch.bool, pin_memory=self._event is not None)
+        self._live = 0
+
+    def send(self, live: int) -> None:
+        """Begin to bring the flags of the live slots to the host."""
+        self._live = live
+        self._told[:live].copy_(self.flags[:live], non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def read(self) -> Any:
+        """The flags last sent, [live], once they have come."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._told[: self._live].numpy()
+
+
 @dataclass
 class _Sequence:
     """What a slot holds: a branch, or a trunk with the branches that have not forked yet."""
@@ -160,6 +187,9 @@ class Engine:
     """Writes completions for requests whose branches may each carry another policy.
 
     Slots from 0 up to `cache.live` decode. Trunks that wait for room to fork lie at the upper end, the latest lowest.
+
+    On a GPU the host runs ahead: it starts a step before it has read which texts the one before ended. Such a text gets
+    a token too many, which is dropped. It waits only where it must know, for an eviction and at the length limit.
 
     Args:
         model: what decodes.
@@ -198,16 +228,23 @@ class Engine:
         self.sequences: list[_Sequence | None] = [None] * slots
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
         self.rows = torch.arange(slots, device=device)
+        self.ends, self.unread = _Ends(slots, device), False
+        self.ahead = device.type == "cuda"
+        self.graphs: StepGraphs | None = None
+        if self.ahead and self.cache.operations.ragged and model.capturable:
+            self.graphs = StepGraphs(self._decode, slots=slots)
         # Per slot, known to the host alone: tokens written, how many of the first are given, and the cache length that
         # makes the next step evict.
         self.generated = np.zeros(slots, dtype=np.int64)
         self.forced = np.zeros(slots, dtype=np.int64)
         self.triggers = np.full(slots, _NEVER)
-        # Per slot, on the device: the token to feed, its position in the text, the random stream, the text so far.
+        # Per slot, on the device: the token to feed, its position in the text, the random stream, the text so far, and
+        # the tokens of it.
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self.positions = torch.zeros(slots, dtype=torch.int64, device=device)
         self.streams = torch.zeros(slots, dtype=torch.int64, device=device)
         self.written = torch.zeros(slots, decoding.max_new_tokens, dtype=torch.int64, device=device)
+        self.counts = torch.zeros(slots, dtype=torch.int64, device=device)
         self.columns: tuple[Any, ...] = (
             self.generated,
             self.forced,
@@ -216,6 +253,8 @@ class Engine:
             self.positions,
             self.streams,
             self.written,
+            self.counts,
+            self.ends.flags,
         )
         self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders))
 
@@ -250,22 +289,25 @@ class Engine:
         while queue or self.cache.live or self.waiting:
             with self.clock.time("wall"):
                 completions = self._step(queue)
+            if not self.clock.first_token and self.clock.steps > self.unread:
+                self.clock.first_token = self.clock.wall
             yield from completions
 
     def _step(self, queue: deque[Request]) -> list[tuple[str, Completion]]:
-        """Fill the slots, write one token in each, evict; return the completions that ended."""
-        start = time.perf_counter()
+        """Fill the slots, write one token in each, evict; return the completions that are known to have ended."""
         self._fill(queue)
         if not self.cache.live:  # a long question is still being prefilled
             return []
         logits = self._forward()
         with self.clock.time("sampling"):
-            ended = self._sample(logits)
-        if not self.clock.first_token:
-            self.clock.first_token = self.clock.wall + time.perf_counter() - start
+            self._sample(logits)
+        completions = self._finish_ended(late=1) if self.unread else []
+        self.ends.send(self.cache.live)
+        self.unread = self.ahead and not (self._due().any() or self._cut().any())
+        if not self.unread:
+            completions += self._finish_ended(late=0)
+            self._evict_due()
         self.clock.settle()
-        completions = [completion for slot in reversed(ended) for completion in self._finish(slot)]
-        self._evict_due()
         return completions
 
     @property
@@ -303,7 +345,7 @@ class Engine:
         with self.clock.time("prefill"):
             slot = self.cache.admit(self.prefiller.done[request.question])
         self._seat(slot, _Sequence(request, list(request.branches)))
-        self.generated[slot], self.forced[slot] = 0, len(request.forced)
+        self.generated[slot], self.counts[slot], self.forced[slot] = 0, 0, len(request.forced)
         self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
         self.tokens[slot] = request.prompt_ids[-1]
         self.positions[slot] = len(request.question)
@@ -316,24 +358,38 @@ class Engine:
     def _forward(self) -> Tensor:
         """Feed one token to every live slot; return logits [live, vocabulary]."""
         live = self.cache.live
+        self.cache.count_step()
+        if self.graphs is None:
+            return self._decode(live)
         with self.clock.time("forward"):
-            self.cache.begin_step(self.positions[:live])
-            hidden = self.model.step_hidden(self.tokens[:live], self.positions[:live], self.cache)
+            return self.graphs(live, room=self.slots - self.waiting)[:live]
+
+    def _decode(self, rows: int) -> Tensor:
+        """The device's part of `_forward` for the first slots, at least the live ones: what `StepGraphs` captures."""
+        with self.clock.time("forward"):
+            self.cache.place_step(self.positions[:rows])
+            hidden = self.model.step_hidden(self.tokens[:rows], self.positions[:rows], self.cache)
             logits = self.model.logits(hidden)
         with self.clock.time("scoring"):
             self.cache.end_step(hidden)
         return logits
 
+    def _due(self) -> Any:
+        """Live slots whose length had reached their trigger before this step (the published rule), [live]."""
+        live = self.cache.live
+        # The token this step fed must be a generated one; an overlong question is evicted no earlier than that.
+        return (self.cache.lengths[:live] - 1 >= self.triggers[:live]) & (self.generated[:live] > 1)
+
+    def _cut(self) -> Any:
+        """Live slots whose text is as long as it may be, [live]."""
+        return self.generated[: self.cache.live] >= self.decoding.max_new_tokens
+
     def _evict_due(self) -> None:
-        """Evict every slot whose length had reached its trigger before this step (the published rule).
+        """Evict every slot that is due.
 
         A trunk is not evicted but parked, to fork. A text that this step ended is gone already: nobody would see it.
         """
-        live = self.cache.live
-        before = self.cache.lengths[:live] - 1
-        # The token this step fed must be a generated one; an overlong question is evicted no earlier than that.
-        due = (before >= self.triggers[:live]) & (self.generated[:live] > 1)
-        for slot in reversed(np.flatnonzero(due).tolist()):
+        for slot in reversed(np.flatnonzero(self._due()).tolist()):
             if len(self._at(slot).branches) == 1:
                 self._evict(slot)
             else:
@@ -412,6 +468,7 @@ class Engine:
             scaling=self.model.scaling,
             signals={s: self.cache.recorders[s].read(slot, length, newest) for s in policy.signals},
             uniform=lambda: uniforms_of_rows(stream, positions),
+            operations=self.cache.operations,
         )
 
     def _answer_start(self, slot: int, question_length: int) -> int | None:
@@ -419,27 +476,37 @@ class Engine:
         closing = (text == self.model.think_end_id).nonzero()
         return question_length + int(closing[0]) if len(closing) else None
 
-    def _sample(self, logits: Tensor) -> list[int]:
-        """Draw every live slot's next token; return the slots that this token ends, ascending."""
+    def _sample(self, logits: Tensor) -> None:
+        """Draw every live slot's next token, and tell which texts it ends."""
         live = self.cache.live
-        rows, positions = self.rows[:live], self.positions[:live]
+        rows, positions, counts = self.rows[:live], self.positions[:live], self.counts[:live]
         positions += 1
         drawn = sample(logits, uniform(self.streams[:live], positions), self.decoding.sampling)
-        counts = torch.from_numpy(self.generated[:live]).to(drawn.device)
         given = self.generated[:live] < self.forced[:live]
         if given.any():
             drawn = torch.where(torch.from_numpy(given).to(drawn.device), self.written[rows, counts], drawn)
         self.written[rows, counts] = drawn
+        counts += 1
         self.tokens[:live] = drawn
         self.generated[:live] += 1
         self.clock.steps += 1
         self.clock.tokens += live
-        stopped = torch.isin(drawn, self.stop_ids).cpu().numpy()
-        return np.flatnonzero(stopped | (self.generated[:live] >= self.decoding.max_new_tokens)).tolist()
+        self.ends.flags[:live] = torch.isin(drawn, self.stop_ids)
 
-    def _finish(self, slot: int) -> list[tuple[str, Completion]]:
+    def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
+        """Take out the texts that the step sent last ended, which was `late` steps ago."""
+        ended = self.ends.read()
+        if not late:
+            ended = ended | self._cut()
+        slots = reversed(np.flatnonzero(ended).tolist())
+        return [completion for slot in slots for completion in self._finish(slot, late)]
+
+    def _finish(self, slot: int, late: int) -> list[tuple[str, Completion]]:
         """Take the slot's completion out, for each of its branches, and give its place to the last live slot."""
         sequence = self._at(slot)
+        self.generated[slot] -= late
+        self.cache.lengths[slot] -= late
+        self.clock.tokens -= late
         completion = self._completion(slot, sequence)
         self.cache.live -= 1
         if slot != self.cache.live:

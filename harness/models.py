@@ -195,6 +195,12 @@ class LoadedModel:
         return str(self.tokenizer.decode(ids))
 
     @cached_property
+    def capturable(self) -> bool:
+        """Whether a decode step asks the device nothing, so that a CUDA graph can hold it."""
+        kind = getattr(getattr(self.network.base_model, "rotary_emb", None), "rope_type", "default")
+        return self._fused_step is not None and kind != "longrope" and "dynamic" not in kind
+
+    @cached_property
     def _fused_step(self) -> FusedStep | None:
         return FusedStep(self.network) if FusedStep.serves(self.network) else None
 

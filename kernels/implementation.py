@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from kernels import reference
 
@@ -14,15 +15,20 @@ Implementation = Literal["torch", "triton"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheOperations:
-    """What the slot cache computes with, as `kernels.reference` specifies it.
+class Operations:
+    """What the slot cache, its policies and the labels compute with, as `kernels.reference` specifies it.
 
     Attributes:
-        ragged: whether attention itself stops at each length, so that rows need not be cut to the longest.
+        ragged: whether attention itself stops at each length, so that rows need not be cut to the longest and a step
+            of a given number of slots is always the same launches: one that a CUDA graph can replay.
     """
 
-    decode_attention: Callable[..., Any]
+    decode_attention: Callable[..., tuple[Tensor, Tensor | None]]
     compact_layers: Callable[..., None]
+    causal_mass: Callable[..., Tensor]
+    importance_labels: Callable[..., Tensor]
+    observation_scores: Callable[..., Tensor]
+    redundancy: Callable[..., Tensor]
     ragged: bool
 
 
@@ -40,7 +46,7 @@ def check_available(impl: str) -> None:
         raise ValueError("impl=triton needs a CUDA GPU, or TRITON_INTERPRET=1 to try it without: else choose torch.")
 
 
-def cache_operations(impl: Implementation) -> CacheOperations:
+def operations(impl: Implementation) -> Operations:
     """The operations of one implementation.
 
     Raises:
@@ -48,10 +54,26 @@ def cache_operations(impl: Implementation) -> CacheOperations:
     """
     check_available(impl)
     if impl == "torch":
-        return CacheOperations(
-            decode_attention=reference.decode_attention, compact_layers=reference.compact_layers, ragged=False
+        return Operations(
+            decode_attention=reference.decode_attention,
+            compact_layers=reference.compact_layers,
+            causal_mass=reference.causal_mass,
+            importance_labels=reference.importance_labels,
+            observation_scores=reference.observation_scores,
+            redundancy=reference.redundancy,
+            ragged=False,
         )
-    from kernels.compact import compact_layers
-    from kernels.decode_attention import decode_attention
+    from kernels import compact, decode_attention, importance_labels, observation, redundancy
 
-    return CacheOperations(decode_attention=decode_attention, compact_layers=compact_layers, ragged=True)
+    return Operations(
+        decode_attention=decode_attention.decode_attention,
+        compact_layers=compact.compact_layers,
+        causal_mass=importance_labels.causal_mass,
+        importance_labels=importance_labels.importance_labels,
+        observation_scores=observation.observation_scores,
+        redundancy=redundancy.redundancy,
+        ragged=True,
+    )
+
+
+TORCH = operations("torch")

@@ -1,14 +1,14 @@
 """What the policies share that score rows by how the newest queries attend to them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
 from compression.policies.variant import VariantPolicy
 from compression.policy import CacheView
 from compression.signals import RecentQueries, Signal
-from kernels.reference import observation_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,26 @@ class ObservationPolicy(VariantPolicy):
         """The observation window."""
         return self.observation_window
 
-    def attention(self, view: CacheView, *, past_only: bool = False, pool_logits: bool = False) -> Iterator[Tensor]:
-        """Per layer, [kv_heads, group, rows outside the window] mean attention (`kernels.reference`)."""
-        for queries, keys in zip(view.signals[RecentQueries(self.observation_window)], view.keys, strict=True):
-            yield observation_scores(queries, keys, scaling=view.scaling, past_only=past_only, pool_logits=pool_logits)
+    def attention(
+        self,
+        view: CacheView,
+        *,
+        past_only: bool = False,
+        pool_logits: bool = False,
+        pool: Literal["mean", "max"] = "mean",
+    ) -> Tensor:
+        """[layers, kv_heads, group, rows outside the window] pooled mean attention (`kernels.reference`)."""
+        queries = view.signals[RecentQueries(self.observation_window)]
+        layers = [
+            view.operations.observation_scores(
+                its_queries,
+                its_keys,
+                scaling=view.scaling,
+                past_only=past_only,
+                pool_logits=pool_logits,
+                pooling=self.pooling,
+                pool=pool,
+            )
+            for its_queries, its_keys in zip(queries, view.keys, strict=True)
+        ]
+        return torch.stack(layers)

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d
 
 from compression.policies.observation import ObservationPolicy
 from compression.policy import CacheView
-from kernels.reference import redundancy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +36,7 @@ class RKV(ObservationPolicy):
 
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window] importance less redundancy."""
-        width, scores = self.pooling, []
-        for attention, keys in zip(self.attention(view, past_only=True, pool_logits=True), view.keys, strict=True):
-            importance = max_pool1d(attention[:, 0], width, stride=1, padding=width // 2)
-            repeated = redundancy(keys[:, : -self.observation_window], threshold=self.threshold)
-            scores.append(self.mix * importance - (1 - self.mix) * repeated)
-        return torch.stack(scores)
+        importance = self.attention(view, past_only=True, pool_logits=True, pool="max")[:, :, 0]
+        older = [keys[:, : -self.observation_window] for keys in view.keys]
+        repeated = torch.stack([view.operations.redundancy(keys, threshold=self.threshold) for keys in older])
+        return self.mix * importance - (1 - self.mix) * repeated

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool1d
 
 from compression.policies.observation import ObservationPolicy
 from compression.policy import CacheView
@@ -23,7 +21,4 @@ class SnapKV(ObservationPolicy):
 
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window] pooled attention."""
-        width = self.pooling
-        return torch.stack(
-            [avg_pool1d(a, width, stride=1, padding=width // 2).mean(dim=1) for a in self.attention(view)]
-        )
+        return self.attention(view).mean(dim=2)

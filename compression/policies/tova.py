@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from compression.policies.observation import ObservationPolicy
@@ -22,5 +21,4 @@ class TOVA(ObservationPolicy):
 
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, length - 1] attention, the same for all heads of a layer."""
-        layers = torch.stack([a.mean(dim=(0, 1)) for a in self.attention(view)])
-        return layers[:, None].expand(-1, view.keys[0].shape[0], -1)
+        return self.attention(view).mean(dim=(1, 2))[:, None].expand(-1, view.keys[0].shape[0], -1)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool1d
 
 from compression.policies.observation import ObservationPolicy
 from compression.policy import CacheView
@@ -41,13 +40,8 @@ class VaSE(ObservationPolicy):
 
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window]: infinite where protected, else the draw's order."""
-        width, outside = self.pooling, view.length - self.observation_window
-        attention = torch.stack(
-            [
-                avg_pool1d(a, width, stride=1, padding=width // 2).mean(dim=1)
-                for a in self.attention(view, past_only=True)
-            ]
-        )
+        outside = view.length - self.observation_window
+        attention = self.attention(view, past_only=True).mean(dim=2)
         # The largest of weight-scaled exponentials draws without replacement in proportion to the weights.
         uniform = view.uniform()[..., :outside].clamp(min=1e-12)
         race = attention.double().log() - (-uniform.double().log()).log()

@@ -19,7 +19,7 @@ from harness.models import LoadedModel
 from harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
 from harness.predictor.traces import Trace, read_traces
 from harness.records import UserError
-from kernels.reference import importance_labels
+from kernels.implementation import Implementation, operations
 
 MANIFEST = "cache.json"
 
@@ -33,8 +33,15 @@ class LabelPass(Prefill):
     itself holds L (4 hidden_size + 2 intermediate_size) numbers, 1.5 GB in bfloat16.
     """
 
-    def __init__(self, answer_start: int, min_distance: int, kinds: tuple[LabelKind, ...] = LABEL_KINDS) -> None:
+    def __init__(
+        self,
+        answer_start: int,
+        min_distance: int,
+        kinds: tuple[LabelKind, ...] = LABEL_KINDS,
+        impl: Implementation = "torch",
+    ) -> None:
         super().__init__()
+        self.operations = operations(impl)
         self.answer_start, self.min_distance, self.kinds = answer_start, min_distance, kinds
         self.totals: dict[LabelKind, Tensor] = {}
         self.layers = 0
@@ -43,7 +50,7 @@ class LabelPass(Prefill):
         """Add one layer of one text, [1, heads, length, head_dim] each."""
         self.layers += 1
         for kind in self.kinds:
-            heads = importance_labels(
+            heads = self.operations.importance_labels(
                 query[0],
                 key[0],
                 kind=kind,
@@ -63,10 +70,14 @@ class LabelPass(Prefill):
 
 @torch.inference_mode()
 def label_trace(
-    model: LoadedModel, trace: Trace, min_distance: int, kinds: tuple[LabelKind, ...] = LABEL_KINDS
+    model: LoadedModel,
+    trace: Trace,
+    min_distance: int,
+    kinds: tuple[LabelKind, ...] = LABEL_KINDS,
+    impl: Implementation = "torch",
 ) -> tuple[Tensor, dict[LabelKind, Tensor]]:
     """The thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN where a token has none."""
-    labels = LabelPass(trace.think_end + 1, min_distance, kinds)
+    labels = LabelPass(trace.think_end + 1, min_distance, kinds, impl)
     ids = torch.tensor([trace.token_ids], device=model.device)
     positions = torch.arange(ids.shape[1], device=model.device)[None]
     output = model.network.base_model(input_ids=ids, position_ids=positions, use_cache=False, prefill=labels)
@@ -113,7 +124,7 @@ def make_labels(recipe: Recipe, model: LoadedModel) -> dict[str, Any]:
 
 def write_shard(path: Path, traces: list[Trace], model: LoadedModel, recipe: Recipe, data: str) -> None:
     """One file of some traces' hidden states and labels, end to end; `lengths` says where each begins."""
-    hidden, labels = zip(*(label_trace(model, t, recipe.min_distance) for t in traces), strict=True)
+    hidden, labels = zip(*(label_trace(model, t, recipe.min_distance, impl=recipe.impl) for t in traces), strict=True)
     tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
     held_out = [int(hashlib.sha256(t.problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0 for t in traces]
     tensors["hidden"] = torch.cat(hidden)

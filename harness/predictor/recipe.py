@@ -11,6 +11,7 @@ from harness.config import CONF, build, build_decoding
 from harness.engine import DecodingConfig
 from harness.models import ModelConfig
 from harness.records import UserError
+from kernels.implementation import Implementation, check_available
 
 LabelKind = Literal["answer", "far_max", "later"]
 LABEL_KINDS: tuple[LabelKind, ...] = get_args(LabelKind)
@@ -25,6 +26,7 @@ class Recipe:
         toy_problems: training problems of the toy tasks, if the traces are written on these.
         draws: completions per problem.
         import_from: a cell's folder or a JSONL of texts, to take traces from in place of writing them.
+        impl: what the traces and the labels are computed with.
         open_tag: opens the thinking in imported texts; their closing tag is `close_tag`.
         min_distance: positions between a token and the queries that count for far_max and later.
         shard_mib: size of a file of hidden states.
@@ -43,6 +45,7 @@ class Recipe:
     draws: int
     seed: int
     slots: int | None
+    impl: Implementation
     import_from: str | None
     open_tag: str
     close_tag: str
@@ -58,6 +61,7 @@ class Recipe:
     held_out: int
 
     def __post_init__(self) -> None:
+        check_available(self.impl)
         least = {"draws": 1, "min_distance": 1, "shard_mib": 1, "epochs": 1, "batch": 2, "held_out": 2}
         for name, lowest in least.items():
             if getattr(self, name) < lowest:

@@ -87,7 +87,10 @@ def written(plan: Plan, model: LoadedModel, done: set[tuple[str, int]]) -> Itera
     ]
     if not requests:
         return
-    engine = Engine.sized_for(requests, model, decoding=plan.decoding, seed=plan.recipe.seed, slots=plan.recipe.slots)
+    recipe = plan.recipe
+    engine = Engine.sized_for(
+        requests, model, decoding=plan.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl
+    )
     for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
         gold = golds[completion.problem_id]
         correct = judge(completion.text, completion.stop_reason, gold, kind)[1] == "correct"

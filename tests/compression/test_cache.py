@@ -12,7 +12,7 @@ MASS, QUERIES = AttentionMass(), RecentQueries(3)
 class FirstHidden(PredictedImportance):
     """Records the first number of the hidden state."""
 
-    def allocate(self, shape, slots, capacity, device):
+    def allocate(self, shape, slots, capacity, device, operations):
         return _Scores(lambda hidden: hidden[:, 0], torch.full((slots, capacity), torch.nan))
 
 

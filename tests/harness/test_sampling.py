@@ -143,10 +143,13 @@ def random_logits(rows: int, vocabulary: int, seed: int, spread: float = 2.0) ->
 
 
 @pytest.mark.parametrize(("temperature", "top_p", "top_k", "order"), SETTINGS)
-def test_sample_equals_the_reference(temperature: float, top_p: float, top_k: int, order: str) -> None:
-    settings = config(temperature, top_p, top_k, order)
-    logits = random_logits(60, 29, seed=top_k)
-    numbers = uniform(7, torch.arange(60))
+@pytest.mark.parametrize(("vocabulary", "spread"), [(29, 2.0), (3000, 2.0), (3000, 9.0)])
+def test_sample_equals_the_reference(
+    vocabulary: int, spread: float, temperature: float, top_p: float, top_k: int, order: str
+) -> None:
+    settings, rows = config(temperature, top_p, top_k, order), 60 if vocabulary < 100 else 8
+    logits = random_logits(rows, vocabulary, seed=top_k, spread=spread)
+    numbers = uniform(7, torch.arange(rows))
     expected = [
         draw_reference(kept_reference(row, settings), number)
         for row, number in zip(logits.tolist(), numbers.tolist(), strict=True)
@@ -166,6 +169,14 @@ def test_the_two_orders_differ_where_the_first_cut_matters() -> None:
 def test_the_token_that_crosses_top_p_is_kept() -> None:
     logits = torch.tensor([0.5, 0.25, 0.25 - 1e-3, 1e-3]).log()[None]
     assert sample(logits, doubles(0.99), config(top_p=0.51)).item() == 1
+
+
+def test_equal_tokens_at_the_edge_of_a_wide_nucleus_are_kept_together() -> None:
+    logits = torch.full((1, 4000), -1e4)
+    logits[0, 1000], logits[0, 2000:2010] = 1.0, 0.0  # .21 for the first, .08 for each of the ten
+    kept = {sample(logits, doubles(u / 500), config(top_p=0.25)).item() for u in range(500)}
+    assert kept == {1000, *range(2000, 2010)}
+    assert {sample(logits, doubles(u / 500), config(top_p=0.2)).item() for u in range(500)} == {1000}
 
 
 def test_greedy_is_the_most_likely_token() -> None:
