@@ -230,9 +230,7 @@ class Engine:
         self.rows = torch.arange(slots, device=device)
         self.ends, self.unread = _Ends(slots, device), False
         self.ahead = device.type == "cuda"
-        self.graphs: StepGraphs | None = None
-        if self.ahead and self.cache.operations.ragged and model.capturable:
-            self.graphs = StepGraphs(self._decode, slots=slots)
+        self.graphs = StepGraphs(self._decode, slots=slots) if StepGraphs.serve(model, self.cache) else None
         # Per slot, known to the host alone: tokens written, how many of the first are given, and the cache length that
         # makes the next step evict.
         self.generated = np.zeros(slots, dtype=np.int64)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from compression.cache import SlotCache
+from harness.models import LoadedModel
+
 Step = Callable[[int], Tensor]
 
 
@@ -27,6 +30,11 @@ class StepGraphs:
         self.step, self.slots = step, slots
         self._met: set[int] = set()
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    @staticmethod
+    def serve(model: LoadedModel, cache: SlotCache) -> bool:
+        """Whether the steps of a model over a cache can be captured."""
+        return model.device.type == "cuda" and cache.operations.ragged and model.capturable
 
     def __call__(self, live: int, room: int) -> Tensor:
         """Logits of the first slots, at least `live`; a bucket larger than `room` is not captured."""

@@ -7,8 +7,8 @@
 
 The weights are random: speed and memory do not depend on them, and answers are not looked at. The floor is bytes over
 the copy bandwidth measured here (a copy of 1 GiB, reading and writing counted; 256 MiB on a CPU). A step is forward,
-logits and sampling, without eviction; medians of `--steps`. Cells that do not fit are left out and said. The last line
-is one JSON object.
+logits and sampling, without eviction, replayed from a graph where the engine would do so; medians of `--steps`. Cells
+that do not fit are left out and said. The last line is one JSON object.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from harness.config import CONF, build
 from harness.models import LoadedModel, ModelConfig, free_memory, load_model
 from harness.provenance import describe_code, describe_hardware
 from harness.sampling import SamplingConfig, sample
+from harness.step_graphs import StepGraphs
 
 
 def main() -> None:
@@ -79,11 +80,18 @@ def step_seconds(model: LoadedModel, slots: int, length: int, args: argparse.Nam
     uniforms = torch.full((slots,), 0.5, dtype=torch.float64, device=model.device)
     sampling = SamplingConfig(temperature=0.6, top_p=0.95)
 
+    def decode(rows: int) -> Tensor:
+        cache.place_step(positions[:rows])
+        return model.logits(model.step_hidden(tokens[:rows], positions[:rows], cache))
+
+    graphs = StepGraphs(decode, slots=slots) if StepGraphs.serve(model, cache) else None
+
     def step() -> Tensor:
         cache.lengths[:] = length - 1
         cache.device_lengths.fill_(length - 1)
-        cache.begin_step(positions)
-        return sample(model.logits(model.step_hidden(tokens, positions, cache)), uniforms, sampling)
+        cache.count_step()
+        logits = decode(slots) if graphs is None else graphs(slots, room=slots)
+        return sample(logits, uniforms, sampling)
 
     return median_seconds(step, model.device, args.steps)
 
