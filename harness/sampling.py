@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,9 +136,11 @@ def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
 
 def _largest(probabilities: Tensor, count: int) -> Tensor:
     """The largest `count` of each row, descending; sorting is the faster way to have them all."""
-    if count == probabilities.shape[-1]:
-        return probabilities.sort(dim=-1, descending=True).values
-    return probabilities.topk(count, dim=-1).values
+    if count < probabilities.shape[-1]:
+        return probabilities.topk(count, dim=-1).values
+    if probabilities.device.type == "cpu":  # numpy sorts with vector instructions, torch without
+        return torch.from_numpy(np.sort(probabilities.numpy(), axis=-1)).flip(-1)
+    return probabilities.sort(dim=-1, descending=True).values
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:

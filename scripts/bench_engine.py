@@ -3,12 +3,15 @@
     python scripts/bench_engine.py --model toy_qwen --problems 160 --slots 32 64 128 --rounds 5
     python scripts/bench_engine.py --curve           # milliseconds of a step against generated length, full and dynts
     python scripts/bench_engine.py --sizes 50 2000   # tokens/s and memory against the number of problems
+    python scripts/bench_engine.py --workers 2       # two processes on shards beside one process
 
 All decode the same problems with the same sampling on one thread, one contender after the other in each round;
 figures are medians over rounds. Tokens are those that end up in a completion: rows that ride along after their end do
 not count, and the clock runs from the first prefill to the last completion, evictions included. Both peers decode
 static batches of 20: `generate` with the full cache, the loop as DynTS's code is described, its rows padded to the
-longest after every eviction. The last line is one JSON object.
+longest after every eviction. "Products alone" is a bound and no contender: the matrix products of a step of dynts and
+nothing else, no norms, no softmax, no sampling, no eviction, at the mean length of a slot. The last line is one JSON
+object.
 """
 
 import argparse
@@ -19,11 +22,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
 from hydra import compose, initialize_config_dir
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -37,6 +42,7 @@ from harness.config import CONF, Job, plan
 from harness.engine import Branch, Engine, Request
 from harness.models import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
+from harness.records import Shard
 from harness.sampling import sample
 
 PEER_BATCH = 20
@@ -50,6 +56,8 @@ def main() -> None:
         if args.output:
             draw(found, args.output)
         report(args, {"milliseconds_of_a_step": found})
+    elif args.workers:
+        report(args, {"tokens_per_second": workers(args)})
     elif args.sizes:
         report(args, {"by_problems": sizes(args)})
     else:
@@ -66,6 +74,7 @@ def compare(args: argparse.Namespace) -> None:
     }
     shares: dict[str, dict[str, float]] = {}
     for slots in args.slots:
+        contenders[f"products alone, {slots} slots"] = products(model, prompts, policies["dynts"], slots)
         for name in ("full", "dynts"):
             label = f"{name}, {slots} slots"
             contenders[label] = ours(job, model, prompts, policies[name], slots, shares.setdefault(label, {}))
@@ -113,6 +122,29 @@ def ours(
 def ask(prompts: Sequence[tuple[int, ...]], policy: Policy) -> list[Request]:
     branches = (Branch(cell_id="bench", policy=policy),)
     return [Request(problem_id=str(i), draw=0, prompt_ids=p, branches=branches) for i, p in enumerate(prompts)]
+
+
+def products(model: LoadedModel, prompts: Prompts, policy: Policy, slots: int) -> Callable[[], int]:
+    """The matrix products of 200 steps, each slot as long as a text that is evicted is on average."""
+    assert isinstance(policy, DynTS)
+    question = round(statistics.mean(map(len, prompts)))
+    least = policy.local_window + policy.kept_outside
+    length = question + (least + policy.budget) // 2
+    shape, weights = model.shape, [m.weight for m in model.network.modules() if isinstance(m, nn.Linear)]
+    inputs = {w.shape[1]: torch.randn(slots, w.shape[1]) for w in weights}
+    query = torch.randn(slots, shape.kv_heads, shape.q_heads // shape.kv_heads, shape.head_dim)
+    keys, values = torch.randn(2, slots, shape.kv_heads, length, shape.head_dim)
+
+    @torch.inference_mode()
+    def run() -> int:
+        for _ in range(200):
+            for weight in weights:
+                functional.linear(inputs[weight.shape[1]], weight)
+            for _ in range(shape.layers):
+                torch.matmul(torch.matmul(query, keys.transpose(-1, -2)), values)
+        return 200 * slots
+
+    return run
 
 
 class Peer:
@@ -259,6 +291,40 @@ def sizes(args: argparse.Namespace) -> dict[int, dict[str, float]]:
     return found
 
 
+def workers(args: argparse.Namespace) -> dict[int, float]:
+    """Tokens per second of one process and of several on shards of the same problems, alternating; medians."""
+    rates: dict[int, list[float]] = {1: [], args.workers: []}
+    for _ in range(args.rounds):
+        for count, found in rates.items():
+            context = torch.multiprocessing.get_context("spawn")
+            barrier, results = context.Barrier(count), context.Queue()
+            shards = [Shard(index=i + 1, count=count) for i in range(count)]
+            crew = [context.Process(target=work, args=(args, shard, barrier, results)) for shard in shards]
+            for process in crew:
+                process.start()
+            told = [results.get() for _ in crew]
+            for process in crew:
+                process.join()
+            found.append(sum(t[0] for t in told) / (max(t[2] for t in told) - min(t[1] for t in told)))
+    medians = {count: statistics.median(found) for count, found in rates.items()}
+    for count, rate in medians.items():
+        print(f"{count} processes {rate:8.0f} tokens/s {rate / medians[1]:6.2f}")
+    return medians
+
+
+def work(args: argparse.Namespace, shard: Shard, barrier: Any, results: Any) -> None:
+    """One process's share; its clock starts when all are ready."""
+    job, model, prompts = prepare(args, args.problems)
+    own = shard.of(list(range(len(prompts))))
+    policy = next(cell.policy for cell in job.cells if cell.policy.name == "dynts")
+    run = ours(job, model, [prompts[i] for i in own], policy, args.slots[0], {})
+    run()
+    barrier.wait()
+    start = time.monotonic()
+    tokens = run()
+    results.put((tokens, start, time.monotonic()))
+
+
 def report(args: argparse.Namespace, figures: dict[str, object]) -> None:
     print(json.dumps({**vars(args), **figures, "hardware": describe_hardware(), "code": describe_code()}))
 
@@ -271,6 +337,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--output", help="picture of the curve")
+    parser.add_argument("--workers", type=int, metavar="N")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PROBLEMS")
     return parser.parse_args()
 
