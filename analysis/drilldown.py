@@ -19,7 +19,7 @@ from analysis.metrics import graded_rows
 
 # Up to so many bytes of completions.jsonl the page carries its drill-down itself.
 MAX_EMBEDDED_BYTES = 64_000_000
-# So many completions have their texts in the drill-down, each cell alike; the first that ended.
+# So many completions have their texts in the drill-down if not told otherwise, each cell alike; the first that ended.
 MAX_COMPLETIONS = 200_000
 
 
@@ -29,10 +29,13 @@ def fits_in_page(run: Run) -> bool:
     return sum(sizes) <= MAX_EMBEDDED_BYTES
 
 
-def cells_data(run: Run) -> Iterator[tuple[str, str]]:
-    """(cell_id, its data as JSON that is safe inside a script element) for each cell that has completions."""
+def cells_data(run: Run, completions: int = MAX_COMPLETIONS) -> Iterator[tuple[str, str]]:
+    """(cell_id, its data as JSON that is safe inside a script element) for each cell that has completions.
+
+    At most so many completions of all cells together are among it.
+    """
     tokenizers: dict[str, Tokenizer | None] = {}
-    limit = MAX_COMPLETIONS // max(1, len(run.cells))
+    limit = completions // max(1, len(run.cells))
     shown = run.completions.assign(correct=graded_rows(run)["correct"])
     groups = dict(iter(shown.groupby("cell_id", observed=True, sort=False)))
     twins = _full_twins(run)

@@ -24,7 +24,7 @@ from analysis.comparison import (
     spread_in_words,
 )
 from analysis.cost import cost_figure
-from analysis.drilldown import cells_data, data_file_name, fits_in_page, script_json
+from analysis.drilldown import MAX_COMPLETIONS, cells_data, data_file_name, fits_in_page, script_json
 from analysis.figures import file_name, model_title, save_figure
 from analysis.heatmap import (
     COLORMAP,
@@ -62,7 +62,14 @@ class Picture:
     address: str
 
 
-def build_report(directory: Path | str, *, scale: Scale = "own", interval: bool = False) -> Path:
+def build_report(
+    directory: Path | str,
+    *,
+    folder: Path | None = None,
+    scale: Scale = "own",
+    interval: bool = False,
+    completions: int = MAX_COMPLETIONS,
+) -> Path:
     """Write the report of a run directory, whatever of it there is so far, to DIR/report.
 
     Writes cells.csv (one row per cell, see results/README.md), each figure as PNG, SVG and PDF, and
@@ -70,8 +77,10 @@ def build_report(directory: Path | str, *, scale: Scale = "own", interval: bool 
 
     Args:
         directory: the run directory.
+        folder: where the report goes, if not to DIR/report.
         scale: the heatmaps' colour scale, see `Scale`; the difference to the full cache is always drawn beside it.
         interval: whether the heatmaps have the 95% interval under each value.
+        completions: the most that the page shows one by one; with 0 it is a few megabytes, whatever the run.
 
     Returns:
         The path of report.html.
@@ -83,8 +92,8 @@ def build_report(directory: Path | str, *, scale: Scale = "own", interval: bool 
     metrics = cell_metrics(run)
     grids = find_grids(metrics)
     settings = shared_settings(metrics)
-    folder = run.directory / REPORT_FOLDER
-    folder.mkdir(exist_ok=True)
+    folder = folder or run.directory / REPORT_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "cells.csv", metrics.to_csv(index=False))
     _write(folder / "tables.md", _tables(metrics, "markdown"))
     _write(folder / "tables.tex", _tables(metrics, "latex"))
@@ -93,7 +102,7 @@ def build_report(directory: Path | str, *, scale: Scale = "own", interval: bool 
     drawn = partial(grid_figure, scale=scale, interval=interval)
     pictures = _pictures(run, metrics, grids, settings[:MAX_BARS], verdicts, folder, drawn)
     page = folder / "report.html"
-    _write(page, _html(run, metrics, grids, settings, verdicts, pictures, _drill_data(run, folder)))
+    _write(page, _html(run, metrics, grids, settings, verdicts, pictures, _drill_data(run, folder, completions)))
     return page
 
 
@@ -120,12 +129,12 @@ class DrillData:
     files: dict[str, str]
 
 
-def _drill_data(run: Run, folder: Path) -> DrillData:
-    if fits_in_page(run):
-        return DrillData(embedded=dict(cells_data(run)), files={})
+def _drill_data(run: Run, folder: Path, completions: int) -> DrillData:
+    if not completions or fits_in_page(run):
+        return DrillData(embedded=dict(cells_data(run, completions)), files={})
     (folder / "data").mkdir(exist_ok=True)
     files = {}
-    for cell_id, data in cells_data(run):
+    for cell_id, data in cells_data(run, completions):
         files[cell_id] = f"data/{data_file_name(cell_id)}"
         _write(folder / files[cell_id], f"kvsweepCell({script_json(cell_id)},{data});\n")
     return DrillData(embedded={}, files=files)
@@ -185,7 +194,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=Path,
         help="run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)",
     )
-    parser.add_argument("--output", metavar="DIR", type=Path, help="where a CSV's report goes (default: <name>_report)")
+    parser.add_argument(
+        "--output", metavar="DIR", type=Path, help="where the report goes (default: DIR/report; a CSV's: <name>_report)"
+    )
+    parser.add_argument(
+        "--completions",
+        metavar="N",
+        type=int,
+        default=MAX_COMPLETIONS,
+        help="show at most so many completions one by one (default: %(default)s; 0 makes a small page)",
+    )
     parser.add_argument(
         "--scale", choices=get_args(Scale), default="own", help="colours of the heatmaps (default: each panel's own)"
     )
@@ -196,7 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if path.is_file():
             print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
         else:
-            print(build_report(path, scale=options.scale, interval=options.interval))
+            how = {"scale": options.scale, "interval": options.interval, "completions": max(0, options.completions)}
+            print(build_report(path, folder=options.output, **how))
     except UserError as error:
         print(f"kvsweep-report: error: {error}", file=sys.stderr)
         sys.exit(2)

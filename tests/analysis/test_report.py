@@ -29,6 +29,15 @@ def test_one_cell_alone(tmp_path: Path, make_cell: MakeCell) -> None:
     assert float(row["pass_at_1"]) == 0.75
 
 
+def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1], [0], [1], [1]])
+    main([str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--completions", "0"])
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert not (tmp_path / "run" / "report").exists()
+    assert '{"problems":[],"left_out":4}' in html
+    assert "75.0 ± 25.0" in html
+
+
 def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCell) -> None:
     for ratio in (0.1, 0.2, 0.3):
         for window in (16, 48):

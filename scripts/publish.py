@@ -1,0 +1,75 @@
+"""Make results/published/<name> again from the finished run results/runs/<name>: page, cells and pictures.
+
+    make demo && python scripts/publish.py demo            # README's picture is one of these
+    kvsweep -m experiment=methods && python scripts/publish.py methods
+
+The page has everything but the single completions, so that git can hold it; provenance.md says what ran on what.
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from analysis.report import build_report
+
+PUBLISHED = Path(__file__).parents[1] / "results" / "published"
+PICTURES = {
+    "demo": ["heatmap_*_dynts_128.png"],
+    "labels": [],
+    "methods": ["memory_*.png", "policies_*_ratio0.3_window48_budget128.png"],
+}
+
+
+def main() -> None:
+    args = parse_args()
+    for name in args.names:
+        target = args.published / name
+        target.mkdir(parents=True, exist_ok=True)
+        publish(args.runs / name, target, PICTURES[name])
+        print(target)
+
+
+def publish(run: Path, target: Path, pictures: list[str]) -> None:
+    """Write what of a run's report goes into git."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = build_report(run, folder=Path(folder), completions=0)
+        wanted = [page, page.with_name("cells.csv"), *(p for name in pictures for p in page.parent.glob(name))]
+        for path in wanted:
+            shutil.copy(path, target / path.name)
+    (target / "provenance.md").write_text(provenance(run))
+
+
+def provenance(run: Path) -> str:
+    """The commands, the code and the machines of a run, each once."""
+    records = [json.loads(path.read_text()) for path in sorted(run.glob("*/provenance*.json"))]
+    stretches = [stretch for record in records for stretch in record["stretches"]]
+    parts = {
+        "Commands": {shlex.join([Path(s["command"][0]).name, *s["command"][1:]]) for s in stretches},
+        "Code": {f"{s['code']['git_revision']}{', changed' * bool(s['code']['git_dirty'])}" for s in stretches},
+        "Packages": {listed(stretch["code"]["packages"]) for stretch in stretches},
+        "Hardware": {listed({k: s["hardware"][k] for k in ("processor", "cores", "gpus")}) for s in stretches},
+        "Started": {min(stretch["started"] for stretch in stretches)},
+    }
+    lines = [f"{len(records)} cells of {run.name}.\n"]
+    lines += [f"- {name}: {'; '.join(f'`{value}`' for value in sorted(values))}" for name, values in parts.items()]
+    return "\n".join(lines) + "\n"
+
+
+def listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value or 'none'}" for key, value in values.items())
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="+", choices=sorted(PICTURES))
+    parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the finished runs")
+    parser.add_argument("--published", type=Path, default=PUBLISHED, help="where the folders go")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
