@@ -6,14 +6,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from compression.policies.dynts import DynTS
 from compression.policies.h2o import H2O
+from harness.config import build_decoding
 from harness.engine import Branch, Request
 from harness.models import ModelConfig, load_model
-from harness.sampling import SamplingConfig
+from harness.paths import CONF
+from harness.sampling import SamplingConfig, sample
 from harness.step_graphs import StepGraphs, bucket
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
@@ -131,6 +134,15 @@ def test_a_step_that_asks_the_device_cannot_be_captured():
 
     with pytest.raises(AssertionError, match="asks the device"):
         run(Asking(), fake_requests(0, 4, FAKE_POLICIES[:1]), sampling=T1, max_new_tokens=9, slots=4, prepare=captured)
+
+
+@pytest.mark.parametrize("name", ["dynts", "greedy", "qwen3", "r1"])
+def test_drawing_from_a_large_vocabulary_asks_the_device_nothing(name):
+    settings = build_decoding(OmegaConf.load(CONF / "decoding" / f"{name}.yaml")).sampling
+    logits, numbers = torch.randn(3, 5000), torch.rand(3, dtype=torch.float64)
+    with Tape():
+        drawn = sample(logits, numbers, settings)
+        torch.isin(drawn, torch.tensor([1, 2]))
 
 
 def test_a_number_that_the_host_computed_is_that_of_the_capture():
