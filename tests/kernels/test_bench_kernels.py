@@ -1,0 +1,84 @@
+"""The kernels' benchmark in the interpreter: that it works, and that it keeps silent about a wrong kernel."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ["decode_attention", "compact", "importance_labels", "redundancy", "observation"]
+
+
+def bench(*arguments, first="", interpret="1"):
+    """The script's own process; `first` is a statement run before it."""
+    program = f"import runpy\n{first}\nrunpy.run_path('scripts/bench_kernels.py', run_name='__main__')"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": interpret}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
+
+
+def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
+    ended = bench("--tiny")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    *page, last = ended.stdout.splitlines()
+    told = json.loads(last)
+    assert told["times_mean_nothing"]
+    assert any("mean nothing" in line for line in page)
+    assert [line[3:] for line in page if line.startswith("## ")] == KERNELS == list(told["kernels"])
+    assert sum("| triton meaningless ms |" in line for line in page) == len(KERNELS)
+    # No share of what the machine can do is told either.
+    assert "%" not in "".join(page)
+    peers = {kernel: set().union(*(row["seconds"] for row in rows)) for kernel, rows in told["kernels"].items()}
+    assert peers["decode_attention"] == {"triton", "reference", "SDPA", "flex_attention"}
+    assert peers["compact"] == {"triton", "reference", "gather + copy"}
+    rows = [row for rows in told["kernels"].values() for row in rows]
+    assert all(isinstance(seconds, float) for row in rows for seconds in row["seconds"].values())
+    assert all(row["bytes"] > 0 for row in rows)
+    whole = next(row for row in told["kernels"]["decode_attention"] if row["shape"] == "2 x 40")
+    # 2 slots, 40 rows, 4 query and 2 key heads of 16, two bytes a number
+    assert whole["operations"] == 2 * (2 * 2 * 4 * 40 * 16)
+    assert whole["bytes"] == 2 * (2 * 2 * 40 * 2 * 16 + 2 * 2 * 4 * 16)
+
+
+WRONG = {
+    # a row lost, and a mean shifted by one part in fifty
+    "compact": "import kernels.compact as k; o = k.compact_layers; k.compact_layers = lambda r, i: o(r, i[..., 1:])",
+    "redundancy": "import kernels.redundancy as k; o = k.redundancy; k.redundancy = lambda *a, **b: o(*a, **b) * 1.02",
+}
+
+
+@pytest.mark.parametrize("kernel", WRONG)
+def test_a_wrong_kernel_is_not_reported(kernel):
+    ended = bench("--kernels", "compact", "redundancy", first=WRONG[kernel])
+    assert ended.returncode == 1, ended.stderr[-3000:]
+    *page, last = ended.stdout.splitlines()
+    told = json.loads(last)
+    right = next(other for other in WRONG if other != kernel)
+    assert list(told["kernels"]) == [right]
+    assert [line[3:] for line in page if line.startswith("## ")] == [right]
+    assert any(line.startswith(f"not reported: {kernel}") for line in page)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--output", "results/published/kernels.md"], "is refused with --tiny and in Triton's interpreter"),
+        (["--kept", "200"], "--rows 33 or more and at least --kept"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(arguments, sentence):
+    ended = bench(*arguments)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert not ended.stdout
+
+
+def test_neither_a_gpu_nor_the_interpreter_is_refused():
+    ended = bench(first="import torch; torch.cuda.is_available = lambda: False", interpret="0")
+    assert ended.returncode == 2
+    assert "needs a CUDA GPU, or TRITON_INTERPRET=1" in ended.stderr
