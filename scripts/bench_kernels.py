@@ -173,7 +173,7 @@ def measure_limits(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict
     source = torch.zeros(2**20 if tiny else 2**30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     limits: dict[str, float] = {"copy": 2 * source.nbytes / seconds(lambda: target.copy_(source), device)}
-    for precision in {dtype, torch.float32}:
+    for precision in dict.fromkeys((dtype, torch.float32)):
         one, other = torch.randn(2, *(2 * [64 if tiny else 8192]), device=device).to(precision)
         limits[str(precision)] = 2 * len(one) ** 3 / seconds(lambda a=one, b=other: a @ b, device)
     return limits

@@ -1,0 +1,415 @@
+"""What only a GPU can show: bfloat16 accuracy at real sizes, races, replayed graphs, memory as computed.
+
+Each check is a function of a device and of sizes. The tests marked `gpu` run them at the models' own sizes; where there
+is no GPU, `test_the_checks_themselves_in_the_interpreter` runs what the interpreter can at small ones, so that no
+check rots. Dead rows hold NaN throughout.
+"""
+
+import gc
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from compression.cache import SlotCache
+from compression.signals import CacheShape
+from kernels import reference
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Heads of one layer, sequences decoded at once, rows per slot, rows after an eviction."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    slots: int
+    capacity: int
+    kept: int
+
+
+QWEN = Sizes(q_heads=28, kv_heads=4, head_dim=128, layers=28, slots=32, capacity=5001, kept=1500)
+LLAMA = Sizes(q_heads=32, kv_heads=8, head_dim=128, layers=32, slots=32, capacity=5001, kept=1500)
+SMALL = Sizes(q_heads=7, kv_heads=1, head_dim=24, layers=2, slots=2, capacity=70, kept=37)
+MODELS = pytest.mark.parametrize("sizes", [QWEN, LLAMA], ids=["qwen", "llama"])
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a CUDA GPU and no interpreter"),
+]
+
+
+def on_gpu(test):
+    for mark in gpu:
+        test = mark(test)
+    return test
+
+
+def inside(test):
+    return pytest.mark.skipif(not INTERPRETED, reason="runs in the process with the interpreter")(test)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_the_checks_themselves_in_the_interpreter():
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    env.pop("PYTEST_XDIST_WORKER", None)
+    ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    assert " passed" in ended.stdout
+
+
+def close(actual, expected, tolerance):
+    """Relative error in the Euclidean norm."""
+    actual, expected = actual.double(), expected.double()
+    assert actual.isfinite().all()
+    error = float((actual - expected).norm() / expected.norm())
+    assert error <= tolerance, error
+
+
+def normal(device, dtype, *shape, seed=0):
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(shape, device=device, generator=generator).to(dtype)
+
+
+def cache_of(device, dtype, sizes, slots):
+    """Query, keys, values and lengths from 1 to capacity, NaN beyond each length."""
+    query = normal(device, dtype, slots, sizes.q_heads, sizes.head_dim)
+    keys, values = normal(device, dtype, 2, slots, sizes.kv_heads, sizes.capacity, sizes.head_dim, seed=1)
+    lengths = torch.linspace(1, sizes.capacity, slots, device=device).long()
+    poison(keys, values, lengths)
+    return query, keys, values, lengths
+
+
+def poison(keys, values, lengths):
+    dead = torch.arange(keys.shape[2], device=keys.device) >= lengths[:, None]
+    for rows in (keys, values):
+        rows.masked_fill_(dead[:, None, :, None], torch.nan)
+
+
+def long_text(device, dtype, sizes, tokens):
+    query = normal(device, dtype, sizes.q_heads, tokens, sizes.head_dim)
+    return query, normal(device, dtype, sizes.kv_heads, tokens, sizes.head_dim, seed=1)
+
+
+def repetitive_keys(device, dtype, sizes):
+    """Live rows of a longer slot, the rest NaN; keys of few kinds, whose cosines are far from the threshold of 0.5."""
+    kinds = normal(CPU, torch.float32, sizes.kv_heads, 32, sizes.head_dim)
+    chosen = torch.randint(32, (sizes.capacity,), generator=torch.Generator().manual_seed(1))
+    noise = normal(CPU, torch.float32, sizes.kv_heads, sizes.capacity, sizes.head_dim, seed=2)
+    rows = torch.full((sizes.kv_heads, sizes.capacity + 9, sizes.head_dim), torch.nan)
+    rows[:, : sizes.capacity] = kinds[:, chosen] + 0.2 * noise
+    return rows.to(device, dtype)[:, : sizes.capacity]
+
+
+def check_decode_attention(device, dtype, sizes):
+    from kernels.decode_attention import decode_attention
+
+    query, keys, values, lengths = cache_of(device, dtype, sizes, sizes.slots)
+    how = {"scaling": sizes.head_dim**-0.5, "return_mass": True}
+    output, mass = decode_attention(query, keys, values, lengths, **how)
+    without, _ = decode_attention(query, keys, values, lengths, scaling=how["scaling"])
+    assert torch.equal(without, output)
+    for slot in range(sizes.slots):
+        one = slice(slot, slot + 1)
+        exact = [tensor[one].double() for tensor in (query, keys.nan_to_num(), values.nan_to_num())]
+        expected = reference.decode_attention(*exact, lengths[one], **how)
+        close(output[one], expected[0], TOLERANCE[dtype])
+        close(mass[one], expected[1], TOLERANCE[dtype])
+
+
+def check_a_slot_alone_and_in_a_batch(device, dtype, sizes, batches):
+    from kernels.decode_attention import decode_attention
+
+    largest = max(batches)
+    inputs = cache_of(device, dtype, sizes, largest)
+    how = {"scaling": sizes.head_dim**-0.5, "return_mass": True}
+    whole = decode_attention(*inputs, **how)
+    for slots in batches:
+        for start in (0, largest - slots):
+            found = decode_attention(*(tensor[start : start + slots] for tensor in inputs), **how)
+            for part, all_of_it in zip(found, whole, strict=True):
+                assert torch.equal(part, all_of_it[start : start + slots]), (slots, start)
+
+
+def check_replay(device, dtype, sizes, mass):
+    """Decode attention captured once, replayed after its inputs have changed in place, as the engine's steps do."""
+    from kernels.decode_attention import decode_attention
+
+    query, keys, values, lengths = cache_of(device, dtype, sizes, sizes.slots)
+    how = {"scaling": sizes.head_dim**-0.5, "return_mass": mass}
+    replay = captured(lambda: decode_attention(query, keys, values, lengths, **how), device)
+    for step in range(4):
+        query.copy_(normal(device, dtype, *query.shape, seed=10 + step))
+        rows = normal(device, dtype, 2, *keys.shape, seed=20 + step)
+        lengths.copy_(torch.linspace(1 + step, sizes.capacity - 3 * step, sizes.slots).long())
+        keys.copy_(rows[0])
+        values.copy_(rows[1])
+        poison(keys, values, lengths)
+        eager = decode_attention(query, keys, values, lengths, **how)
+        replayed = replay()
+        assert torch.equal(replayed[0], eager[0])
+        assert torch.equal(replayed[1], eager[1]) if mass else replayed[1] is None
+
+
+def captured(work, device):
+    """A function that replays `work` and returns what it then holds; without a GPU `work` itself."""
+    if device.type == "cpu":
+        return work
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = work()
+
+    def replay():
+        for tensor in held:
+            if tensor is not None:
+                tensor.fill_(torch.nan)
+        graph.replay()
+        return held
+
+    return replay
+
+
+def selection(device, sizes, per_head):
+    generator = torch.Generator().manual_seed(3)
+    order = torch.rand(sizes.layers, sizes.kv_heads, sizes.capacity, generator=generator).argsort(dim=-1)
+    keep = order[..., : sizes.kept].sort(dim=-1).values.to(device)
+    return keep if per_head else keep[0, 0].contiguous()
+
+
+def check_compact(device, dtype, sizes, per_head, runs):
+    """Every run moves the same rows of one slot, from NaN-strewn memory, and touches no other slot."""
+    from kernels.compact import compact_layers
+
+    before = normal(device, dtype, 2 * sizes.layers, 2, sizes.kv_heads, sizes.capacity, sizes.head_dim)
+    before[:, :, :, ::7, 0] = torch.nan
+    keep = selection(device, sizes, per_head)
+    expected = before.clone()
+    # As integers: NaN equals nothing, and a gather may change its bits.
+    reference.compact_layers([tensor[1].view(torch.int16) for tensor in expected], keep)
+    caches = torch.empty_like(before)
+    for _ in range(runs):
+        caches.copy_(before)
+        compact_layers([tensor[1] for tensor in caches], keep)
+        assert torch.equal(caches.view(torch.int16), expected.view(torch.int16))
+
+
+def check_importance_labels(device, dtype, sizes, tokens, kind):
+    from kernels.importance_labels import importance_labels
+
+    query, key = long_text(device, dtype, sizes, tokens)
+    how = {"kind": kind, "scaling": sizes.head_dim**-0.5, "answer_start": tokens * 3 // 4, "min_distance": 32}
+    found = importance_labels(query, key, **how)
+    expected = reference.importance_labels(query.double(), key.double(), **how)
+    assert torch.equal(found.isnan(), expected.isnan())
+    close(found.nan_to_num(), expected.nan_to_num(), TOLERANCE[dtype])
+
+
+def check_causal_mass(device, dtype, sizes, tokens):
+    from kernels.importance_labels import causal_mass
+
+    query, key = long_text(device, dtype, sizes, tokens)
+    expected = reference.causal_mass(query.double(), key.double(), scaling=sizes.head_dim**-0.5)
+    close(causal_mass(query, key, scaling=sizes.head_dim**-0.5), expected, TOLERANCE[dtype])
+
+
+def check_redundancy(device, dtype, sizes):
+    from kernels.redundancy import redundancy
+
+    keys = repetitive_keys(device, dtype, sizes)
+    # Widened first in either form, so that bfloat16 keys cost no accuracy.
+    close(redundancy(keys, threshold=0.5), reference.redundancy(keys.double(), threshold=0.5), TOLERANCE[torch.float32])
+
+
+OBSERVATIONS = [
+    (8, {"past_only": True, "pool_logits": True, "pooling": 7, "pool": "max"}),
+    (32, {"pooling": 5, "pool": "mean"}),
+]
+
+
+def observed(device, dtype, sizes, window):
+    return normal(device, dtype, sizes.q_heads, window, sizes.head_dim), repetitive_keys(device, dtype, sizes)
+
+
+def check_observation(device, dtype, sizes, window, how):
+    from kernels.observation import observation_scores
+
+    queries, keys = observed(device, dtype, sizes, window)
+    how = {"scaling": sizes.head_dim**-0.5, **how}
+    expected = reference.observation_scores(queries.double(), keys.double(), **how)
+    close(observation_scores(queries, keys, **how), expected, TOLERANCE[dtype])
+
+
+def check_repeats(device, dtype, sizes, tokens, runs):
+    """No kernel but `compact`, which has a check of its own, ever gives other bits."""
+    from kernels.decode_attention import decode_attention
+    from kernels.importance_labels import importance_labels
+    from kernels.observation import observation_scores
+    from kernels.redundancy import redundancy
+
+    scaling = sizes.head_dim**-0.5
+    cache, text = cache_of(device, dtype, sizes, sizes.slots), long_text(device, dtype, sizes, tokens)
+    keys = repetitive_keys(device, dtype, sizes)
+    seen = [(*observed(device, dtype, sizes, window), how) for window, how in OBSERVATIONS]
+    label = {"scaling": scaling, "answer_start": tokens // 2}
+
+    def everything():
+        yield from decode_attention(*cache, scaling=scaling, return_mass=True)
+        for kind in ("answer", "far_max"):
+            yield importance_labels(*text, kind=kind, **label).nan_to_num()
+        yield redundancy(keys, threshold=0.5)
+        for queries, rows, how in seen:
+            yield observation_scores(queries, rows, scaling=scaling, **how)
+
+    first = [tensor.clone() for tensor in everything()]
+    for run in range(runs):
+        for number, (again, once) in enumerate(zip(everything(), first, strict=True)):
+            assert torch.equal(again, once), (run, number)
+
+
+def check_memory(device, sizes, impl, allocated):
+    """Of the rows alone: what is kept for each row beside them is a few bytes of some fifty thousand."""
+    shape = CacheShape(
+        layers=sizes.layers,
+        q_heads=sizes.q_heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        dtype=torch.bfloat16,
+    )
+    gc.collect()
+    before = allocated()
+    cache = SlotCache(shape, slots=sizes.slots, capacity=sizes.capacity, device=device, impl=impl)
+    analytic = SlotCache.bytes_per_slot(shape, sizes.capacity) * sizes.slots
+    assert allocated() - before == pytest.approx(analytic, rel=0.02)
+    assert cache.kv_bytes == analytic
+
+
+@on_gpu
+@DTYPES
+@MODELS
+def test_decode_attention(sizes, dtype):
+    check_decode_attention(CUDA, dtype, sizes)
+
+
+@on_gpu
+@DTYPES
+@MODELS
+def test_a_slot_alone_and_in_a_batch_attends_with_the_same_bits(sizes, dtype):
+    check_a_slot_alone_and_in_a_batch(CUDA, dtype, replace(sizes, capacity=2100), (1, 7, 128))
+
+
+@on_gpu
+@DTYPES
+@pytest.mark.parametrize("mass", [False, True])
+@MODELS
+def test_a_replayed_graph_equals_eager(sizes, mass, dtype):
+    check_replay(CUDA, dtype, sizes, mass)
+
+
+@on_gpu
+@DTYPES
+@pytest.mark.parametrize("per_head", [False, True])
+@MODELS
+def test_compact_has_no_race(sizes, per_head, dtype):
+    check_compact(CUDA, dtype, sizes, per_head, runs=100)
+
+
+@on_gpu
+@DTYPES
+@pytest.mark.parametrize("tokens", [4096, 5001])
+@pytest.mark.parametrize("kind", ["answer", "far_max", "later"])
+@MODELS
+def test_importance_labels(sizes, kind, tokens, dtype):
+    check_importance_labels(CUDA, dtype, sizes, tokens, kind)
+
+
+@on_gpu
+@DTYPES
+@MODELS
+def test_causal_mass(sizes, dtype):
+    check_causal_mass(CUDA, dtype, sizes, 3001)
+
+
+@on_gpu
+@DTYPES
+@MODELS
+def test_redundancy(sizes, dtype):
+    check_redundancy(CUDA, dtype, sizes)
+
+
+@on_gpu
+@DTYPES
+@pytest.mark.parametrize(("window", "how"), OBSERVATIONS, ids=["rkv", "snapkv"])
+@MODELS
+def test_observation(sizes, window, how, dtype):
+    check_observation(CUDA, dtype, sizes, window, how)
+
+
+@on_gpu
+@DTYPES
+@MODELS
+def test_a_hundred_runs_give_the_same_bits(sizes, dtype):
+    check_repeats(CUDA, dtype, sizes, 2048, runs=100)
+
+
+@on_gpu
+@MODELS
+def test_the_slot_cache_takes_the_memory_computed_for_it(sizes):
+    check_memory(CUDA, replace(sizes, slots=8), "triton", lambda: torch.cuda.memory_allocated(CUDA))
+
+
+@inside
+@DTYPES
+def test_in_small(dtype):
+    check_decode_attention(CPU, dtype, SMALL)
+    check_a_slot_alone_and_in_a_batch(CPU, dtype, SMALL, (1, 2))
+    check_replay(CPU, dtype, SMALL, mass=True)
+    check_importance_labels(CPU, dtype, SMALL, 70, "later")
+    check_causal_mass(CPU, dtype, SMALL, 70)
+    check_redundancy(CPU, dtype, SMALL)
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize("per_head", [False, True])
+def test_compact_in_small(per_head, dtype):
+    check_compact(CPU, dtype, SMALL, per_head, runs=2)
+
+
+@inside
+@pytest.mark.parametrize(("window", "how"), OBSERVATIONS, ids=["rkv", "snapkv"])
+def test_observation_in_small(window, how):
+    check_observation(CPU, torch.bfloat16, SMALL, window, how)
+
+
+@inside
+def test_repeats_in_small():
+    check_repeats(CPU, torch.bfloat16, replace(SMALL, slots=1, capacity=40), 40, runs=1)
+
+
+@inside
+def test_memory_in_small():
+    shape = replace(SMALL, layers=6, kv_heads=4, head_dim=64)
+
+    def allocated():
+        tensors = (o for o in gc.get_objects() if type(o) is torch.Tensor)
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+    check_memory(CPU, shape, "triton", allocated)
