@@ -5,6 +5,7 @@ to. Within a block they may: a barrier parts its loads from its stores, since on
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -27,7 +28,7 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     assert first.shape[-1] * size % 16 == 0, "the kernel moves 16 bytes at a time"
     if not kept:
         return
-    pointers = torch.tensor([tensor.data_ptr() for tensor in rows], dtype=torch.int64, device=keep.device)
+    pointers = _on_device(tuple(tensor.data_ptr() for tensor in rows), keep.device)
     keep = keep.contiguous()
     _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](
         pointers,
@@ -42,6 +43,12 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         num_warps=4,
         num_stages=1,
     )
+
+
+@lru_cache(maxsize=1024)
+def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
+    """A slot's pointers are the same at every eviction, and copying them would make the host wait for the device."""
+    return torch.tensor(pointers, dtype=torch.int64, device=device)
 
 
 @triton.jit
