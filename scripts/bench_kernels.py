@@ -112,24 +112,16 @@ def main() -> None:
     sizes = Sizes(slots=args.slots, tokens=args.tokens, texts=args.texts, rows=args.rows, kept=args.kept)
     with torch.no_grad():
         limits = measure_limits(device, dtype, args.tiny)
-        tables, refused = {}, {}
-        for kernel in args.kernels:
-            rows, wrong = [], ""
+        tables: dict[str, list[dict[str, Any]]] = {kernel: [] for kernel in args.kernels}
+        refused: dict[str, str] = {}
+        for kernel, rows in tables.items():
             for model, shape in (TINY_MODELS if args.tiny else MODELS).items():
                 for case in KERNELS[kernel](CacheShape(**shape, dtype=dtype), sizes, device):
-                    try:
-                        row = {"model": model} | measure(case, limits, device)
-                    except Exception as failure:  # whatever it is: the other kernels' figures are not to be lost
-                        row = {"wrong": f"{case.shape}: {type(failure).__name__}: {str(failure).splitlines()[:1]}"}
-                    print(
-                        f"{kernel} {model} {case.shape}: {row.get('wrong') or told(row)}", file=sys.stderr, flush=True
-                    )
-                    wrong = wrong or row.get("wrong", "")
-                    rows.append(row)
-            if wrong:
-                refused[kernel] = wrong
-            else:
-                tables[kernel] = rows
+                    rows.append({"model": model} | measure(case, limits, device))
+                    print(f"{kernel} {model} {case.shape}: {told(rows[-1])}", file=sys.stderr, flush=True)
+                    if "wrong" in rows[-1]:
+                        refused.setdefault(kernel, f"{model}, {rows[-1]['wrong']}")
+    tables = {kernel: rows for kernel, rows in tables.items() if kernel not in refused}
     page = markdown(tables, refused, limits, interpreted)
     print(page)
     if args.output:
@@ -183,25 +175,23 @@ def measure_limits(device: torch.device, dtype: torch.dtype, tiny: bool) -> dict
 
 
 def measure(case: Case, limits: dict[str, float], device: torch.device) -> dict[str, Any]:
-    """The case's figures; where the kernel is wrong nothing but in what way."""
-    error = case.error()
-    if not error <= case.tolerance:
-        return {"shape": case.shape, "wrong": f"{case.shape}: relative error {error:.1e}, allowed {case.tolerance:.0e}"}
-    times: dict[str, float | str] = {}
-    computed = result(case.ours)
-    for name, work in {"triton": case.ours, **case.peers}.items():
+    """The case's figures; where the kernel is wrong, or does not run, nothing but what was seen."""
+    try:
+        error = case.error()
+        if not error <= case.tolerance:
+            return {"wrong": f"{case.shape}: relative error {error:.1e}, allowed {case.tolerance:.0e}"}
+        ours, computed = seconds(case.ours, device), result(case.ours)
+    except Exception as failure:  # whatever it is: the other kernels' figures are not to be lost
+        return {"wrong": f"{case.shape}: {first_line(failure)}"}
+    times: dict[str, float | str] = {"triton": ours}
+    for name, work in case.peers.items():
         eager = name in case.eager
         try:
             away = distance([(result(work), computed)])
             title = name + " (eager)" * eager
             times[title] = f"differs by {away:.1e}" if away > PEER_TOLERANCE else seconds(work, device, graph=not eager)
-        except RuntimeError as failure:
-            if name == "triton":
-                raise
-            # Its first line; a peer that cannot do it is a finding.
-            short = isinstance(failure, torch.OutOfMemoryError)
-            times[name] = "out of memory" if short else f"failed: {str(failure).splitlines()[0][:60]}"
-    ours = float(times["triton"])
+        except RuntimeError as failure:  # a peer that cannot do it is a finding
+            times[name] = first_line(failure)
     return {
         "shape": case.shape,
         "error": error,
@@ -211,6 +201,10 @@ def measure(case: Case, limits: dict[str, float], device: torch.device) -> dict[
         "of_matrix": case.operations / ours / limits[str(case.multiplies)],
         "seconds": times,
     }
+
+
+def first_line(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {''.join(str(failure).splitlines()[:1])[:80]}"
 
 
 def result(work: Work) -> Tensor:
@@ -571,6 +565,8 @@ def beside(taken: float | str, ours: float) -> str:
 
 
 def told(row: dict[str, Any]) -> str:
+    if "wrong" in row:
+        return f"wrong: {row['wrong']}"
     return ", ".join(
         f"{name} {t if isinstance(t, str) else f'{1000 * t:.3f} ms'}" for name, t in row["seconds"].items()
     )
