@@ -32,10 +32,11 @@ def run(
     seed=0,
     step_tokens=STEP_TOKENS,
     prepare=None,
+    impl="torch",
 ):
     """Completions by (cell_id, problem_id, draw), and the engine for its counts."""
     decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=sampling)
-    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, slots=slots)
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, slots=slots, impl=impl)
     engine.prefiller.step_tokens = step_tokens
     if prepare is not None:
         prepare(engine)

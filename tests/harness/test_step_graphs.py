@@ -167,10 +167,9 @@ def test_buckets_hold_the_live_slots_with_little_to_spare():
     assert bucket(33, 40) == 40
 
 
-@pytest.mark.parametrize("name", ["toy_qwen", "toy_llama"])
-def test_an_embedded_models_step_can_be_captured(name):
+def embedded(name):
+    """An embedded model, and requests for it with a branch whose policy records scores and one that records mass."""
     model = load_model(ModelConfig(name=name, title="Toy", path=str(WEIGHTS / name), threads=1))
-    assert model.capturable
     rule = {"keep_ratio": 0.3, "local_window": 16, "budget": 48, "question_on_top": True}
     head = str(WEIGHTS / "predictors" / name / "far_max")
     policies = DynTS(name="dynts", predictor=head, **rule), H2O(name="h2o", **rule)
@@ -179,7 +178,31 @@ def test_an_embedded_models_step_can_be_captured(name):
         Request(problem_id=task, draw=0, prompt_ids=model.prompt_ids(problems(task)[0].question), branches=branches)
         for task in TASKS
     ]
-    options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 120, "slots": 5}
-    plain, _ = run(model, requests, prepare=ragged, **options)
+    return model, requests
+
+
+OPTIONS = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 120, "slots": 5}
+
+
+@pytest.mark.parametrize("name", ["toy_qwen", "toy_llama"])
+def test_an_embedded_models_step_can_be_captured(name):
+    model, requests = embedded(name)
+    assert model.capturable
+    plain, _ = run(model, requests, prepare=ragged, **OPTIONS)
     assert any(completion.evictions for completion in plain.values())
-    assert run(model, requests, prepare=both, **options)[0] == plain
+    assert run(model, requests, prepare=both, **OPTIONS)[0] == plain
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", ["toy_qwen", "toy_llama"])
+def test_on_a_gpu_replayed_graphs_write_what_eager_steps_write(name):
+    def eager(engine):
+        engine.graphs, engine.ahead = None, False
+
+    model, requests = embedded(name)
+    plain, _ = run(model, requests, impl="triton", prepare=eager, **OPTIONS)
+    replayed, engine = run(model, requests, impl="triton", **OPTIONS)
+    assert engine.ahead
+    assert engine.graphs._captured
+    assert replayed == plain
