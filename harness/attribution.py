@@ -31,8 +31,7 @@ def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: 
     )
 
 
-# Not inference mode: a model that first decodes there joins its weights there, and gives no gradients any more.
-@torch.no_grad()
+@torch.inference_mode()
 def removal(
     model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range], *, slots: int = 32
 ) -> Tensor:
@@ -85,7 +84,7 @@ def grad_x_input(model: LoadedModel, token_ids: Sequence[int], answer_start: int
     """Gradient of each answer token's log-probability times the embeddings, summed over each step, [answer, steps].
 
     One forward, and one backward per answer token; shaped and signed as `removal`, of which it is a linear guess that
-    counts what later tokens took from the step as well. For a model that no engine has decoded with in this process.
+    counts what later tokens took from the step as well.
     """
     ids = torch.tensor([token_ids], device=model.device)
     embedded = model.network.get_input_embeddings()(ids).detach().requires_grad_()

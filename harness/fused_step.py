@@ -32,6 +32,8 @@ class _Layer:
 class FusedStep:
     """The decode step of a network whose weights it fuses in place: the modules' own become views, no byte is added."""
 
+    # An engine comes by in inference mode, where a tensor is made that autograd refuses ever after.
+    @torch.inference_mode(False)
     def __init__(self, network: Any) -> None:
         base = network.base_model
         attention = base.layers[0].self_attn

@@ -61,5 +61,12 @@ def test_grad_x_input_is_the_slope_of_a_step_made_weaker(models, ids):
     torch.testing.assert_close(found.double(), torch.stack(slopes, dim=1), rtol=0.02, atol=0.01)
 
 
+def test_both_methods_take_turns_on_one_model(models, ids):
+    model, _ = models
+    first = grad_x_input(model, ids, START, STEPS)
+    removal(model, ids, START, STEPS)  # decodes, in inference mode
+    torch.testing.assert_close(grad_x_input(model, ids, START, STEPS), first)
+
+
 def test_the_cost_is_said_beforehand(models):
     assert "a prefill of 61 tokens, then 2 x 22 decode steps over 3 slots (4 steps" in cost(models[0], 83, START, 4, 3)

@@ -98,6 +98,20 @@ def test_fusing_takes_no_memory_and_leaves_the_modules_as_they_were(config):
     torch.testing.assert_close(network(ids).logits, logits, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda c: c.model_type)
+def test_a_network_fused_while_decoding_still_gives_gradients(config):
+    network, other = make(config), make(config)
+    with torch.inference_mode():
+        list(steps(network, torch.float32, FusedStep(network)))
+    gradients = []
+    for one in (network, other):
+        embedded = torch.randn(1, 9, 56, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        one(inputs_embeds=embedded).logits[0, -1, 7].backward()
+        gradients.append(embedded.grad)
+    assert gradients[1].abs().max() > 1e-3
+    torch.testing.assert_close(*gradients)
+
+
 def weight_bytes(network):
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in network.parameters()}
     return sum(storages.values())
