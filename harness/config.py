@@ -120,7 +120,7 @@ def plan(config: DictConfig) -> Job:
     seed = _whole("seed", config.seed, least=0)
     impl = _implementation(config.impl)
     policies = build_policies(config)
-    _check_predictors(model, policies)
+    check_predictors(model, policies)
     benchmark = load_problems(benchmark_config)
     cells = [
         Cell(
@@ -209,7 +209,12 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
     return {**values, **shared}
 
 
-def _check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
+def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
+    """Refuse policies whose importance predictor was made for another model.
+
+    Raises:
+        UserError: there is one.
+    """
     directories = {d for p in policies if (d := getattr(p, "predictor", None))}
     hidden_size = read_architecture(model).hidden_size
     for directory in directories:

@@ -441,32 +441,20 @@ class Engine:
             sequence.evictions.append(Eviction(step=step, length_before=view.length, length_after=kept, held=held))
 
     def _view(self, slot: int, sequence: _Sequence) -> CacheView:
-        request, length = sequence.request, int(self.cache.lengths[slot])
-        policy, generated = sequence.branches[0].policy, int(self.generated[slot])
-        positions = self.cache.positions[slot, ..., :length]
-        if not policy.per_head:
-            positions = positions[0, 0]
-        prompt = torch.tensor(request.prompt_ids, device=positions.device)
-        text_ids = torch.cat([prompt, self.written[slot, :generated]])
-        token_ids = text_ids[positions]
-        # A stream of its own: what the policy draws must not repeat the numbers that drew the tokens.
-        stream = sequence_key(self.seed, request.problem_id, request.draw, "select", len(sequence.evictions))
-        newest = len(request.prompt_ids) + generated - 2
-        return CacheView(
+        request = sequence.request
+        prompt = torch.tensor(request.prompt_ids, device=self.written.device)
+        return view_slot(
+            self.model,
+            self.cache,
+            slot,
+            sequence.branches[0].policy,
             problem_id=request.problem_id,
             draw=request.draw,
-            text_ids=text_ids,
-            positions=positions,
-            token_ids=token_ids,
-            separators=self.model.separators[token_ids],
+            text_ids=torch.cat([prompt, self.written[slot, : self.generated[slot]]]),
             question_length=len(request.prompt_ids),
             answer_start=self._answer_start(slot, len(request.prompt_ids)),
-            keys=[layer.keys[slot, :, :length] for layer in self.cache.slot_layers],
-            values=[layer.values[slot, :, :length] for layer in self.cache.slot_layers],
-            scaling=self.model.scaling,
-            signals={s: self.cache.recorders[s].read(slot, length, newest) for s in policy.signals},
-            uniform=lambda: uniforms_of_rows(stream, positions),
-            operations=self.cache.operations,
+            # A stream of its own: what the policy draws must not repeat the numbers that drew the tokens.
+            stream=sequence_key(self.seed, request.problem_id, request.draw, "select", len(sequence.evictions)),
         )
 
     def _answer_start(self, slot: int, question_length: int) -> int | None:
@@ -547,6 +535,44 @@ class Engine:
             peak_length=max([int(self.cache.lengths[slot]), *(e.length_before for e in evictions)]),
             seed=self.seed,
         )
+
+
+def view_slot(
+    model: LoadedModel,
+    cache: SlotCache,
+    slot: int,
+    policy: Policy,
+    *,
+    problem_id: str,
+    draw: int,
+    text_ids: Tensor,
+    question_length: int,
+    answer_start: int | None,
+    stream: int,
+) -> CacheView:
+    """What a policy sees of a slot: `text_ids` end with the one token that is not fed yet; `stream` is its chance."""
+    length = int(cache.lengths[slot])
+    positions = cache.positions[slot, ..., :length]
+    if not policy.per_head:
+        positions = positions[0, 0]
+    token_ids = text_ids[positions]
+    newest = len(text_ids) - 2
+    return CacheView(
+        problem_id=problem_id,
+        draw=draw,
+        text_ids=text_ids,
+        positions=positions,
+        token_ids=token_ids,
+        separators=model.separators[token_ids],
+        question_length=question_length,
+        answer_start=answer_start,
+        keys=[layer.keys[slot, :, :length] for layer in cache.slot_layers],
+        values=[layer.values[slot, :, :length] for layer in cache.slot_layers],
+        scaling=model.scaling,
+        signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
+        uniform=lambda: uniforms_of_rows(stream, positions),
+        operations=cache.operations,
+    )
 
 
 def _one_by_one(requests: Iterable[Request]) -> Iterator[Request]:

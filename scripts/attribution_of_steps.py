@@ -11,10 +11,12 @@ import re
 from random import Random
 
 from harness.attribution import grad_x_input, removal
-from harness.models import load_model
+from harness.config import build
+from harness.models import ModelConfig, load_model
 from harness.predictor.traces import trace_of_text
+from harness.steps import token_range
 from harness.toy.tasks import problems, write_completion
-from harness.trace import Traced, read_model, token_range
+from harness.traced import Traced, composed
 
 _STEP = r"([a-p])=[a-p]\+[a-p]: .*?So \1 is \d\. "
 
@@ -25,7 +27,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--method", choices=("removal", "grad_x_input"), default="removal")
     options = parser.parse_args()
-    model = load_model(read_model([f"model={options.model}"]))
+    model = load_model(build(ModelConfig, "model", composed([f"model={options.model}"]).model))
     attribute = removal if options.method == "removal" else grad_x_input
     digits = hits = whole = 0
     for problem in problems("chain", options.problems):
@@ -33,7 +35,7 @@ def main() -> None:
         row = {"problem": problem.question, "text": text, "gold": str(problem.answer)}
         trace = trace_of_text(row, problem.id, model.config.tags, model, problem.id)
         traced = Traced(model=model, trace=trace)
-        thinking = traced.pieces[trace.think_start : trace.think_end]
+        thinking = traced.thinking
         answer = traced.pieces[trace.think_end + 1 :]
         matches = list(re.finditer(_STEP, "".join(thinking)))
         ranges = [token_range(thinking, *m.span()) for m in matches]
