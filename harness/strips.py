@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from analysis.importance import Strip
 from compression.cache import SlotCache
 from compression.policies.observation import ObservationPolicy
 from compression.policy import BudgetPolicy
@@ -30,11 +29,12 @@ def importance(
     policies: Sequence[BudgetPolicy] = (),
     *,
     min_distance: int = 32,
-) -> list[Strip]:
-    """What the thinking tokens are worth: true labels, those that the text has, each head's and each policy's scores.
+) -> dict[str, np.ndarray]:
+    """What the thinking tokens are worth, [thinking] by title: true labels, each head's and each policy's scores.
 
-    Labels are those that the text has with a full cache, whatever it was written with. `answer` costs the answer's
-    queries alone, the other kinds every query: 7,000 tokens on a CPU take seconds or a minute.
+    Labels are those that the text has with a full cache, whatever it was written with, of each kind that it has any of.
+    `answer` costs the answer's queries alone, the other kinds every query: 7,000 tokens on a CPU take seconds or a
+    minute.
 
     Raises:
         NotInText: the text never answers, and nothing but its answer's labels is asked for.
@@ -44,19 +44,18 @@ def importance(
         raise NotInText(
             f"{traced.trace.problem_id} never answers: draw it by --label far_max, later, a --head or --scores."
         )
-    strips = []
+    strips: dict[str, Tensor] = {}
     if known or heads:
         hidden, labels = label_trace(traced.model, traced.trace, min_distance, known)
-        strips = [Strip(title=f"true: {kind}", scores=labels[kind].double().numpy(force=True)) for kind in known]
+        strips |= {f"true: {kind}": labels[kind] for kind in known}
         for path in heads:
             head = load_predictor(path, dtype=traced.model.shape.dtype).to(traced.model.device)
             with torch.inference_mode():
-                scores = head(hidden).double().numpy(force=True)
-            strips.append(Strip(title=f"predicted: {path.parent.name}/{path.name}", scores=scores))
+                strips[f"predicted: {path.parent.name}/{path.name}"] = head(hidden)
     for policy, scores in zip(policies, policy_scores(traced, policies), strict=True):
         averaged = ", mean of layers and heads" if policy.per_head else ""
-        strips.append(Strip(title=f"scores: {policy.name}{averaged}", scores=scores))
-    return strips
+        strips[f"scores: {policy.name}{averaged}"] = scores
+    return {title: scores.double().numpy(force=True) for title, scores in strips.items()}
 
 
 def check_head(path: Path, config: ModelConfig) -> None:
@@ -78,7 +77,7 @@ def check_head(path: Path, config: ModelConfig) -> None:
 
 
 @torch.inference_mode()
-def policy_scores(traced: Traced, policies: Sequence[BudgetPolicy]) -> list[np.ndarray]:
+def policy_scores(traced: Traced, policies: Sequence[BudgetPolicy]) -> list[Tensor]:
     """What each policy would score the thinking tokens, [thinking] each, where the thinking ends and all is held.
 
     Scores per layer and head are averaged over both. A pinned row has the highest score that its head gives to another;
@@ -133,7 +132,7 @@ def policy_scores(traced: Traced, policies: Sequence[BudgetPolicy]) -> list[np.n
         scores = _pinned_as_highest(policy.scores(view)[..., trace.think_start :].double())
         scores = scores.mean(dim=(0, 1)) if policy.per_head else scores
         unscored = torch.full((len(written) - len(scores),), torch.nan, device=model.device)
-        found.append(torch.cat([scores, unscored]).numpy(force=True))
+        found.append(torch.cat([scores, unscored]))
     return found
 
 

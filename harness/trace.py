@@ -17,8 +17,8 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from analysis.attribution import attribution_figure, attribution_table
-from analysis.figures import save_figure
-from analysis.importance import Layout, importance_figure, importance_table, lorenz, write_csv
+from analysis.figures import file_name, save_figure
+from analysis.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
 from analysis.kept import correlation_text, kept_html, kept_table, read_kept, retention, retention_figure
 from harness.attribution import Method, cost, grad_x_input, removal
 from harness.models import load_model
@@ -96,10 +96,12 @@ def draw_importance(options: argparse.Namespace, traced: Traced) -> Iterator[Pat
         pieces=traced.thinking,
     )
     labels = options.label or ["answer"]
-    strips = importance(traced, labels, options.head, options.scores, min_distance=options.min_distance)
+    found = importance(traced, labels, options.head, options.scores, min_distance=options.min_distance)
+    strips = [Strip(title=title, scores=scores) for title, scores in found.items()]
     figure = importance_figure(layout, strips, title=traced.title, average_steps=options.by == "step")
-    yield from _written(figure, options.out, f"importance_{traced.name}")
-    path = options.out / f"importance_{traced.name}.csv"
+    name = _name("importance", traced)
+    yield from _written(figure, options.out, name)
+    path = options.out / f"{name}.csv"
     write_csv(importance_table(layout, strips), path)
     yield path
 
@@ -118,7 +120,7 @@ def draw_attribution(options: argparse.Namespace, traced: Traced) -> Iterator[Pa
         found = grad_x_input(model, trace.token_ids, trace.think_end, steps)
     tokens = traced.pieces[trace.think_end + 1 :]
     heads = ["".join(traced.pieces[step.start : step.stop]) for step in steps]
-    values, name = found.double().numpy(force=True), f"attribution_{traced.name}"
+    values, name = found.double().numpy(force=True), _name("attribution", traced)
     figure = attribution_figure(values, tokens, heads, title=f"{traced.title}, {options.method}")
     yield from _written(figure, options.out, name)
     path = options.out / f"{name}.csv"
@@ -134,7 +136,7 @@ def draw_kept(options: argparse.Namespace, traced: Traced) -> Iterator[Path]:
         raise NotInText("nothing was evicted from this completion: choose another, or a smaller budget.")
     kept = read_kept(traced.pieces, traced.trace.think_start, traced.completion.evictions)
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"kept_{traced.name}.html"
+    path = options.out / f"{_name('kept', traced)}.html"
     path.write_text(kept_html(kept, title=traced.title, rows=options.rows))
     yield path
     write_csv(kept_table(kept), path.with_suffix(".csv"))
@@ -164,11 +166,11 @@ def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
             traced = source.read(loaded(source.model))
             if kind == "answer" and not traced.closed:
                 continue
-            (strip,) = importance(traced, [kind], [], min_distance=options.min_distance)
+            (importances,) = importance(traced, [kind], [], min_distance=options.min_distance).values()
             kept = read_kept(traced.pieces, traced.trace.think_start, completion.evictions)
-            found = retention(kept, strip.scores, traced.trace.think_start)
+            found = retention(kept, importances, traced.trace.think_start)
             held.setdefault(policy, []).extend((len(shares), n, float(v)) for n, v in enumerate(found, start=1))
-            shares.append(lorenz(strip.scores))
+            shares.append(lorenz(importances))
     if not held:
         raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
     long = [{"policy": p, "text": t, "eviction": n, "retained": v} for p, found in held.items() for t, n, v in found]
@@ -198,6 +200,10 @@ def policy_title(folder: Path) -> str:
     if "budget" not in policy:
         return str(policy["name"])
     return f"{policy['name']} {policy['keep_ratio']}/{policy['local_window']}, budget {policy['budget']}"
+
+
+def _name(picture: str, traced: Traced) -> str:
+    return f"{picture}_{file_name(traced.trace.problem_id, f'draw{traced.trace.draw}')}"
 
 
 def _written(figure: Any, directory: Path, name: str) -> Iterator[Path]:

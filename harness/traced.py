@@ -12,7 +12,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from tokenizers.decoders import DecodeStream
 
-from analysis.figures import file_name
 from compression.policy import BudgetPolicy
 from harness.config import Job, build, build_policies, check_predictors, plan
 from harness.engine import Branch, Engine, Request
@@ -53,11 +52,6 @@ class Traced:
     def closed(self) -> bool:
         """Whether an answer follows the thinking."""
         return self.trace.think_end + 1 < len(self.trace.token_ids)
-
-    @property
-    def name(self) -> str:
-        """What files of it are called."""
-        return file_name(self.trace.problem_id, f"draw{self.trace.draw}")
 
     @property
     def title(self) -> str:

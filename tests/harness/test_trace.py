@@ -46,12 +46,12 @@ def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir)
     traced = read("second")
     strips = importance(traced, LABEL_KINDS, [tiny_predictor_dir], min_distance=8)
     hidden, labels = label_trace(model, traced.trace, 8)
-    assert [s.title for s in strips[:3]] == ["true: answer", "true: far_max", "true: later"]
-    for strip, kind in zip(strips, ("answer", "far_max", "later"), strict=False):
-        np.testing.assert_array_equal(strip.scores, labels[kind].double().numpy())
+    assert list(strips)[:3] == ["true: answer", "true: far_max", "true: later"]
+    for kind in ("answer", "far_max", "later"):
+        np.testing.assert_array_equal(strips[f"true: {kind}"], labels[kind].double().numpy())
     with torch.inference_mode():
         expected = load_predictor(tiny_predictor_dir)(hidden).double().numpy()
-    np.testing.assert_array_equal(strips[3].scores, expected)
+    np.testing.assert_array_equal(list(strips.values())[3], expected)
 
 
 def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_model_dir, tmp_path, capsys):
@@ -62,7 +62,7 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     table = pd.read_csv(next(p for p in written if p.endswith(".csv")), keep_default_na=True)
     traced = read()
     strips = importance(traced, ["answer"], [])
-    np.testing.assert_allclose(table["true: answer"], strips[0].scores, rtol=1e-12)
+    np.testing.assert_allclose(table["true: answer"], strips["true: answer"], rtol=1e-12)
     assert "".join(traced.pieces[traced.trace.think_start : traced.trace.think_end]) == TEXT.split("</think>")[0]
     assert table["step"].max() == 2
     assert table["position"].iloc[0] == traced.trace.think_start
@@ -156,7 +156,7 @@ def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys)
     for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
         traced = of_cell(folder, row["problem_id"], 0).read(model)
         if traced.completion.evictions:
-            scores = importance(traced, ["far_max"], [], min_distance=8)[0].scores
+            scores = importance(traced, ["far_max"], [], min_distance=8)["true: far_max"]
             kept = read_kept(traced.pieces, traced.trace.think_start, traced.completion.evictions)
             expected.append(retention(kept, scores, traced.trace.think_start)[0])
     (first,) = curves[(curves["policy"].str.startswith("window")) & (curves["eviction"] == 1)]["retained"]
