@@ -18,8 +18,8 @@ WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9e
 QUESTION_COLOR, ANSWER_COLOR = "#08306b", "#d9d9d9"
 # A page is this many dots wide; of more tokens each dot shows the largest, so that no lone high one is lost.
 _MOST_COLUMNS = 1200
-# Scores above this percentile have the darkest blue: a few outliers would leave all others white.
-_TOP_PERCENTILE = 99.0
+# Scores beyond these percentiles have the scale's ends: a few outliers would leave all others of one colour.
+_PERCENTILES = (1.0, 99.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,8 @@ def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, av
         rows = figure.subplots(len(strips), 1, sharex=True, squeeze=False)[:, 0]
         for axes, strip in zip(rows, strips, strict=True):
             _strip(axes, layout, strip, average_steps)
+        # Beyond the thinking nothing is to scale.
+        rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
         rows[-1].set_xlabel("Reasoning step (tokens)")
         figure.suptitle(title, fontsize=10)
     return figure
@@ -98,9 +100,10 @@ def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, av
 def _strip(axes: Axes, layout: Layout, strip: Strip, average_steps: bool) -> None:
     scores = by_step(strip.scores, layout.steps) if average_steps else strip.scores
     known = scores[~np.isnan(scores)]
-    low, high = (float(known.min()), float(np.percentile(known, _TOP_PERCENTILE))) if len(known) else (0.0, 1.0)
+    low, high = np.percentile(known, _PERCENTILES).tolist() if len(known) else (0.0, 1.0)
     # The mean is shown on the same scale as the colours, so it must lie on it.
     mean = mean_and_ratio(strip.scores)[0]
+    low = min(low, mean)
     high = max(high, mean, low + 1e-12)
     extent = (-0.5, layout.thinking - 0.5, low, high)
     columns = pooled(scores, _MOST_COLUMNS)[None]

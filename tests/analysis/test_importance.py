@@ -1,5 +1,7 @@
 """Mean, ratio and steps by hand; what the strips draw."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,16 @@ def test_the_figure_shows_the_scores_the_line_and_the_words():
     assert [t.get_text() for t in one.get_yticklabels()] == ["Low", "High"]
     assert two.get_title(loc="left") == "two"
     assert one.get_xlim()[0] < -0.5
+
+
+def test_outliers_on_either_side_leave_the_others_their_colours():
+    scores = np.concatenate([[-1000.0], np.linspace(0, 1, 998), [1000.0]])
+    layout = replace(LAYOUT, thinking=1000, steps=[0] * 1000, pieces=["a"] * 1000)
+    (axes,) = importance_figure(layout, [Strip(title="one", scores=scores)], title="t").axes
+    low, high = axes.images[0].get_clim()
+    assert 0 <= low < 0.05
+    assert 0.95 < high <= 1
+    assert max(axes.get_xticks()) < 1000
 
 
 def test_the_table_has_every_token():
