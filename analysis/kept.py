@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import spearmanr
+from scipy.stats import permutation_test
 
 from analysis import formats
 from analysis.figures import PAGE_WIDTH, STYLE, new_figure
@@ -19,7 +19,6 @@ from harness.records import Eviction, UserError, held_percents
 # From the first eviction to the last; more evictions than shades share them.
 _SHADES = ("#8c2d04", "#cc4c02", "#ec7014", "#fe9929", "#fec44f", "#fee391")
 _DARK = 3
-_LEAST_FOR_P = 10
 MAX_NAMED = 6
 
 
@@ -125,20 +124,35 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
     return (np.nan_to_num(held) / 100 * weight).sum(axis=1) / np.where(total > 0, total, np.nan)
 
 
-def rank_correlation(table: pd.DataFrame) -> tuple[float, float]:
-    """Spearman's rho of `retained` and `pass1` over the policies, and its p; NaN for fewer than three policies."""
+def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
+    """Spearman's rho of `retained` and `pass1` over the policies, its p, and how many policies have both.
+
+    p is of a permutation test, exact for up to 7 policies: the usual approximation asks for more than there may be. NaN
+    for fewer than three policies or where all have one value.
+    """
     known = table.dropna(subset=["retained", "pass1"])
-    if len(known) < 3:
-        return float("nan"), float("nan")
-    result: Any = spearmanr(known["retained"], known["pass1"])
-    return float(result.statistic), float(result.pvalue)
+    ranks = known[["retained", "pass1"]].rank()
+    if len(known) < 3 or (ranks.nunique() == 1).any():
+        return float("nan"), float("nan"), len(known)
+    one, other = ((ranks - ranks.mean()) / ranks.std(ddof=0)).to_numpy().T
+
+    def mean_product(shuffled: np.ndarray, axis: int) -> np.ndarray:
+        return (shuffled * other).mean(axis=axis)
+
+    result: Any = permutation_test(
+        (one,), mean_product, permutation_type="pairings", vectorized=True, rng=np.random.default_rng(0)
+    )
+    return float(result.statistic), float(result.pvalue), len(known)
 
 
 def correlation_text(table: pd.DataFrame) -> str:
-    """Spearman's rho in words; p only where there are policies enough for its approximation."""
-    rho, p = rank_correlation(table)
-    known = len(table) >= _LEAST_FOR_P
-    return f"Spearman {rho:.2f}, " + (f"p {formats.p_value(p)}" if known else "too few policies for a p")
+    """Spearman's rho, its p and the number of policies in words."""
+    rho, p, n = rank_correlation(table)
+    if np.isnan(rho):
+        return f"no correlation over n = {n}"
+    shown = formats.p_value(p)
+    sign, digits = ("<", shown[1:]) if shown.startswith("<") else ("=", shown)
+    return f"Spearman rho {rho:.2f}, p {sign} {digits}, n = {n}"
 
 
 def retention_figure(
@@ -153,7 +167,7 @@ def retention_figure(
         title: the label and the run.
     """
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 3.2))
+        figure = new_figure((PAGE_WIDTH, 3.5))
         left, middle, right = figure.subplots(1, 3)
         # More names than these leave no room for the curves: the best are told apart, the others are grey.
         best = set(table.nlargest(MAX_NAMED, "pass1")["policy"])
@@ -164,10 +178,10 @@ def retention_figure(
             left.plot(rows["eviction"], rows["retained"], marker="o", markersize=3, **shown)
         left.set(xlabel="Eviction", ylabel="True importance held", ylim=(0, 1.02))
         left.xaxis.get_major_locator().set_params(integer=True)
-        left.legend(fontsize=6)
+        figure.legend(loc="outside lower center", ncols=3, fontsize=6, frameon=False)
         middle.scatter(table["retained"], table["pass1"], c=[colors[name] for name in table["policy"]])
         middle.set(xlabel="True importance held", ylabel="Pass@1", xlim=(0, 1.02), ylim=(-0.02, 1.02))
-        middle.set_title(f"{len(table)} settings, {correlation_text(table)}", fontsize=7)
+        middle.set_title(correlation_text(table), fontsize=7)
         for label, (tokens, carried) in lorenz.items():
             right.plot(tokens, carried, label=label)
         right.plot([0, 1], [0, 1], color="grey", linestyle=":")

@@ -182,7 +182,7 @@ def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
     table["pass1"] = [float(np.mean(scores[p])) if scores[p] else np.nan for p in table["policy"]]
     grid = np.linspace(0, 1, 101)
     carried = np.mean([np.interp(grid, tokens, share) for tokens, share in shares], axis=0)
-    print(f"true importance held ({kind}) and Pass@1 over {len(table)} policies: {correlation_text(table)}")
+    print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(table)}")
     print(f"the most important 20% of the thinking tokens carry {carried[20]:.0%} of it, 30% {carried[30]:.0%}")
     name = f"retention_{kind}"
     title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"

@@ -3,8 +3,17 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import spearmanr
 
-from analysis.kept import kept_html, kept_table, rank_correlation, read_kept, retention, retention_figure
+from analysis.kept import (
+    correlation_text,
+    kept_html,
+    kept_table,
+    rank_correlation,
+    read_kept,
+    retention,
+    retention_figure,
+)
 from harness.records import Eviction, UserError
 
 PIECES = ["<q>", "a", "b", "c", "d", "e"]
@@ -55,11 +64,27 @@ def test_what_cannot_be_shown_is_one_sentence():
 
 def test_policies_that_hold_more_importance_and_score_higher_correlate():
     table = pd.DataFrame({"policy": list("abcd"), "retained": [0.9, 0.8, 0.4, 0.2], "pass1": [0.8, 0.9, 0.3, 0.1]})
-    rho, p = rank_correlation(table)
+    rho, p, n = rank_correlation(table)
     assert rho == pytest.approx(0.8)
-    assert 0 < p < 1
+    # Of the 24 orders of four, one has rho 1 and three have 0.8; as many lie as far below.
+    assert p == pytest.approx(8 / 24)
+    assert n == 4
+    assert correlation_text(table) == "Spearman rho 0.80, p = 0.333, n = 4"
     assert np.isnan(rank_correlation(table[:2])[0])
+    assert correlation_text(table.assign(pass1=0.5)) == "no correlation over n = 4"
     curves = pd.DataFrame({"policy": ["a", "a", "b"], "eviction": [1, 2, 1], "retained": [0.9, 0.8, 0.4], "texts": 3})
     figure = retention_figure(curves, table, {"answer": (np.array([0, 1.0]), np.array([0, 1.0]))}, title="t")
     assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[0.9, 0.8], [0.4]]
-    assert "0.80" in figure.axes[1].get_title()
+    assert figure.axes[1].get_title() == correlation_text(table)
+
+
+def test_many_policies_have_the_approximations_p():
+    generator = np.random.default_rng(7)
+    retained = generator.random(34)
+    table = pd.DataFrame({"retained": retained, "pass1": np.round(retained + generator.random(34), 1)})
+    expected = spearmanr(table["retained"], table["pass1"])
+    rho, p, _ = rank_correlation(table)
+    assert rho == pytest.approx(expected.statistic)
+    assert p < 0.001
+    weak = table.assign(pass1=table["pass1"].sample(frac=1, random_state=3).to_numpy())
+    assert rank_correlation(weak)[1] == pytest.approx(spearmanr(weak["retained"], weak["pass1"]).pvalue, abs=0.02)
