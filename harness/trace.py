@@ -39,11 +39,7 @@ def read_source(options: argparse.Namespace) -> Source:
     if options.question is not None:
         raise UserError(f"--question is for {LIVE} alone: give {LIVE} in place of {path}.")
     if path.is_dir():
-        if options.overrides:
-            raise UserError(
-                f"{options.overrides[0]} cannot be given with a cell's folder: its settings are the cell's own."
-            )
-        return of_cell(path, options.problem, options.draw)
+        return of_cell(path, options.problem, options.draw, options.overrides)
     if not path.is_file():
         raise UserError(f"{path} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
     return of_text(path, options.problem, options.draw, options.overrides)
@@ -230,7 +226,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add, kinds = parser.add_argument, ", ".join(LABEL_KINDS)
     pictures = f"{', '.join(PICTURES)}, all (of these), or of a run retention (importance)"
     add("source", metavar="DIR|FILE|live", help="a cell's folder, a JSONL of problem and text, or written on the spot")
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="as kvsweep's; FILE: the model; live: all but grid")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="DIR: where the model lies now; FILE: which model; live: all of kvsweep's but grid",
+    )
     add("--problem", metavar="ID", help="which problem; the first if not given")
     add("--draw", type=int, default=0, metavar="N", help="which of its draws (0)")
     add("--question", metavar="TEXT", help="live: ask this in place of a benchmark's problem")
@@ -255,6 +256,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def drawn(options: argparse.Namespace) -> Iterator[Path]:
     """Draw what is asked for; yield the files."""
     if options.show == "retention":
+        if options.overrides:
+            raise UserError(f"{options.overrides[0]} cannot be given with --show retention: leave it out.")
         yield from draw_retention(options)
         return
     source = read_source(options)

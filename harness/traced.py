@@ -105,31 +105,43 @@ class Source:
         return policies  # type: ignore[return-value]
 
 
-def of_cell(folder: Path, problem_id: str | None, draw: int) -> Source:
-    """A stored completion of a cell.
+def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> Source:
+    """A stored completion of a cell; overrides of model and policy say where what the cell was run with lies now.
 
     Raises:
-        UserError: the folder is no cell's, or holds no such completion.
+        UserError: the folder is no cell's, or holds no such completion; an override that is none of these, or names
+            other weights.
     """
     if not (folder / CELL_FILE).is_file():
         raise UserError(
             f"{folder} is no cell's folder: name one that holds {CELL_FILE}, a folder in a run's directory."
         )
-    return of_completion(folder, _find(folder, problem_id, draw))
+    if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
+        raise UserError(
+            f"{foreign[0]} cannot be given with a cell's folder, whose settings are the cell's own: only where things "
+            "lie now may be told, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
+        )
+    source = of_completion(folder, _find(folder, problem_id, draw), overrides)
+    used = yaml.safe_load((folder / CELL_FILE).read_text())["model"]["weights"]
+    if overrides and source.model.identity()["weights"] != used:
+        raise UserError(f"model.path={source.model.path} holds other weights than {folder} was run with: correct it.")
+    return source
 
 
-def of_completion(folder: Path, completion: Completion) -> Source:
+def of_completion(folder: Path, completion: Completion, overrides: Sequence[str] = ()) -> Source:
     """A completion of a cell, with the configuration of the run and the size of the cell's policy."""
     questions = {p.id: p.prompt for p in map(Problem.from_dict, read_rows(folder / PROBLEMS_FILE))}
-    config = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
+    stored = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
     own = yaml.safe_load((folder / CELL_FILE).read_text())["policy"]
-    policy = config["policy"]
-    config["policy"] = {**policy, **{k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}}
+    policy = stored["policy"]
+    stored["policy"] = {**policy, **{k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}}
+    config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
     # A run of another version may name settings that this one does not have.
-    known = {field.name for field in fields(ModelConfig)}
+    known = {str(field.name) for field in fields(ModelConfig)}
+    model = {k: v for k, v in config.model.items() if k in known}
     return Source(
-        model=build(ModelConfig, "model", {k: v for k, v in config["model"].items() if k in known}),
-        config=DictConfig(config),
+        model=build(ModelConfig, "model", model),
+        config=config,
         read=partial(_traced, questions[completion.problem_id], completion),
     )
 

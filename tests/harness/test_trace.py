@@ -1,6 +1,7 @@
 """kvsweep-trace: the strips' numbers are the label pipeline's, and every picture is written."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from harness.predictor.recipe import LABEL_KINDS
 from harness.records import UserError
 from harness.steps import matches
 from harness.strips import importance
+from harness.toy.paths import WEIGHTS
 from harness.trace import main
 from harness.traced import live, of_cell, of_text
 
@@ -87,6 +89,24 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path):
         of_cell(folder, "nobody", 0)
 
 
+def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir, model, tmp_path, capsys):
+    here = tmp_path / "here"
+    shutil.copytree(tiny_model_dir, here)
+    settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"model.path={here}"]
+    ended = kvsweep(*settings, f"results_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
+    here.rename(tmp_path / "there")
+    source = of_cell(folder, None, 0, [f"model.path={tmp_path / 'there'}"])
+    assert source.read(load_model(source.model)).trace == of_cell(folder, None, 0).read(model).trace
+    (other,) = source.policies(["random"])
+    assert (other.budget, other.local_window, other.keep_ratio) == (64, 8, 0.4)
+    with pytest.raises(UserError, match="holds other weights"):
+        of_cell(folder, None, 0, [f"model.path={WEIGHTS / 'toy_qwen'}"])
+    with pytest.raises(UserError, match="only where things lie now"):
+        of_cell(folder, None, 0, ["seed=3"])
+
+
 def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_path):
     main([str(texts), "--show", "attribution", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
     table = pd.read_csv(next(tmp_path.glob("*.csv")), dtype={"token": str})
@@ -114,6 +134,7 @@ def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_pa
         (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
         (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
         (["TEXTS", "model.colour=blue"], "colour"),
+        (["/tmp", "--show", "retention", "seed=1"], "cannot be given with --show retention"),
         (["TEXTS", "--scores", "h3o"], "--scores h3o is no policy: choose from bottom,"),
         (["TEXTS", "--scores", "full"], "scores nothing"),
         (["TEXTS", "--scores", "snapkv", "policy.budget=16", "policy.local_window=8"], "observation_window=32 is out"),
