@@ -94,12 +94,10 @@ def draw_importance(options: argparse.Namespace, traced: Traced) -> Iterator[Pat
     labels = options.label or ["answer"]
     found = importance(traced, labels, options.head, options.scores, min_distance=options.min_distance)
     strips = [Strip(title=title, scores=scores) for title, scores in found.items()]
-    figure = importance_figure(layout, strips, title=traced.title, average_steps=options.by == "step")
     name = _name("importance", traced)
+    yield from _numbers(importance_table(layout, strips), options.out, name)
+    figure = importance_figure(layout, strips, title=traced.title, average_steps=options.by == "step")
     yield from _written(figure, options.out, name)
-    path = options.out / f"{name}.csv"
-    write_csv(importance_table(layout, strips), path)
-    yield path
 
 
 def draw_attribution(options: argparse.Namespace, traced: Traced) -> Iterator[Path]:
@@ -117,11 +115,10 @@ def draw_attribution(options: argparse.Namespace, traced: Traced) -> Iterator[Pa
     tokens = traced.pieces[trace.think_end + 1 :]
     heads = ["".join(traced.pieces[step.start : step.stop]) for step in steps]
     values, name = found.double().numpy(force=True), _name("attribution", traced)
+    # The numbers first: they were the work.
+    yield from _numbers(attribution_table(values, tokens, heads), options.out, name)
     figure = attribution_figure(values, tokens, heads, title=f"{traced.title}, {options.method}")
     yield from _written(figure, options.out, name)
-    path = options.out / f"{name}.csv"
-    write_csv(attribution_table(values, tokens, heads), path)
-    yield path
 
 
 def draw_kept(options: argparse.Namespace, traced: Traced) -> Iterator[Path]:
@@ -131,12 +128,11 @@ def draw_kept(options: argparse.Namespace, traced: Traced) -> Iterator[Path]:
     if not traced.completion.evictions:
         raise NotInText("nothing was evicted from this completion: choose another, or a smaller budget.")
     kept = read_kept(traced.pieces, traced.trace.think_start, traced.completion.evictions)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{_name('kept', traced)}.html"
+    name = _name("kept", traced)
+    yield from _numbers(kept_table(kept), options.out, name)
+    path = options.out / f"{name}.html"
     path.write_text(kept_html(kept, title=traced.title, rows=options.rows))
     yield path
-    write_csv(kept_table(kept), path.with_suffix(".csv"))
-    yield path.with_suffix(".csv")
 
 
 def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
@@ -182,12 +178,10 @@ def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
     print(f"the most important 20% of the thinking tokens carry {carried[20]:.0%} of it, 30% {carried[30]:.0%}")
     name = f"retention_{kind}"
     title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
-    yield from _written(retention_figure(curves, table, {kind: (grid, carried)}, title=title), options.out, name)
     lorenz_table = pd.DataFrame({"tokens": grid, "importance": carried})
     for suffix, one in (("", table), ("_curves", curves), ("_lorenz", lorenz_table)):
-        path = options.out / f"{name}{suffix}.csv"
-        write_csv(one, path)
-        yield path
+        yield from _numbers(one, options.out, f"{name}{suffix}")
+    yield from _written(retention_figure(curves, table, {kind: (grid, carried)}, title=title), options.out, name)
 
 
 def policy_title(folder: Path) -> str:
@@ -202,8 +196,14 @@ def _name(picture: str, traced: Traced) -> str:
     return f"{picture}_{file_name(traced.trace.problem_id, f'draw{traced.trace.draw}')}"
 
 
-def _written(figure: Any, directory: Path, name: str) -> Iterator[Path]:
+def _numbers(table: pd.DataFrame, directory: Path, name: str) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.csv"
+    write_csv(table, path)
+    yield path
+
+
+def _written(figure: Any, directory: Path, name: str) -> Iterator[Path]:
     yield from save_figure(figure, directory, name).values()
 
 
