@@ -265,6 +265,8 @@ def drawn(options: argparse.Namespace) -> Iterator[Path]:
     for head in options.head:
         check_head(head, source.model)
     traced = source.read(load_model(source.model))
+    if not traced.thinking:
+        raise UserError(f"{traced.trace.problem_id} has no thinking to look into: choose another text.")
     if options.source == LIVE and (done := traced.completion):
         print(f"{done.num_tokens} tokens ({done.stop_reason}), {len(done.evictions)} evictions", file=sys.stderr)
     for name in PICTURES if options.show == "all" else [options.show]:

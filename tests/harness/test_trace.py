@@ -30,6 +30,7 @@ def texts(tmp_path):
     path = tmp_path / "texts.jsonl"
     rows = [{"id": name, "problem": "c=a+b", "text": TEXT} for name in ("first", "second")]
     rows.append({"id": "open", "problem": "c", "text": "a is 4"})
+    rows.append({"id": "rash", "problem": "c", "text": "</think>4"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -70,7 +71,7 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     assert table["position"].iloc[0] == traced.trace.think_start
 
 
-def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path):
+def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, model, tmp_path, capsys):
     ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
     assert ended.code == 0, ended.err
     folder = next(tmp_path.glob("*/*/cell.yaml")).parent
@@ -87,6 +88,11 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path):
     assert next(out.glob("kept_*.html")).read_text().count("<h2>") == 1 + len(row["evictions"])
     with pytest.raises(UserError, match="is not among the completions"):
         of_cell(folder, "nobody", 0)
+    row["token_ids"] = [traced.model.think_end_id, *row["token_ids"]]
+    (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(SystemExit):
+        main([str(folder), "--out", str(out)])
+    assert "has no thinking to look into" in capsys.readouterr().err
 
 
 def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir, model, tmp_path, capsys):
@@ -127,6 +133,7 @@ def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_pa
         (["/tmp"], "is no cell's folder"),
         (["TEXTS", "--problem", "none"], "is not in"),
         (["TEXTS", "--problem", "open"], "never closes its thinking"),
+        (["TEXTS", "--problem", "rash"], "has no thinking or no answer"),
         (["TEXTS", "--split", "("], "is no regular expression"),
         (["TEXTS", "--min-distance", "0"], "at least 1 token"),
         (["TEXTS", "--slots", "0"], "at least 1"),
