@@ -1,0 +1,102 @@
+"""What is installed is whole: the wheel holds every file that is read at run time, and works away from here."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# Where the wheel keeps each folder of the repository that it takes.
+FOLDERS = {
+    "kernels": "kernels",
+    "compression": "compression",
+    "harness": "harness",
+    "analysis": "analysis",
+    "conf": "harness/conf",
+    "results/reference": "analysis/reference",
+}
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The wheel and the sdist of this tree, by kind."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return {"wheel": next(folder.glob("*.whl")), "sdist": next(folder.glob("*.tar.gz"))}
+
+
+@pytest.fixture(scope="module")
+def unpacked(build: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like site-packages with nothing but the wheel in it."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(build["wheel"]) as wheel:
+        wheel.extractall(folder)
+    return folder
+
+
+def files_of(folder: str) -> dict[str, bytes]:
+    """Every file that the repository has below a folder, by its path within it."""
+    base = ROOT / folder
+    paths = (path for path in base.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(base).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_wheel_holds_every_file(folder: str, unpacked: Path) -> None:
+    expected = files_of(folder)
+    assert expected
+    held = {name: unpacked / FOLDERS[folder] / name for name in expected}
+    assert [name for name, path in held.items() if not path.is_file()] == []
+    assert [name for name, path in held.items() if path.read_bytes() != expected[name]] == []
+
+
+def test_the_wheel_holds_nothing_else(unpacked: Path) -> None:
+    expected = {f"{place}/{name}" for folder, place in FOLDERS.items() for name in files_of(folder)}
+    held = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    assert {name for name in held - expected if ".dist-info/" not in name} == set()
+
+
+def test_the_sdist_makes_the_same_wheel(build: Mapping[str, Path], unpacked: Path, tmp_path: Path) -> None:
+    with tarfile.open(build["sdist"]) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    (tree,) = tmp_path.iterdir()
+    assert not (tree / "results/runs").exists()
+    assert (tree / "tests/test_package.py").is_file()
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "again")]
+    subprocess.run(command, cwd=tree, capture_output=True, timeout=120, check=True)
+    with zipfile.ZipFile(next((tmp_path / "again").glob("*.whl"))) as again, zipfile.ZipFile(build["wheel"]) as wheel:
+        assert sorted(again.namelist()) == sorted(wheel.namelist())
+
+
+@pytest.mark.slow
+def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
+    program = (
+        "import analysis.report, harness.run, harness.paths\n"
+        "print(harness.paths.CONF, analysis.reference.reference_folder())\n"
+        "harness.run.main()\n"
+        "analysis.report.main(['results/demo'])\n"
+    )
+    sweep = ["-m", "experiment=demo", "benchmark=toy_add", "benchmark.limit=1", "grid.keep_ratio=[0.3]"]
+    settings = ["grid.local_window=[48]", "results_dir=results", "run_name=demo"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *sweep, *settings],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    places = ended.stdout.splitlines()[0].split()
+    assert places == [str(unpacked / "harness/conf"), str(unpacked / "analysis/reference")]
+    # The full cache and one DynTS cell for each of the two embedded models.
+    assert len(list((tmp_path / "results/demo").glob("*/DONE"))) == 4
+    assert (tmp_path / "results/demo/report/report.html").is_file()
