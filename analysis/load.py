@@ -118,7 +118,19 @@ class CompletionTexts(msgspec.Struct):
     evictions: list[EvictionRow]
 
 
-class _GradeRow(msgspec.Struct):
+class StoredCompletion(CompletionTexts):
+    """A completion with all its fields; rows of before `fork_step` have none."""
+
+    num_tokens: int
+    peak_length: int
+    stop_reason: str
+    seed: int
+    fork_step: int | None = None
+
+
+class StoredGrade(msgspec.Struct):
+    """A grade as it is stored."""
+
     problem_id: str
     draw: int
     outcome: Outcome
@@ -192,6 +204,24 @@ def load_texts(folder: Path, limit: int | None = None) -> dict[tuple[str, int], 
     return texts
 
 
+def stream_completions(folder: Path, notify: _Notify) -> Iterator[StoredCompletion]:
+    """Yield one cell's completions, one in memory at a time, each (problem, draw) once: the later row of two."""
+    paths = list(shard_files(folder, COMPLETIONS_FILE).values())
+    newest: dict[tuple[str, int], tuple[Path, int]] = {}
+    for path in paths:
+        newest |= {(row.problem_id, row.draw): (path, i) for i, row in enumerate(_rows(path, StoredCompletion, notify))}
+    for path in paths:
+        for i, row in enumerate(_rows(path, StoredCompletion, lambda notice: None)):
+            if newest.get((row.problem_id, row.draw)) == (path, i):
+                yield row
+
+
+def load_grades(folder: Path, notify: _Notify) -> dict[tuple[str, int], StoredGrade]:
+    """The grades of one cell by (problem_id, draw)."""
+    paths = shard_files(folder, GRADES_FILE).values()
+    return {(row.problem_id, row.draw): row for path in paths for row in _rows(path, StoredGrade, notify)}
+
+
 def load_problems(folder: Path) -> dict[str, dict[str, Any]]:
     """The problems of one cell as they were asked, by id; none if the file is missing."""
     rows = _rows(folder / PROBLEMS_FILE, dict[str, Any], lambda notice: None)
@@ -205,19 +235,8 @@ def load_run(directory: Path | str) -> Run:
         UserError: the directory is missing or holds no cell.
     """
     directory = Path(directory)
-    folders = _cell_folders(directory)
     notices: list[str] = []
-    settings: list[dict[str, Any]] = []
-    provenance: dict[str, dict[str, Any]] = {}
-    readable: list[Path] = []
-    for folder in folders:
-        cell = _read_cell(folder, notices.append)
-        if cell is not None:
-            readable.append(folder)
-            settings.append(cell)
-            provenance[folder.name] = _read_provenance(folder, notices.append)
-    if not readable:
-        raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
+    readable, settings, provenance = _described(directory, notices.append)
     completions, events = _completion_table(readable, notices.append)
     cells = _cell_table(readable, settings, provenance)
     counts = completions["cell"].value_counts()
@@ -235,6 +254,28 @@ def load_run(directory: Path | str) -> Run:
         provenance=provenance,
         notices=notices,
     )
+
+
+def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
+    """The cells as `load_cells` has them, without their counts, and `licence` of their problems: reads no completion.
+
+    Raises:
+        UserError: the directory is missing or holds no cell.
+    """
+    folders, settings, provenance = _described(Path(directory), notify)
+    cells = _cell_table(folders, settings, provenance).drop(columns="completions")
+    cells["licence"] = [cell["benchmark"].get("licence") or "" for cell in settings]
+    return in_order(cells)
+
+
+def _described(directory: Path, notify: _Notify) -> tuple[list[Path], list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The folders of the cells that can be read, with their cell.yaml and, by cell_id, provenance."""
+    found = {folder: _read_cell(folder, notify) for folder in _cell_folders(directory)}
+    settings = {folder: cell for folder, cell in found.items() if cell is not None}
+    if not settings:
+        raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
+    provenance = {folder.name: _read_provenance(folder, notify) for folder in settings}
+    return list(settings), list(settings.values()), provenance
 
 
 def _warned(run: Run) -> Run:
@@ -414,7 +455,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                     events.append((completions.length, e.step, e.length_before - e.length_after))
                 completions.append((cell, *_completion(row)))
         for path in shard_files(folder, GRADES_FILE).values():
-            for grade in _rows(path, _GradeRow, notify):
+            for grade in _rows(path, StoredGrade, notify):
                 correct = float(grade.outcome == "correct")
                 grades.append((cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold))
     # A pair that was written twice (a shard run again) counts once.

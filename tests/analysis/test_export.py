@@ -1,0 +1,255 @@
+"""The exported dataset is what the files hold, opens with `datasets`, and keeps to itself what is not ours."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from huggingface_hub import DatasetCard
+
+from analysis import export as module
+from analysis.export import COLUMNS, export, main
+from harness.config import CONF
+from harness.records import UserError
+
+MakeCell = Callable[..., Path]
+GATED = yaml.safe_load((CONF / "benchmark/gpqa_diamond.yaml").read_text())["licence"]
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    found = datasets.load_dataset(str(folder), split="train", cache_dir=str(folder.parent / "cache"))
+    assert isinstance(found, datasets.Dataset)
+    return found.to_list()
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def ask(folder: Path, **benchmark: Any) -> None:
+    """Give the cell its problems, and its benchmark these settings."""
+    ids = {json.loads(line)["problem_id"] for line in (folder / "completions.jsonl").read_text().splitlines()}
+    problems = [{"id": name, "prompt": f"What is {name}?", "gold": "4"} for name in sorted(ids)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+    cell = yaml.safe_load((folder / "cell.yaml").read_text())
+    cell["benchmark"].update(benchmark)
+    (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+
+
+def test_every_row_arrives_with_its_cell_and_grade(make_cell: MakeCell) -> None:
+    full = make_cell([[1, 0], [1, "truncated"]])
+    dynts = make_cell([[1, None]], policy="dynts", done=False)
+    ask(full)
+    folder, notices = export(full.parent)
+    assert notices == []
+    rows = {(row["cell_id"], row["problem_id"], row["draw"]): row for row in rows_of(folder)}
+    assert len(rows) == 6
+    assert list(rows[full.name, "p0", 0]) == [name for name, _, _ in COLUMNS if name != "token_ids"]
+    first = rows[full.name, "p0", 0]
+    stored = json.loads((full / "completions.jsonl").read_text().splitlines()[0])
+    for name in ("text", "num_tokens", "prompt_tokens", "thinking_tokens", "stop_reason", "evictions", "peak_length"):
+        assert first[name] == stored[name]
+    expected = {"policy": "full", "keep_ratio": None, "budget": None, "model": "toy_qwen", "seed": 0, "draw": 0}
+    expected |= {"prompt": "What is p0?", "answer": "4", "gold": "4", "outcome": "correct", "correct": True}
+    assert {name: first[name] for name in expected} == expected
+    assert rows[full.name, "p1", 1]["outcome"] == "truncated"
+    assert rows[full.name, "p1", 1]["correct"] is False
+    ungraded = rows[dynts.name, "p0", 1]
+    assert (ungraded["outcome"], ungraded["correct"], ungraded["prompt"]) == (None, None, None)
+    assert (ungraded["keep_ratio"], ungraded["local_window"], ungraded["budget"]) == (0.3, 48, 128)
+    assert ungraded["evictions"][0] == {"step": 89, "length_before": 129, "length_after": 72}
+
+
+def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
+    run = make_cell([[1, 0], [1, 1]]).parent
+    make_cell([[1, 0], [1, "truncated"]], policy="dynts", done=False)
+    folder, _ = export(run)
+    card = DatasetCard.load(folder / "README.md")
+    assert card.data.to_dict()["configs"] == [{"config_name": "default", "data_files": "data/*.parquet"}]
+    assert card.data.license == "other"
+    assert card.data.size_categories == ["n<1K"]
+    assert "8 completions of 2 cells" in card.text
+    # Mean over problems of the mean over draws: (1/2 + 1) / 2 and (1/2 + 1/2) / 2.
+    (full,) = [line for line in card.text.splitlines() if "| full |" in line]
+    (dynts,) = [line for line in card.text.splitlines() if "| dynts 0.3 / 48, budget 128 |" in line]
+    assert full.endswith("| 4 | 75.0 | 0.0 |")
+    assert dynts.endswith("| 4 (unfinished) | 50.0 | 0.0 |")
+    described = {
+        line.split("|")[1].strip(" `") for line in card.text.split("## Columns")[1].splitlines() if "| `" in line
+    }
+    assert described == set(pq.read_schema(next(folder.glob("data/*.parquet"))).names)
+
+
+def test_random_weights_have_no_accuracy(make_cell: MakeCell) -> None:
+    folder = make_cell([[1]])
+    cell = yaml.safe_load((folder / "cell.yaml").read_text())
+    cell["model"]["random_weights"] = True
+    (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+    text = (export(folder.parent)[0] / "README.md").read_text()
+    assert "| full | 1 | – | 0.0 |" in text
+
+
+def test_gated_problems_stay_at_home_unless_asked_for(make_cell: MakeCell) -> None:
+    cell = make_cell([[1]], benchmark="gpqa_diamond", benchmark_title="GPQA-D")
+    ask(cell, licence=GATED)
+    folder, _ = export(cell.parent)
+    assert [row["prompt"] for row in rows_of(folder)] == [None]
+    assert "their texts are not included" in (folder / "README.md").read_text()
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"What is p0?" in path.read_bytes()]
+    export(cell.parent, problems=True)
+    assert pq.read_table(next(folder.glob("data/*"))).column("prompt").to_pylist() == ["What is p0?"]
+    assert "their texts are included" in (folder / "README.md").read_text()
+
+
+def test_one_cell_by_its_folder_or_its_name(make_cell: MakeCell) -> None:
+    full = make_cell([[1]])
+    dynts = make_cell([[1], [0]], policy="dynts")
+    by_folder, _ = export(dynts)
+    assert by_folder == dynts.parent / "export"
+    assert {row["cell_id"] for row in rows_of(by_folder)} == {dynts.name}
+    export(full.parent, cells=[full.name])
+    # The file of the cell that was there before is gone: the card speaks of this one alone.
+    assert [path.stem for path in by_folder.glob("data/*")] == [full.name]
+    with pytest.raises(UserError, match="--cell nothing"):
+        export(full.parent, cells=["nothing"])
+
+
+def test_shards_and_rows_written_twice_count_once(make_cell: MakeCell) -> None:
+    cell = make_cell([[1, 0]])
+    twice = (cell / "completions.jsonl").read_text().replace("a is 4", "a is 5")
+    (cell / "completions-1of2.jsonl").write_text(twice)
+    table = pq.read_table(next(export(cell.parent)[0].glob("data/*")))
+    assert table.num_rows == 2
+    assert all(text.startswith("a is 5") for text in table.column("text").to_pylist())
+
+
+def test_broken_and_torn_lines_are_told_once_and_passed_over(make_cell: MakeCell) -> None:
+    cell = make_cell([[1, 0]])
+    with (cell / "completions.jsonl").open("a") as file:
+        file.write('{"problem_id": 3}\n{"problem_id": "p0", "dr')
+    folder, notices = export(cell.parent)
+    assert pq.read_table(next(folder.glob("data/*"))).num_rows == 2
+    assert len(notices) == 1
+
+
+def test_half_a_surrogate_pair_becomes_a_mark(make_cell: MakeCell) -> None:
+    cell = make_cell([[1]], completion={"text": "so \ud83d."})
+    (text,) = pq.read_table(next(export(cell.parent)[0].glob("data/*"))).column("text").to_pylist()
+    assert text == "so ?."
+
+
+def test_token_ids_come_where_they_are_asked_for(make_cell: MakeCell) -> None:
+    cell = make_cell([[1]])
+    (path,) = export(cell.parent, ids=True)[0].glob("data/*")
+    assert pq.read_table(path).column("token_ids").to_pylist() == [[5, 6, 7, 2]]
+
+
+def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
+    cell = make_cell([[1, 0, 1, 0], [1, 1, 1, 1]])
+    read, alive = module.stream_completions, []
+
+    def watched(*arguments: Any) -> Any:
+        for row in read(*arguments):
+            written = sum(len(group) for group in groups)
+            alive.append(len(alive) + 1 - written)
+            yield row
+
+    groups: list[list[Any]] = []
+    split = module._groups
+    monkeypatch.setattr(module, "stream_completions", watched)
+    monkeypatch.setattr(module, "_groups", lambda rows: (groups.append(g) or g for g in split(rows)))  # type: ignore[func-returns-value]
+    (path,) = export(cell.parent)[0].glob("data/*")
+    assert pq.ParquetFile(path).num_row_groups == 3
+    assert max(alive) == 3
+
+
+def test_a_folder_of_another_kind_is_left_alone(make_cell: MakeCell, tmp_path: Path) -> None:
+    run = make_cell([[1]]).parent
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="holds something else"):
+        export(run, tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+# --- The command --------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_where_it_lies(make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_cell([[1]]).parent
+    main([str(run)])
+    assert capsys.readouterr().out == f"{run / 'export'}\n"
+
+
+@pytest.mark.parametrize("name", ["missing", "."])
+def test_no_run_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / name)])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
+    make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_cell([[1]]).parent
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), "--push-to-hub", "me/texts"])
+    assert ended.value.code == 2
+    assert "hf auth login" in capsys.readouterr().err
+    assert not (run / "export").exists()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What is sent to the hub, somebody being logged in."""
+    sent: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
+    monkeypatch.setattr(
+        datasets.Dataset, "push_to_hub", lambda self, name, private: sent.append((name, len(self), private))
+    )
+    monkeypatch.setattr(DatasetCard, "push_to_hub", lambda self, name: sent.append((name, "Columns" in self.text)))
+    return sent
+
+
+@pytest.mark.parametrize(("options", "private"), [([], True), (["--public"], False)])
+def test_pushing_sends_rows_then_card(
+    options: list[str], private: bool, make_cell: MakeCell, hub: list[tuple[Any, ...]]
+) -> None:
+    run = make_cell([[1, 0]]).parent
+    main([str(run), "--push-to-hub", "me/texts", *options])
+    assert hub == [("me/texts", 2, private), ("me/texts", True)]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(
+    make_cell: MakeCell,
+    hub: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make_cell([[1]]).parent
+
+    def refuse(self: Any, name: str, private: bool) -> None:
+        # The hub's transport raises errors of its own, which are no OSError.
+        raise type("ConnectError", (Exception,), {})("no\nroute")
+
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", refuse)
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), "--push-to-hub", "me/texts"])
+    assert ended.value.code == 2
+    # Before it stands the progress of datasets.
+    assert "kvsweep-export: error: --push-to-hub me/texts failed (no route)" in capsys.readouterr().err.splitlines()[-1]
+    assert (run / "export/README.md").is_file()
