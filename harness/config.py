@@ -25,6 +25,7 @@ from harness.records import WHOLE, Shard, UserError
 from harness.sampling import SamplingConfig
 from harness.status import command_line
 from harness.toy.paths import WEIGHTS
+from harness.tracker import UNTRACKED, TrackerConfig
 from kernels.implementation import Implementation, check_available
 
 _T = TypeVar("_T")
@@ -61,6 +62,7 @@ class Job:
         resolved: the whole configuration, for provenance.
         shard: the part of the pairs that is this process's.
         command: the command line that asked for it.
+        tracker: who is told of it beside the files.
     """
 
     model: ModelConfig
@@ -72,6 +74,7 @@ class Job:
     resolved: Mapping[str, Any]
     shard: Shard = WHOLE
     command: str = "kvsweep"
+    tracker: TrackerConfig = UNTRACKED
 
     @property
     def decoding(self) -> DecodingConfig:
@@ -144,6 +147,7 @@ def plan(config: DictConfig) -> Job:
         resolved=_container(config),
         shard=Shard.parse(str(config.shard)),
         command=command_line(),
+        tracker=build(TrackerConfig, "tracker", config.tracker),
     )
 
 

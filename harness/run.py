@@ -44,6 +44,7 @@ from harness.status import (
     task_name,
 )
 from harness.store import CellLockedError, CellStore, Pair, is_done, plain_disk_errors
+from harness.tracker import Tracking
 
 FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
 
@@ -181,11 +182,13 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             status.cells[cell_id].finished = len(store.finished_pairs.intersection(pairs))
             progress.update(status.cells[cell_id].finished)
         reporter = stack.enter_context(Reporter(job.run_directory, status))
+        by_id = {cell.cell_id: cell for cell in cells}
+        tracking = stack.enter_context(Tracking(job.tracker, job.run_directory.name, by_id, reporter))
         missing = [cell for cell in cells if not stores[cell.cell_id].finished_pairs.issuperset(pairs)]
         if missing:
             decode(job, missing, stores, progress, reporter)
         for store in stores.values():
-            grader.grade_cell(store.directory, shard=job.shard)
+            tracking.graded[store.cell.cell_id] = grader.grade_cell(store.directory, shard=job.shard)
             store.mark_done(job.problem_ids, job.draws)
 
 
