@@ -24,13 +24,10 @@ from harness.paths import CONF
 from harness.records import WHOLE, Shard, UserError
 from harness.sampling import SamplingConfig
 from harness.status import command_line
-from harness.toy.paths import WEIGHTS
 from harness.tracker import UNTRACKED, TrackerConfig
 from kernels.implementation import Implementation, check_available
 
 _T = TypeVar("_T")
-
-OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,8 @@ def main() -> None:
     sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
     try:
         jobs, launcher = collect_jobs()
+        if not jobs:  # Hydra was only asked to show something, such as --cfg job
+            return
         if dry_run:
             print(describe([job for task in split(jobs, launcher) for job in task]))
         else:
@@ -92,14 +94,14 @@ def collect_jobs() -> tuple[list[Job], LauncherConfig]:
         raise mistakes[0]
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
-    return jobs, launchers[0]
+    return jobs, launchers[0] if launchers else LauncherConfig()
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
     """Let Hydra hand over every job's configuration."""
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(collect)()
-    except HydraException:  # some are an OSError as well
+    except (HydraException, BrokenPipeError):  # some are an OSError as well
         raise
     except OSError as error:
         raise UserError(f"results_dir cannot be written to ({error.strerror}): set results_dir= elsewhere.") from error

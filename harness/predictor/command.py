@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.models import load_model
 from harness.predictor.labels import make_labels, write_oracle
-from harness.predictor.recipe import Plan, read_plan
+from harness.predictor.recipe import LABEL_KINDS, Plan, read_plan
 from harness.predictor.traces import make_traces
 from harness.predictor.train import evaluate, train
 from harness.provenance import describe_stretch
@@ -23,11 +23,32 @@ from harness.records import UserError
 STAGES = ("traces", "labels", "train", "eval")
 ALONE = ("oracle",)  # asked for by name: no head needs it
 USAGE = "kvsweep-predictor traces|labels|train|eval|all|oracle [recipe=toy|r1] [KEY=VALUE ...]"
+HELP = f"""{USAGE}
+
+An importance head from a model's own correct texts; each stage goes on where it stopped.
+
+  traces   completions of the model that are right, or texts from elsewhere (recipe.import_from=DIR|FILE)
+  labels   how much later tokens attend to each token, with the hidden states beside it
+  train    the head
+  eval     how well it ranks the tokens of texts kept aside
+  all      these four
+  oracle   the labels themselves, for policy=oracle_answer and policy=oracle_far_max
+
+  recipe=toy|r1            settings for the embedded models, or the paper's (conf/predictor/)
+  recipe.out=DIR           where traces, labels and heads lie
+  recipe.label=[answer]    kinds of label: {", ".join(LABEL_KINDS)}; a list adds them
+  model=NAME, model.KEY=VALUE, benchmark=NAME, benchmark.path=FILE, decoding.KEY=VALUE   as for kvsweep
+
+Exit status: 0 done, 2 bad input, 130 interrupted.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script: exit code 0 done, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(arguments):
+        print(HELP, end="")
+        return
     try:
         if not arguments or arguments[0] not in (*STAGES, *ALONE, "all"):
             raise UserError(f"the first word must be a stage: {USAGE}.")

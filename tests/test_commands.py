@@ -1,0 +1,216 @@
+"""Every console script explains itself on one screen and ends with the status that the README says."""
+
+import contextlib
+import importlib
+import io
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from harness import run
+from harness.config import CONF
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+# What each command is given to refuse.
+BAD_INPUT = {
+    "kvsweep": ["policy.keep_ratio=2"],
+    "kvsweep-compare": ["missing", "missing"],
+    "kvsweep-predictor": ["nothing"],
+    "kvsweep-trace": ["missing"],
+}
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ended]:
+    """`call(script, *arguments)` runs a console script in this process, as its entry point does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def call(script: str, *arguments: str) -> Ended:
+        GlobalHydra.instance().clear()
+        module, _, name = SCRIPTS[script].partition(":")
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = getattr(importlib.import_module(module), name)() or 0
+            except SystemExit as end:
+                code = int(end.code or 0)
+        return Ended(code, out.getvalue(), err.getvalue())
+
+    return call
+
+
+@pytest.mark.parametrize("columns", ["80", "110"])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_fits_one_screen(
+    script: str, columns: str, call: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    ended = call(script, "--help")
+    assert ended.code == 0
+    lines = ended.out.rstrip("\n").split("\n")
+    assert script in lines[0]
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 110
+
+
+@pytest.mark.parametrize("group", sorted(path.name for path in CONF.iterdir() if path.is_dir()))
+def test_help_names_every_choice(group: str, call: Callable[..., Ended]) -> None:
+    text = call("kvsweep", "--help").out
+    if group in ("hydra", "predictor", "prompt"):  # not chosen by a user's GROUP=NAME
+        assert f"  {group} " not in text
+        return
+    named = re.search(rf"^  {group} +((?:.+\n)(?: {{13}}.+\n)*)", text, re.MULTILINE)
+    assert named is not None
+    assert re.findall(r"\w+", named[1]) == sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def test_help_names_keys_that_exist(call: Callable[..., Ended], compose: Callable[..., Any]) -> None:
+    config = compose("launcher=slurm")
+    text = call("kvsweep", "--help").out.split("some of them:\n")[1].split("\n\n")[0]
+    keys = [word.partition("=")[0] for line in text.splitlines() for word in line[2:62].split()]
+    assert len(keys) > 15
+    missing = object()
+    assert [key for key in keys if OmegaConf.select(config, key, default=missing) is missing] == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--cfg", "job"], ["--help"], ["--info", "defaults-tree"], ["-sc", "install=bash"]]
+)
+def test_what_only_shows_something_needs_no_torch(arguments: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'kvsweep'\nfrom harness.command import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout
+
+
+def test_showing_a_configuration_that_is_wrong_is_one_sentence(call: Callable[..., Ended]) -> None:
+    ended = call("kvsweep", "--cfg", "job", "nothing=1")
+    assert ended.code == 2
+    assert ended.err.count("\n") == 1
+
+
+def test_showing_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    ended = kvsweep("--cfg", "job", f"results_dir={tmp_path}")
+    assert ended.code == 0
+    assert "keep_ratio" in ended.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_path: Path) -> None:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.command import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, "--cfg", "job"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait(120)
+    assert process.stderr is not None
+    with process.stderr as errors:
+        assert errors.read() == ""
+
+
+# --- Tab ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("kvsweep policy=strea", "policy=streaming_llm"),
+        ("kvsweep policy.keep", "policy.keep_ratio="),
+        ("kvsweep -m experiment=me", "experiment=methods"),
+        ("kvsweep tracker=wan", "tracker=wandb"),
+    ],
+)
+def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_path: Path) -> None:
+    command = tmp_path / "kvsweep"
+    command.write_text(
+        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.command import main; main()\n"
+    )
+    command.chmod(0o755)
+    line = next(line for line in (ROOT / "README.md").read_text().splitlines() if "-sc install=bash" in line)
+    # As bash does it at a Tab: the function that `complete -F` names fills COMPREPLY.
+    script = (
+        f'PATH="{tmp_path}:$PATH"\n{line.partition("#")[0]}\nCOMP_LINE="{typed}"; COMP_POINT=${{#COMP_LINE}}\n'
+        f"COMP_CWORD={len(typed.split()) - 1}\n"
+        "$(complete -p kvsweep | sed 's/.*-F \\([^ ]*\\).*/\\1/')\n"
+        "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
+    )
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.split() == [offered], ended.stderr
+
+
+# --- Exit status --------------------------------------------------------------------------------------------
+
+
+def documented() -> dict[int, str]:
+    """The README's table of exit statuses: which commands each is of."""
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    return {int(code): commands for code, commands in rows}
+
+
+def test_the_table_has_every_status() -> None:
+    assert sorted(documented()) == [0, run.FAILED, run.BAD_INPUT, run.LOCKED, run.INTERRUPTED]
+    help_text = (CONF / "hydra/help/kvsweep.yaml").read_text()
+    told = re.search(r"Exit status: (.+)\.", help_text)
+    assert told is not None
+    assert [int(code) for code in re.findall(r"\d+", told[1])] == sorted(documented())
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_bad_input_is_status_2_and_one_sentence(script: str, call: Callable[..., Ended]) -> None:
+    assert documented()[run.BAD_INPUT] == "all"
+    ended = call(script, *BAD_INPUT.get(script, ["missing"]))
+    assert ended.code == run.BAD_INPUT
+    assert ended.err.startswith(f"{script}: error: ")
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_failed_job_is_status_1(
+    jobs: int, start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
+) -> None:
+    assert "`kvsweep`" in documented()[run.FAILED]
+    # The second job's benchmark is whole.
+    setup = (
+        "import harness.run as run; decode = run.decode\n"
+        "def fail(job, *rest):\n"
+        "    if job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
+        "    decode(job, *rest)\n"
+        "run.decode = fail"
+    )
+    names = ["benchmark=toy_add"] if jobs == 1 else ["-m", "benchmark=toy_add,toy_regs"]
+    process = start_kvsweep(*names, *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}", setup=setup)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == run.FAILED
+    assert "broken" in errors
+    assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == jobs - 1
