@@ -1,35 +1,313 @@
-"""What CONTRIBUTING shows a newcomer must work as it stands."""
+"""What README and CONTRIBUTING tell a reader to type works as it stands: every block, every command, every key.
 
+A block or a command of a kind that this file does not know fails a test: give it a way to be checked.
+"""
+
+import contextlib
+import io
+import os
 import re
+import shlex
+import subprocess
 import sys
+import tomllib
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compression.policy import CacheView
-from harness.config import build_policy
+from harness.config import CONF, build_policy
+from harness.predictor.command import ALONE, STAGES
+from harness.predictor.recipe import read_plan
+from harness.toy.paths import WEIGHTS
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+# Typed out in full in a test of its own.
+ELSEWHERE = {
+    'eval "$(kvsweep -sc install=bash)"': "tests/test_commands.py",
+    "kvsweep policy=oldest": "test_the_policy_of_contributing_works_as_printed",
+}
+OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
 
 
-def code_block(document, language):
-    """The first fenced block of a language, its list indentation taken off."""
-    lines = (ROOT / document).read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.strip() == f"```{language}")
-    indent = lines[start].index("`")
-    end = next(i for i in range(start + 1, len(lines)) if lines[i].strip() == "```")
-    return "\n".join(line[indent:] for line in lines[start + 1 : end])
+class Block(NamedTuple):
+    document: str
+    language: str
+    text: str
 
 
-def test_the_policy_of_contributing_works_as_printed(monkeypatch):
-    settings = yaml.safe_load(code_block("CONTRIBUTING.md", "yaml"))
+def blocks() -> Iterator[Block]:
+    """Every fenced block, its list indentation taken off."""
+    for document in DOCUMENTS:
+        lines = iter((ROOT / document).read_text().splitlines())
+        for line in lines:
+            if line.strip().startswith("```"):
+                indent = line.index("`")
+                text = []
+                while (inside := next(lines)).strip() != "```":
+                    text.append(inside[indent:])
+                yield Block(document, line.strip("` "), "\n".join(text))
+
+
+BLOCKS = list(blocks())
+
+
+def the_block(document: str, language: str) -> str:
+    """The only block of its language in a document."""
+    (text,) = [block.text for block in BLOCKS if (block.document, block.language) == (document, language)]
+    return text
+
+
+def typed() -> Iterator[str]:
+    """Every command of the shell blocks, comments off and continued lines joined."""
+    for block in BLOCKS:
+        if block.language == "sh":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if command := re.sub(r"\s+", " ", re.sub(r"\s#.*", "", line)).strip():
+                    yield command
+
+
+def inline() -> Iterator[str]:
+    """Every piece of code within the text, once."""
+    found: dict[str, None] = {}
+    for document in DOCUMENTS:
+        text = re.sub(r"^ *```.*?^ *```", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+        found |= dict.fromkeys(code.replace("\\|", "|") for code in re.findall(r"`([^`\n]+)`", text))
+    yield from found
+
+
+TYPED = list(typed())
+INLINE = list(inline())
+
+
+def is_whole(command: str) -> bool:
+    """Whether a command in the text can be typed as it stands, without a place to fill in."""
+    words = command.split()[1:]
+    return bool(words) and not any(re.search(r"^-|\.\.\.|[A-Z*|]", word) for word in words)
+
+
+def test_blocks_and_commands_are_found() -> None:
+    assert len(BLOCKS) >= 8
+    assert len(TYPED) >= 12
+    assert "kvsweep -m experiment=methods" in TYPED
+    assert "kvsweep-status results/runs/heatmap_r1_qwen --watch" in TYPED
+    assert "python scripts/bench_engine.py" in INLINE
+
+
+# --- Shell --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the README's single cell, as it is typed there but for one problem."""
+    folder = tmp_path_factory.mktemp("readme")
+    (command,) = [c for c in TYPED if c.startswith("kvsweep model=toy_llama benchmark=toy_regs")]
+    program = "from harness.run import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program, *shlex.split(command)[1:], "benchmark.limit=1"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return folder / "results/runs/default"
+
+
+def run_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """A console script in this process: its status and what it says."""
+    module, _, name = PROJECT["scripts"][script].partition(":")
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    output, code = io.StringIO(), 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            code = getattr(__import__(module, fromlist=[name]), name)() or 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return code, output.getvalue()
+
+
+@pytest.mark.parametrize(
+    "command", dict.fromkeys([*TYPED, *(c for c in INLINE if c.startswith("kvsweep") and is_whole(c))])
+)
+def test_every_command_works(
+    command: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program, *words = shlex.split(command)
+    if command in ELSEWHERE:
+        place = ELSEWHERE[command]
+        assert place in globals() or "install=bash" in (ROOT / place).read_text()
+    elif program == "make":
+        assert set(words) <= MAKE_TARGETS
+        subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, check=True)
+    elif program == "kvsweep":
+        request.getfixturevalue("no_model")
+        ended = request.getfixturevalue("kvsweep")("--dry-run", *words, *without_network(words, request))
+        assert ended.code == 0, ended.err
+        assert "nothing was run" in ended.out
+    elif program == "kvsweep-predictor":
+        assert words[0] in (*STAGES, *ALONE, "all")
+        assert read_plan(words[1:]).recipe.directory
+    elif program in ("kvsweep-status", "kvsweep-report", "kvsweep-grade", "kvsweep-export"):
+        run = request.getfixturevalue("finished")
+        arguments = [str(run) if word.startswith("results/runs/") else word for word in words]
+        assert str(run) in arguments
+        code, output = run_script(program, arguments, monkeypatch)
+        assert code == 0, output
+    else:
+        pytest.fail(f"no way is known to check `{command}`: give it one here")
+
+
+def without_network(words: list[str], request: pytest.FixtureRequest) -> list[str]:
+    """Overrides that give a command for real models the tiny one, and local problems."""
+    if not any("r1_" in word for word in words):
+        return []
+    rows = [{"id": i, "problem": f"{i}+1?", "answer": i + 1, **OPTIONS} for i in (1, 2)]
+    problems = request.getfixturevalue("write_problems")(rows)
+    return [*request.getfixturevalue("tiny")[:2], f"benchmark.path={problems}"]
+
+
+def test_the_cell_of_the_readme_really_ran(finished: Path) -> None:
+    (cell,) = finished.glob("*/cell.yaml")
+    settings = yaml.safe_load(cell.read_text())
+    assert (settings["model"]["name"], settings["policy"]["name"]) == ("toy_llama", "window")
+    assert cell.with_name("DONE").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in INLINE if c.split()[0] in {*PROJECT["scripts"], "python", "make", "pip"}]
+)
+def test_every_command_in_the_text_is_there(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, *words = shlex.split(command)
+    if program == "make":
+        assert set(words) <= MAKE_TARGETS
+    elif program == "python":
+        assert words[0] == "-m" or (ROOT / words[0]).is_file()
+    elif program == "pip":
+        (extra,) = re.findall(r"kvsweep\[(\w+)\]", command)
+        assert extra in PROJECT["optional-dependencies"]
+    elif options := [word for word in words if word.startswith("--") and word != "--help"]:
+        _, text = run_script(program, ["--help"], monkeypatch)
+        assert [option for option in options if option not in text] == []
+
+
+@pytest.mark.parametrize("code", [c for c in INLINE if re.fullmatch(r"[\w./]+\.(py|yaml|md|csv)", c)])
+def test_every_file_that_is_named_exists(code: str) -> None:
+    if code in ("compression/policies/oldest.py", "conf/policy/oldest.yaml"):  # which a newcomer is to write
+        return
+    if "/" not in code and code.endswith(".py"):
+        code = f"scripts/{code}"
+    assert (ROOT / code).exists()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_somewhere(document: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", (ROOT / document).read_text())
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+# --- Keys ---------------------------------------------------------------------------------------------------
+
+KEYS = [code for code in INLINE if re.fullmatch(r"-?[a-z_]+(\.[a-z_0-9]+)*=\S*", code)]
+
+
+@pytest.mark.parametrize("code", KEYS)
+def test_every_key_and_choice_exists(code: str, compose: Callable[..., Any]) -> None:
+    key, _, value = code.partition("=")
+    if (CONF / key).is_dir() or key == "recipe":
+        group = "predictor" if key == "recipe" else key
+        names = {path.stem for path in (CONF / group).glob("*.yaml")}
+        assert not value or value in names or value == value.upper()
+        return
+    if key == "install":  # of the completion
+        return
+    configs = [
+        compose("launcher=slurm", "tracker=wandb"),
+        compose("model=r1_qwen_7b"),
+        OmegaConf.load(CONF / "predictor/r1.yaml"),
+    ]
+    missing = object()
+    assert any(OmegaConf.select(config, key, default=missing) is not missing for config in configs)
+
+
+def test_keys_are_found() -> None:
+    assert {"benchmark.path=FILE", "recipe=toy", "policy.question_on_top=true", "launcher.shards=n"} <= set(KEYS)
+
+
+def test_the_table_of_policies_has_them_all() -> None:
+    text = (ROOT / "README.md").read_text()
+    names = {path.stem for path in (CONF / "policy").glob("*.yaml")} - {
+        p.stem for p in CONF.glob("policy/dynts_*.yaml")
+    }
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+# --- Python and YAML ----------------------------------------------------------------------------------------
+
+
+def test_every_block_has_its_test() -> None:
+    others = {(block.document, block.language) for block in BLOCKS if block.language != "sh"}
+    assert others == {("README.md", "python"), ("CONTRIBUTING.md", "python"), ("CONTRIBUTING.md", "yaml")}
+
+
+def run_loop(budget: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    """The README's own loop with another budget: what it prints, and its names."""
+    source = the_block("README.md", "python")
+    assert "question, budget, window = len(text), 128, 48" in source
+    names: dict[str, Any] = {}
+    exec(source.replace("len(text), 128, 48", f"len(text), {budget}, 48"), names)
+    return capsys.readouterr().out, names
+
+
+def test_the_loop_of_the_readme_holds_to_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    output, names = run_loop(128, capsys)
+    cache = names["cache"]
+    assert len(names["text"]) > 129 >= cache.lengths[0]
+    # 2 x layers x heads x rows x width x bytes of each: what the text's length does not change.
+    config = names["model"].config
+    width = config.hidden_size // config.num_attention_heads
+    expected = 2 * config.num_hidden_layers * config.num_key_value_heads * 129 * width * 4
+    assert f"{expected:,} bytes" in output
+    assert r"\boxed{" in output
+    assert r"\boxed{7}" not in output, "the README says that this policy answers wrong"
+
+
+def test_the_loop_of_the_readme_is_the_models_own_where_nothing_is_evicted(capsys: pytest.CaptureFixture[str]) -> None:
+    output, names = run_loop(600, capsys)
+    assert r"\boxed{7}" in output
+    path = WEIGHTS / "toy_qwen"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path, dtype="float32"), AutoTokenizer.from_pretrained(path)
+    question = torch.tensor([names["text"][: names["question"]]])
+    own = model.generate(question, max_new_tokens=600, do_sample=False)[0].tolist()
+    assert names["text"] == own
+    assert own[-1] == tokenizer.eos_token_id
+
+
+def test_the_policy_of_contributing_works_as_printed(
+    monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any], no_model: None, tmp_path: Path
+) -> None:
+    printed = the_block("CONTRIBUTING.md", "yaml")
+    settings = yaml.safe_load(printed)
     module_name, class_name = settings["_target_"].rsplit(".", 1)
     assert f"`{module_name.replace('.', '/')}.py`" in (ROOT / "CONTRIBUTING.md").read_text()
     module = types.ModuleType(module_name)
     monkeypatch.setitem(sys.modules, module_name, module)
-    exec(code_block("CONTRIBUTING.md", "python"), module.__dict__)
+    source = the_block("CONTRIBUTING.md", "python")
+    assert len(source.splitlines()) <= 20
+    exec(source, module.__dict__)
     policy = build_policy({**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10})
     assert type(policy).__name__ == class_name
     view = CacheView(
@@ -49,10 +327,7 @@ def test_the_policy_of_contributing_works_as_printed(monkeypatch):
     )
     # Of the 7 rows outside the window the first 3 stay.
     assert policy.select(view).keep.tolist() == [0, 1, 2, 7, 8]
-
-
-def test_every_make_target_named_in_a_document_exists():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for document in ("README.md", "CONTRIBUTING.md"):
-        named = set(re.findall(r"`make ([a-z]+)`", (ROOT / document).read_text()))
-        assert named <= targets
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / f"{settings['name']}.yaml").write_text(printed)
+    ended = kvsweep("--dry-run", "policy=oldest", f"hydra.searchpath=[file://{tmp_path}]")
+    assert ended.code == 0, ended.err

@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where the wheel keeps each folder of the repository that it takes.
@@ -73,6 +75,15 @@ def test_the_sdist_makes_the_same_wheel(build: Mapping[str, Path], unpacked: Pat
     subprocess.run(command, cwd=tree, capture_output=True, timeout=120, check=True)
     with zipfile.ZipFile(next((tmp_path / "again").glob("*.whl"))) as again, zipfile.ZipFile(build["wheel"]) as wheel:
         assert sorted(again.namelist()) == sorted(wheel.namelist())
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= citation.keys()
+    assert citation["version"] == project["version"]
+    assert citation["license"] == project["license"]
 
 
 @pytest.mark.slow
