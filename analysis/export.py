@@ -105,8 +105,7 @@ def export(
         raise UserError(f"--cell {unknown[0]} is not in {directory}: give the name of one of its folders.")
     if cells:
         table = table[table["cell_id"].isin(cells)]
-    _refuse_foreign(output)
-    (output / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
+    _claim(output)
     schema = pa.schema([(name, kind) for name, kind, _ in COLUMNS if ids or name != "token_ids"])
     tallies = {}
     cells_of_run: list[Any] = table.to_dict("records")
@@ -121,11 +120,15 @@ def export(
     return output, notices
 
 
-def _refuse_foreign(output: Path) -> None:
-    """Only an export of ours is written over."""
-    path = output / CARD_FILE
-    if any(output.glob("*")) and not (path.is_file() and f"- {TAG}\n" in path.read_text(encoding="utf-8")):
+def _claim(output: Path) -> None:
+    """Make the folder ours, by its card: only what is ours is written over, an export cut short as well."""
+    path, mark = output / CARD_FILE, f"- {TAG}\n"
+    if path.is_file() and mark in path.read_text(encoding="utf-8"):
+        return
+    if any(output.glob("*")):
         raise UserError(f"{output} holds something else: give an empty or a new folder with --output.")
+    (output / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
+    path.write_text(f"---\ntags:\n{mark}---\n\nNot finished.\n", encoding="utf-8")
 
 
 def _withheld(cell: dict[str, Any]) -> bool:
@@ -205,6 +208,7 @@ def card(table: pd.DataFrame, tallies: dict[str, Tally], columns: Sequence[str],
         "benchmark, policy, decoding and seed; until its first eviction a completion is the full cache's, token for "
         "token, so cells of one `condition` can be compared pair by pair.",
         f"Models: {_listed(models)}. Benchmarks: {_listed(benchmarks)}. Policies: {policies}.",
+        f"Decoding: {'; '.join(_decodings(table))}. Code: {_revisions(table)}.",
         "## Cells",
         "Pass@1 is the mean over problems of the mean over draws, in percent, of what is graded.",
         _markdown(_cell_rows(table, tallies)),
@@ -219,6 +223,20 @@ def card(table: pd.DataFrame, tallies: dict[str, Tally], columns: Sequence[str],
 def _titles(table: pd.DataFrame, kind: str) -> dict[str, str]:
     pairs = table.drop_duplicates(kind)
     return dict(zip(pairs[kind], pairs[f"{kind}_title"], strict=True))
+
+
+def _decodings(table: pd.DataFrame) -> Iterator[str]:
+    """Each way of decoding with its settings."""
+    columns = [name for name in table.columns if name == "decoding" or name.startswith("decoding_")]
+    for row in table[columns].drop_duplicates().to_dict("records"):
+        settings = [
+            f"{str(k).removeprefix('decoding_')} {v}" for k, v in row.items() if k != "decoding" and pd.notna(v)
+        ]
+        yield f"`{row['decoding']}` ({', '.join(settings)})"
+
+
+def _revisions(table: pd.DataFrame) -> str:
+    return ", ".join(f"commit {name}" for name in table["revision"].unique() if name) or "commit unknown"
 
 
 def _listed(titles: dict[str, str]) -> str:
@@ -312,6 +330,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             push(folder, options.push_to_hub, public=options.public)
     except UserError as error:
         print(f"kvsweep-export: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        place = options.output or options.directory
+        print(
+            f"kvsweep-export: error: {place} cannot be written to ({error.strerror}): give --output.", file=sys.stderr
+        )
         sys.exit(2)
 
 

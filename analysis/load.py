@@ -257,7 +257,9 @@ def load_run(directory: Path | str) -> Run:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells as `load_cells` has them, without their counts, and `licence` of their problems: reads no completion.
+    """The cells as `load_cells` has them, without their counts; reads no completion.
+
+    Beside these columns: licence (of the problems) and revision (git's, of the code), empty where unknown.
 
     Raises:
         UserError: the directory is missing or holds no cell.
@@ -265,6 +267,7 @@ def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
     folders, settings, provenance = _described(Path(directory), notify)
     cells = _cell_table(folders, settings, provenance).drop(columns="completions")
     cells["licence"] = [cell["benchmark"].get("licence") or "" for cell in settings]
+    cells["revision"] = [(provenance[folder.name].get("git") or {}).get("revision") or "" for folder in folders]
     return in_order(cells)
 
 

@@ -80,6 +80,7 @@ def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
     assert card.data.license == "other"
     assert card.data.size_categories == ["n<1K"]
     assert "8 completions of 2 cells" in card.text
+    assert "`r1` (max_new_tokens 400, temperature 0.6). Code: commit 0123abcd." in card.text
     # Mean over problems of the mean over draws: (1/2 + 1) / 2 and (1/2 + 1/2) / 2.
     (full,) = [line for line in card.text.splitlines() if "| full |" in line]
     (dynts,) = [line for line in card.text.splitlines() if "| dynts 0.3 / 48, budget 128 |" in line]
@@ -184,6 +185,21 @@ def test_a_folder_of_another_kind_is_left_alone(make_cell: MakeCell, tmp_path: P
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
+def test_an_export_that_was_cut_short_is_made_again(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_cell([[1]]).parent
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_write", stop)
+        with pytest.raises(KeyboardInterrupt):
+            export(run)
+    folder, _ = export(run)
+    assert len(rows_of(folder)) == 1
+    assert "Not finished" not in (folder / "README.md").read_text()
+
+
 # --- The command --------------------------------------------------------------------------------------------
 
 
@@ -199,6 +215,19 @@ def test_no_run_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.Captur
         main([str(tmp_path / name)])
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_place_that_cannot_be_written_to_is_one_sentence(
+    make_cell: MakeCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_cell([[1]]).parent
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), "--output", str(tmp_path / "file/export")])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "cannot be written to" in error
+    assert error.count("\n") == 1
 
 
 def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
