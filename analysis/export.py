@@ -1,6 +1,7 @@
 """`kvsweep-export DIR`: completions and grades as a folder that `datasets.load_dataset` reads, with a dataset card."""
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -116,8 +117,18 @@ def export(
     for stale in output.glob(f"{DATA_FOLDER}/*.parquet"):
         if stale.stem not in tallies:
             stale.unlink()
-    (output / CARD_FILE).write_text(card(table, tallies, schema.names, problems=problems), encoding="utf-8")
+    text = card(table, tallies, schema.names, problems=problems, digest=_digest(output / DATA_FOLDER))
+    (output / CARD_FILE).write_text(text, encoding="utf-8")
     return output, notices
+
+
+def _digest(folder: Path) -> str:
+    """Hash of the data files."""
+    whole = hashlib.sha256()
+    for path in sorted(folder.glob("*.parquet")):
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()[:16]
 
 
 def _claim(output: Path) -> None:
@@ -186,10 +197,12 @@ def _groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield group
 
 
-def card(table: pd.DataFrame, tallies: dict[str, Tally], columns: Sequence[str], *, problems: bool) -> str:
+def card(table: pd.DataFrame, tallies: dict[str, Tally], columns: Sequence[str], *, problems: bool, digest: str) -> str:
     """The dataset card: YAML front matter, then what the dataset holds, its columns, and whose the texts are."""
     rows = sum(tally.rows for tally in tallies.values())
     models, benchmarks = _titles(table, "model"), _titles(table, "benchmark")
+    # `datasets` names its cache by this front matter alone: without the digest it would open another export's rows.
+    config = {"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet", "description": f"content {digest}"}
     front = {
         "pretty_name": f"KV-cache compression of {', '.join(models.values())}",
         "license": "other",
@@ -197,7 +210,7 @@ def card(table: pd.DataFrame, tallies: dict[str, Tally], columns: Sequence[str],
         "task_categories": ["text-generation"],
         "tags": [TAG, "kv-cache", "reasoning"],
         "size_categories": [next((name for size, name in SIZES.items() if rows < size), "n>10M")],
-        "configs": [{"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet"}],
+        "configs": [config],
     }
     meanings = {name: (kind, meaning) for name, kind, meaning in COLUMNS}
     policies = ", ".join(f"`{name}`" for name in table["policy"].unique())

@@ -36,6 +36,9 @@ def _show() -> bool:
         return True
     except (HydraException, OmegaConfBaseException):
         return False  # said in one sentence by the rest
+    except ValueError as error:  # options that exclude each other, such as -m and --cfg
+        print(f"kvsweep: error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -109,8 +109,9 @@ def test_what_only_shows_something_needs_no_torch(arguments: list[str], tmp_path
     assert ended.stdout
 
 
-def test_showing_a_configuration_that_is_wrong_is_one_sentence(call: Callable[..., Ended]) -> None:
-    ended = call("kvsweep", "--cfg", "job", "nothing=1")
+@pytest.mark.parametrize("wrong", ["nothing=1", "-m", "benchmark=nothing"])
+def test_showing_a_configuration_that_is_wrong_is_one_sentence(wrong: str, call: Callable[..., Ended]) -> None:
+    ended = call("kvsweep", "--cfg", "job", wrong)
     assert ended.code == 2
     assert ended.err.count("\n") == 1
 

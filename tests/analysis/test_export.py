@@ -76,7 +76,8 @@ def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
     make_cell([[1, 0], [1, "truncated"]], policy="dynts", done=False)
     folder, _ = export(run)
     card = DatasetCard.load(folder / "README.md")
-    assert card.data.to_dict()["configs"] == [{"config_name": "default", "data_files": "data/*.parquet"}]
+    (config,) = card.data.to_dict()["configs"]
+    assert (config["config_name"], config["data_files"]) == ("default", "data/*.parquet")
     assert card.data.license == "other"
     assert card.data.size_categories == ["n<1K"]
     assert "8 completions of 2 cells" in card.text
@@ -174,6 +175,17 @@ def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytes
     (path,) = export(cell.parent)[0].glob("data/*")
     assert pq.ParquetFile(path).num_row_groups == 3
     assert max(alive) == 3
+
+
+def test_another_export_of_the_same_size_is_not_taken_for_the_first(make_cell: MakeCell) -> None:
+    cell = make_cell([[1]])
+    first, second = [], []
+    for found, text in ((first, "So 4."), (second, "So 5."), (second, "So 5.")):
+        rewrite(cell / "completions.jsonl", lambda row, text=text: {**row, "text": text})  # type: ignore[misc]
+        folder, _ = export(cell.parent)
+        found += [(folder / "README.md").read_text()]
+        assert [row["text"] for row in rows_of(folder)] == [text]
+    assert second[0] == second[1] != first[0]
 
 
 def test_a_folder_of_another_kind_is_left_alone(make_cell: MakeCell, tmp_path: Path) -> None:
