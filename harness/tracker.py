@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -207,7 +208,8 @@ class Tracking:
             if self._thread.is_alive():
                 self._late = True
                 # With the processes that it has started itself.
-                os.killpg(self._process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 self._thread.join()
             self._errors.close()
 
@@ -217,8 +219,10 @@ class Tracking:
         try:
             with self._process.stdin as pipe:
                 self._tell(pipe)
-        except OSError:
+        except BrokenPipeError:
             pass  # the process is no more, and its status says why
+        except Exception as error:
+            self._note(" ".join(str(error).split()))
         code = self._process.wait()
         if self._late:
             self._note(f"not finished after {self._config.patience_s:g} s")

@@ -227,6 +227,15 @@ def test_a_process_that_cannot_be_started_costs_nothing(
     assert "tracker=wandb is told no more (no memory)" in ended.err
 
 
+def test_what_cannot_be_summed_up_is_told_and_costs_nothing(
+    command: Callable[..., Any], fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracker, "COMPLETIONS_FILE", "missing.jsonl")
+    ended = command("tracker=wandb")
+    assert ended.code == 0
+    assert ended.err.count("tracker=wandb is told no more ([Errno 2]") == 1
+
+
 def test_a_tracker_that_asks_finds_nobody_to_answer(command: Callable[..., Any], fake: FakeTracker) -> None:
     fake.before("open('/dev/tty')")
     ended = command("tracker=wandb")
