@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compression.policy import CacheView
+from harness import trace
 from harness.config import CONF, build_policy
 from harness.predictor.command import ALONE, STAGES
 from harness.predictor.recipe import read_plan
@@ -158,6 +159,14 @@ def test_every_command_works(
         ended = request.getfixturevalue("kvsweep")("--dry-run", *words, *without_network(words, request))
         assert ended.code == 0, ended.err
         assert "nothing was run" in ended.out
+    elif program == "kvsweep-trace" and words[0] == "live":
+        code, output = run_script(program, [*words, "--out", str(tmp_path)], monkeypatch)
+        assert code == 0, output
+        assert list(tmp_path.rglob("*.png"))
+    elif program == "kvsweep-trace":
+        options = trace.parse(words)
+        trace.check(options)
+        request.getfixturevalue("compose")(*options.overrides)
     elif program == "kvsweep-predictor":
         assert words[0] in (*STAGES, *ALONE, "all")
         assert read_plan(words[1:]).recipe.directory
