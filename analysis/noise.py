@@ -51,7 +51,8 @@ def _panel(axes: Axes, verdict: PanelVerdict) -> None:
     words = f"range {100 * floor.range:.1f}, floor {100 * floor.critical:.1f}, {p}"
     axes.text(0.03, 0.94, words, transform=axes.transAxes, va="top", fontsize=7.5)
     low, high = min(scores[0], middle - half), max(scores[-1], middle + half)
-    axes.set_ylim(low - 0.08 * (high - low), high + 0.28 * (high - low))
+    span = high - low or 1.0  # of cells that are all right there is no range
+    axes.set_ylim(low - 0.08 * span, high + 0.28 * span)
     axes.set_xticks([])
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

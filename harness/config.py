@@ -25,7 +25,7 @@ from harness.records import WHOLE, Shard, UserError
 from harness.sampling import SamplingConfig
 from harness.status import command_line
 from harness.tracker import UNTRACKED, TrackerConfig
-from kernels.implementation import Implementation, check_available
+from kernels.implementation import Implementation, check_installed
 
 _T = TypeVar("_T")
 
@@ -249,7 +249,7 @@ def _whole(name: str, value: Any, *, least: int) -> int:
 
 def _implementation(name: Any) -> Implementation:
     try:
-        check_available(str(name))
+        check_installed(str(name))  # where a job is submitted from, there need be no GPU
     except ValueError as error:
         raise UserError(str(error)) from error
     return name

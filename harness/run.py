@@ -45,6 +45,7 @@ from harness.status import (
 )
 from harness.store import CellLockedError, CellStore, Pair, is_done, plain_disk_errors
 from harness.tracker import Tracking
+from kernels.implementation import check_available
 
 FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
 
@@ -122,6 +123,9 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
         for directory in directories:
             print(f"results: {directory}\nreport:  kvsweep-report {directory}")
         return
+    if launcher.kind != "slurm":
+        for job in jobs:
+            _check_device(job)
     for job in parts:
         _queue(job)
     if launcher.kind == "slurm":
@@ -194,6 +198,13 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             store.mark_done(job.problem_ids, job.draws)
 
 
+def _check_device(job: Job) -> None:
+    try:
+        check_available(job.impl)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
 def _has_nothing_left(job: Job) -> bool:
     return all(is_done(job.run_directory, cell, job.problem_ids, job.draws) for cell in job.cells)
 
@@ -235,6 +246,7 @@ def decode(
     job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], progress: tqdm, reporter: Reporter
 ) -> None:
     """Decode what the cells lack, all cells side by side in one batch."""
+    _check_device(job)
     stretch, model = describe_stretch(), loaded(job.model)
     for cell in cells:
         stores[cell.cell_id].unmark_done()

@@ -32,16 +32,25 @@ class Operations:
     ragged: bool
 
 
-def check_available(impl: str) -> None:
-    """Refuse an implementation that this machine cannot run.
+def check_installed(impl: str) -> None:
+    """Refuse an implementation that no machine with these packages can run.
 
     Raises:
-        ValueError: an unknown name; Triton where it is not installed, or without a GPU and its interpreter.
+        ValueError: an unknown name; Triton where it is not installed.
     """
     if impl not in ("torch", "triton"):
         raise ValueError(f"impl={impl} is unknown: choose torch or triton.")
     if impl == "triton" and find_spec("triton") is None:
         raise ValueError("impl=triton needs the package triton, which is not installed: install it or choose torch.")
+
+
+def check_available(impl: str) -> None:
+    """Refuse an implementation that this machine cannot run.
+
+    Raises:
+        ValueError: `check_installed` refuses it; Triton without a GPU and its interpreter.
+    """
+    check_installed(impl)
     if impl == "triton" and not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("impl=triton needs a CUDA GPU, or TRITON_INTERPRET=1 to try it without: else choose torch.")
 

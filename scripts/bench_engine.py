@@ -133,14 +133,14 @@ def products(model: LoadedModel, prompts: Prompts, policy: Policy, slots: int) -
     shape, weights = model.shape, [m.weight for m in model.network.modules() if isinstance(m, nn.Linear)]
     inputs = {w.shape[1]: torch.randn(slots, w.shape[1]) for w in weights}
     query = torch.randn(slots, shape.kv_heads, shape.q_heads // shape.kv_heads, shape.head_dim)
-    keys, values = torch.randn(2, slots, shape.kv_heads, length, shape.head_dim)
+    cache = torch.randn(shape.layers, 2, slots, shape.kv_heads, length, shape.head_dim)
 
     @torch.inference_mode()
     def run() -> int:
         for _ in range(200):
             for weight in weights:
                 functional.linear(inputs[weight.shape[1]], weight)
-            for _ in range(shape.layers):
+            for keys, values in cache:
                 torch.matmul(torch.matmul(query, keys.transpose(-1, -2)), values)
         return 200 * slots
 

@@ -36,7 +36,7 @@ MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re
 # Typed out in full in a test of its own.
 ELSEWHERE = {
     'eval "$(kvsweep -sc install=bash)"': "tests/test_commands.py",
-    "kvsweep policy=oldest": "test_the_policy_of_contributing_works_as_printed",
+    "kvsweep policy=oldest": "test_the_policy_of_the_readme_works_as_printed",
 }
 OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
 
@@ -63,9 +63,9 @@ def blocks() -> Iterator[Block]:
 BLOCKS = list(blocks())
 
 
-def the_block(document: str, language: str) -> str:
-    """The only block of its language in a document."""
-    (text,) = [block.text for block in BLOCKS if (block.document, block.language) == (document, language)]
+def the_block(language: str, holding: str) -> str:
+    """The only block of its language that holds a text."""
+    (text,) = [block.text for block in BLOCKS if block.language == language and holding in block.text]
     return text
 
 
@@ -268,13 +268,28 @@ def test_the_table_of_policies_has_them_all() -> None:
 
 
 def test_every_block_has_its_test() -> None:
-    others = {(block.document, block.language) for block in BLOCKS if block.language != "sh"}
-    assert others == {("README.md", "python"), ("CONTRIBUTING.md", "python"), ("CONTRIBUTING.md", "yaml")}
+    known = [
+        ("python", "class Oldest"),
+        ("yaml", "name: oldest"),
+        ("python", "Engine.sized_for"),
+        ("python", "SlotCache("),
+    ]
+    others = {block.text for block in BLOCKS if block.language != "sh"}
+    assert others == {the_block(*block) for block in known}
+
+
+def test_the_engine_of_the_readme_evicts(capsys: pytest.CaptureFixture[str]) -> None:
+    source = the_block("python", "Engine.sized_for")
+    assert len(source.splitlines()) <= 15
+    names: dict[str, Any] = {}
+    exec(source, names)
+    assert names["completion"].evictions
+    assert f"{len(names['completion'].evictions)} evictions" in capsys.readouterr().out
 
 
 def run_loop(budget: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
     """The README's own loop with another budget: what it prints, and its names."""
-    source = the_block("README.md", "python")
+    source = the_block("python", "SlotCache(")
     assert "question, budget, window = len(text), 128, 48" in source
     names: dict[str, Any] = {}
     exec(source.replace("len(text), 128, 48", f"len(text), {budget}, 48"), names)
@@ -305,16 +320,16 @@ def test_the_loop_of_the_readme_is_the_models_own_where_nothing_is_evicted(capsy
     assert own[-1] == tokenizer.eos_token_id
 
 
-def test_the_policy_of_contributing_works_as_printed(
+def test_the_policy_of_the_readme_works_as_printed(
     monkeypatch: pytest.MonkeyPatch, kvsweep: Callable[..., Any], no_model: None, tmp_path: Path
 ) -> None:
-    printed = the_block("CONTRIBUTING.md", "yaml")
+    printed = the_block("yaml", "name: oldest")
     settings = yaml.safe_load(printed)
     module_name, class_name = settings["_target_"].rsplit(".", 1)
-    assert f"`{module_name.replace('.', '/')}.py`" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert f"`{module_name.replace('.', '/')}.py`" in (ROOT / "README.md").read_text()
     module = types.ModuleType(module_name)
     monkeypatch.setitem(sys.modules, module_name, module)
-    source = the_block("CONTRIBUTING.md", "python")
+    source = the_block("python", "class Oldest")
     assert len(source.splitlines()) <= 20
     exec(source, module.__dict__)
     policy = build_policy({**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10})
@@ -338,5 +353,7 @@ def test_the_policy_of_contributing_works_as_printed(
     assert policy.select(view).keep.tolist() == [0, 1, 2, 7, 8]
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / f"{settings['name']}.yaml").write_text(printed)
-    ended = kvsweep("--dry-run", "policy=oldest", f"hydra.searchpath=[file://{tmp_path}]")
+    grid = "grid.policy=[dynts,oldest]"
+    assert f"'{grid}'" in (ROOT / "README.md").read_text()
+    ended = kvsweep("--dry-run", "policy=oldest", "model=toy_qwen", grid, f"hydra.searchpath=[file://{tmp_path}]")
     assert ended.code == 0, ended.err

@@ -21,6 +21,13 @@ def test_triton_without_a_gpu_is_refused_before_a_model_is_loaded(kvsweep, no_mo
     assert "impl=triton needs" in ended.err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can run it")
+def test_triton_can_be_submitted_from_where_there_is_no_gpu(kvsweep, no_model, tiny, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    arguments = [*tiny, "benchmark=toy_chain", "impl=triton", f"results_dir={tmp_path}", "launcher=slurm"]
+    assert kvsweep(*arguments, "--dry-run").code == 0
+
+
 def test_an_unknown_implementation_is_refused(kvsweep, no_model, tiny, tmp_path):
     ended = kvsweep(*tiny, "benchmark=toy_chain", "impl=cuda", f"results_dir={tmp_path}")
     assert ended.code == 2
