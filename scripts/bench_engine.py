@@ -1,6 +1,6 @@
 """Live tokens per second of the engine on an embedded model, beside transformers.generate and a padded evicting loop.
 
-    python scripts/bench_engine.py --model toy_qwen --problems 160 --slots 32 64 128 --rounds 5
+    python scripts/bench_engine.py --model toy_qwen --problems 160 --slots 1 20 64 96 --batches 20 1 80 --rounds 5
     python scripts/bench_engine.py --curve           # milliseconds of a step against generated length, full and dynts
     python scripts/bench_engine.py --sizes 50 2000   # tokens/s and memory against the number of problems
     python scripts/bench_engine.py --workers 2       # two processes on shards beside one process
@@ -8,10 +8,10 @@
 All decode the same problems with the same sampling on one thread, one contender after the other in each round;
 figures are medians over rounds. Tokens are those that end up in a completion: rows that ride along after their end do
 not count, and the clock runs from the first prefill to the last completion, evictions included. Both peers decode
-static batches of 20: `generate` with the full cache, the loop as DynTS's code is described, its rows padded to the
-longest after every eviction. "Products alone" is a bound and no contender: the matrix products of a step of dynts and
-nothing else, no norms, no softmax, no sampling, no eviction, at the mean length of a slot. The last line is one JSON
-object.
+static batches: `generate` with the full cache, the loop as DynTS's code is described (20 there), its rows padded to
+the longest after every eviction. Our full cache comes twice: with as many slots as dynts, and with as many as fit into
+the memory of those. "Products alone" is a bound and no contender: the matrix products of a step of dynts and nothing
+else, no norms, no softmax, no sampling, no eviction, at the mean length of a slot. The last line is one JSON object.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,12 @@ from compression.policies.dynts import DynTS
 from compression.policy import Policy
 from compression.predictor import load_predictor
 from harness.config import CONF, Job, plan
-from harness.engine import Branch, Engine, Request
+from harness.engine import Branch, Engine, Request, needed_capacity
 from harness.models import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
 from harness.records import Shard
 from harness.sampling import sample
 
-PEER_BATCH = 20
 Prompts = list[tuple[int, ...]]
 
 
@@ -68,16 +68,19 @@ def compare(args: argparse.Namespace) -> None:
     job, model, prompts = prepare(args, args.problems)
     policies = {cell.policy.name: cell.policy for cell in job.cells}
     peer = Peer(job, prompts, policies["dynts"])
-    contenders: dict[str, Callable[[], int]] = {
-        f"generate, batch {PEER_BATCH}": peer.generate,
-        f"padded dynts loop, batch {PEER_BATCH}": peer.evicting_loop,
-    }
+    contenders: dict[str, Callable[[], int]] = {}
+    for batch in args.batches:
+        contenders[f"generate, batch {batch}"] = partial(peer.generate, batch)
+        contenders[f"padded dynts loop, batch {batch}"] = partial(peer.evicting_loop, batch)
     shares: dict[str, dict[str, float]] = {}
+    rows = {name: needed_capacity(ask(prompts, policy), job.decoding) for name, policy in policies.items()}
     for slots in args.slots:
         contenders[f"products alone, {slots} slots"] = products(model, prompts, policies["dynts"], slots)
-        for name in ("full", "dynts"):
-            label = f"{name}, {slots} slots"
-            contenders[label] = ours(job, model, prompts, policies[name], slots, shares.setdefault(label, {}))
+        # The full cache twice: with as many slots, and with as many as the memory of dynts's slots holds.
+        fitting = max(1, slots * rows["dynts"] // rows["full"])
+        for name, count in (("full", slots), ("full", fitting), ("dynts", slots)):
+            label = f"{name}, {count} slots"
+            contenders[label] = ours(job, model, prompts, policies[name], count, shares.setdefault(label, {}))
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in tqdm(range(args.rounds + 1), desc="rounds, the first not counted"):
         for name, contender in contenders.items():
@@ -85,7 +88,7 @@ def compare(args: argparse.Namespace) -> None:
             tokens = contender()
             rates[name].append(tokens / (time.perf_counter() - start))
     medians = {name: statistics.median(figures[1:]) for name, figures in rates.items()}
-    base = medians[f"generate, batch {PEER_BATCH}"]
+    base = medians[f"generate, batch {args.batches[0]}"]
     print(f"{'contender':30}{'tokens/s':>10}{'ratio':>8}  share of the time: {', '.join(PARTS)}")
     for name, rate in medians.items():
         parts = "  ".join(f"{value:.2f}" for value in shares.get(name, {}).values())
@@ -158,11 +161,11 @@ class Peer:
         self.head = load_predictor(Path(str(policy.predictor)))
         self.decoding, self.prompts, self.policy = job.decoding, prompts, policy
 
-    def batches(self) -> list[tuple[Tensor, Tensor]]:
+    def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
         """Token ids and mask [batch, longest], padded in front."""
         found = []
-        for start in range(0, len(self.prompts), PEER_BATCH):
-            batch = self.prompts[start : start + PEER_BATCH]
+        for start in range(0, len(self.prompts), size):
+            batch = self.prompts[start : start + size]
             width = max(map(len, batch))
             ids = torch.tensor([[self.pad] * (width - len(p)) + list(p) for p in batch])
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch])
@@ -170,9 +173,9 @@ class Peer:
         return found
 
     @torch.inference_mode()
-    def generate(self) -> int:
+    def generate(self, batch: int) -> int:
         sampling, tokens = self.decoding.sampling, 0
-        for ids, mask in self.batches():
+        for ids, mask in self.batches(batch):
             written = self.network.generate(
                 ids,
                 attention_mask=mask,
@@ -192,8 +195,8 @@ class Peer:
         return int((ended == 0).sum()) + int((ended[:, -1] > 0).sum())
 
     @torch.inference_mode()
-    def evicting_loop(self) -> int:
-        return sum(self.live(self.decode(ids, mask)) for ids, mask in self.batches())
+    def evicting_loop(self, batch: int) -> int:
+        return sum(self.live(self.decode(ids, mask)) for ids, mask in self.batches(batch))
 
     def decode(self, ids: Tensor, mask: Tensor) -> Tensor:
         questions = mask.sum(-1)
@@ -334,6 +337,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--model", default="toy_qwen")
     parser.add_argument("--problems", type=int, default=160)
     parser.add_argument("--slots", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--batches", type=int, nargs="+", default=[20], help="of the peers; the first is the ratio's 1")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--output", help="picture of the curve")
