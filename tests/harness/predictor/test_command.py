@@ -92,10 +92,13 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         (["train", "recipe.label=[]"], "label=[] cannot be used"),
         (["train", "recipe.epochs=0"], "epochs=0 is out of range"),
         (["train", "recipe.out=/nowhere"], "run kvsweep-predictor labels first"),
+        (["labels"], "run kvsweep-predictor traces first"),
+        (["all", "recipe=r1", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.predictor.command.load_model", lambda config: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
