@@ -245,7 +245,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         _check_vocabulary(config, len(tokenizer))
         # The config's own id belongs to the real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
-    network = network.to(_device(config.device)).eval().requires_grad_(False)
+    network = network.to(device_of(config)).eval().requires_grad_(False)
     use_slot_attention(network)
     return LoadedModel(config, network, tokenizer)
 
@@ -327,10 +327,11 @@ def _cannot_load(config: ModelConfig, error: OSError) -> UserError:
     )
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+def device_of(config: ModelConfig) -> torch.device:
+    """Where a model of this configuration goes."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
 
 
 @cache

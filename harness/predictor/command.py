@@ -12,7 +12,7 @@ from functools import cache
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.models import load_model
+from harness.models import device_of, load_model
 from harness.predictor.labels import make_labels, write_oracle
 from harness.predictor.recipe import LABEL_KINDS, Plan, read_plan
 from harness.predictor.traces import make_traces, read_traces, trace_problems
@@ -73,7 +73,7 @@ def run(plan: Plan, stages: Sequence[str]) -> None:
         elif stage == "labels":
             outcome = make_labels(plan.recipe, model())
         elif stage == "train":
-            outcome = {"head": str(train(plan, model().device))}
+            outcome = {"head": str(train(plan, device_of(plan.model)))}
         elif stage == "oracle":
             outcome = {"labels": str(write_oracle(plan.recipe))}
         else:
