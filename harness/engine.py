@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -230,7 +230,9 @@ class Engine:
         self.rows = torch.arange(slots, device=device)
         self.ends, self.unread = _Ends(slots, device), False
         self.ahead = device.type == "cuda"
-        self.graphs = StepGraphs(self._decode, slots=slots) if StepGraphs.serve(model, self.cache) else None
+        self.graphs: StepGraphs | None = None
+        if StepGraphs.serve(model, self.cache):
+            self.graphs = StepGraphs(self._decode, slots=slots, timer=partial(self.clock.time, "forward"))
         # Per slot, known to the host alone: tokens written, how many of the first are given, and the cache length that
         # makes the next step evict.
         self.generated = np.zeros(slots, dtype=np.int64)
@@ -359,8 +361,7 @@ class Engine:
         self.cache.count_step()
         if self.graphs is None:
             return self._decode(live)
-        with self.clock.time("forward"):
-            return self.graphs(live, room=self.slots - self.waiting)[:live]
+        return self.graphs(live, room=self.slots - self.waiting)[:live]
 
     def _decode(self, rows: int) -> Tensor:
         """The device's part of `_forward` for the first slots, at least the live ones: what `StepGraphs` captures."""

@@ -5,6 +5,7 @@ of a step are rounded up to a bucket, with free slots in which nothing is read a
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -24,10 +25,13 @@ class StepGraphs:
         step: writes one token in each of the first so many slots and returns logits [slots, vocabulary]; it asks the
             device nothing and keeps its results in place.
         slots: all there are.
+        timer: what times a replay; a step that runs as it is times itself.
     """
 
-    def __init__(self, step: Step, *, slots: int) -> None:
-        self.step, self.slots = step, slots
+    def __init__(
+        self, step: Step, *, slots: int, timer: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        self.step, self.slots, self.timer = step, slots, timer
         self._met: set[int] = set()
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
@@ -47,7 +51,8 @@ class StepGraphs:
         if rows not in self._captured:
             self._captured[rows] = self._capture(rows)
         graph, logits = self._captured[rows]
-        graph.replay()
+        with self.timer():
+            graph.replay()
         return logits
 
     def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:

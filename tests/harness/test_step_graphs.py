@@ -1,6 +1,8 @@
 """Captured steps and a host that runs ahead: the same completions; and a step that a graph can hold."""
 
+import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -87,7 +89,7 @@ def ragged(engine):
 
 def captured(engine):
     ragged(engine)
-    engine.graphs = TapedGraphs(engine._decode, slots=engine.slots)
+    engine.graphs = TapedGraphs(engine._decode, slots=engine.slots, timer=partial(engine.clock.time, "forward"))
 
 
 def ahead(engine):
@@ -124,6 +126,16 @@ def test_graphs_are_captured_and_replayed():
     graphs = engine.graphs._captured
     assert 6 in graphs
     assert not any(graph.fresh for graph, _ in graphs.values())
+
+
+def test_no_second_is_counted_twice():
+    class Slow(FakeModel):
+        def logits(self, hidden):
+            time.sleep(0.01)
+            return super().logits(hidden)
+
+    _, engine = run(Slow(), fake_requests(0, 4, FAKE_POLICIES[:1]), max_new_tokens=9, slots=4, prepare=captured)
+    assert engine.clock.host >= 0
 
 
 def test_a_step_that_asks_the_device_cannot_be_captured():
