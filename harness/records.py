@@ -250,6 +250,16 @@ def read_rows(path: Path, *, on_bad: Callable[[int, str], None] | None = None) -
                 )
 
 
+def read_shards(directory: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a cell's file, those of all its shards.
+
+    Raises:
+        UserError: a broken line.
+    """
+    for path in shard_files(directory, name).values():
+        yield from read_rows(path)
+
+
 def _parse(line: str) -> dict[str, Any] | None:
     try:
         row = json.loads(line)

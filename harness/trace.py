@@ -23,10 +23,10 @@ from analysis.kept import correlation_text, kept_html, kept_table, read_kept, re
 from harness.attribution import Method, cost, grad_x_input, removal
 from harness.models import load_model
 from harness.predictor.recipe import LABEL_KINDS, LabelKind
-from harness.records import CELL_FILE, COMPLETIONS_FILE, GRADES_FILE, Completion, UserError
+from harness.records import CELL_FILE, COMPLETIONS_FILE, GRADES_FILE, Completion, UserError, read_shards
 from harness.steps import PARAGRAPHS, given, matches, numbers, paragraphs
 from harness.strips import check_head, importance
-from harness.traced import NotInText, Source, Traced, live, of_cell, of_completion, of_text, rows_of
+from harness.traced import NotInText, Source, Traced, live, of_cell, of_completion, of_text
 
 LIVE = "live"
 
@@ -150,9 +150,9 @@ def draw_retention(options: argparse.Namespace) -> Iterator[Path]:
     loaded = cache(load_model)
     for folder in sorted(path.parent for path in Path(options.source).glob(f"*/{CELL_FILE}")):
         policy = policy_title(folder)
-        correct = {(g["problem_id"], g["draw"]): g["correct"] for g in rows_of(folder, GRADES_FILE)}
+        correct = {(g["problem_id"], g["draw"]): g["correct"] for g in read_shards(folder, GRADES_FILE)}
         scores.setdefault(policy, []).extend(correct.values())
-        rows = [Completion.from_dict(row) for row in rows_of(folder, COMPLETIONS_FILE)]
+        rows = [Completion.from_dict(row) for row in read_shards(folder, COMPLETIONS_FILE)]
         for completion in sorted((c for c in rows if c.evictions), key=lambda c: c.key)[: options.limit]:
             source = of_completion(folder, completion)
             traced = source.read(loaded(source.model))

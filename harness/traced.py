@@ -1,7 +1,7 @@
 """A text to look into: a stored completion of a cell, a row of a JSONL of texts, or one written on the spot."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from harness.records import (
     Problem,
     UserError,
     read_rows,
-    shard_files,
+    read_shards,
 )
 
 
@@ -163,18 +163,12 @@ def _traced(question: str, completion: Completion, model: LoadedModel) -> Traced
 
 def _find(folder: Path, problem_id: str | None, draw: int) -> Completion:
     found: list[str] = []
-    for row in rows_of(folder, COMPLETIONS_FILE):
+    for row in read_shards(folder, COMPLETIONS_FILE):
         if problem_id in (None, row["problem_id"]) and row["draw"] == draw:
             return Completion.from_dict(row)
         found.append(f"{row['problem_id']}/{row['draw']}")
     some = ", ".join(sorted(found)[:5]) or "none"
     raise UserError(f"--problem {problem_id} --draw {draw} is not among the completions of {folder}: it has {some} ...")
-
-
-def rows_of(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The rows of a cell's file, those of all its shards."""
-    for path in shard_files(folder, name).values():
-        yield from read_rows(path)
 
 
 def of_text(path: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> Source:

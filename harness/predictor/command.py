@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.models import device_of, load_model
 from harness.predictor.labels import make_labels, write_oracle
 from harness.predictor.recipe import LABEL_KINDS, Plan, read_plan
-from harness.predictor.traces import make_traces, read_traces, trace_problems
+from harness.predictor.traces import make_traces
 from harness.predictor.train import evaluate, train
 from harness.provenance import describe_stretch
 from harness.records import UserError
@@ -67,11 +67,10 @@ def run(plan: Plan, stages: Sequence[str]) -> None:
     plan.recipe.directory.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         start = time.perf_counter()
-        _check(stage, plan)
         if stage == "traces":
-            outcome: object = {"kept": make_traces(plan, model())}
+            outcome: object = {"kept": make_traces(plan, model)}
         elif stage == "labels":
-            outcome = make_labels(plan.recipe, model())
+            outcome = make_labels(plan.recipe, model)
         elif stage == "train":
             outcome = {"head": str(train(plan, device_of(plan.model)))}
         elif stage == "oracle":
@@ -83,14 +82,6 @@ def run(plan: Plan, stages: Sequence[str]) -> None:
         with (plan.recipe.directory / "provenance.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
         print(f"{stage}: {seconds} s, {json.dumps(outcome)}", flush=True)
-
-
-def _check(stage: str, plan: Plan) -> None:
-    """Read what a stage needs before a model is loaded for it."""
-    if stage == "traces" and plan.recipe.import_from is None:
-        trace_problems(plan)
-    elif stage == "labels":
-        read_traces(plan.recipe.directory)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,13 @@ def label_trace(
     return output.last_hidden_state[0, thinking], {k: v[thinking] for k, v in labels.result().items()}
 
 
-def make_labels(recipe: Recipe, model: LoadedModel) -> dict[str, Any]:
-    """Write the shards that are missing; return the manifest.
+def make_labels(recipe: Recipe, load: Callable[[], LoadedModel]) -> dict[str, Any]:
+    """Write the shards that are missing; return the manifest. The model is loaded after the traces.
 
     Raises:
         UserError: labels of other traces, another model or another distance lie there.
     """
-    traces = read_traces(recipe.directory)
+    traces, model = read_traces(recipe.directory), load()
     tokens = sum(t.think_end - t.think_start for t in traces)
     per_token = model.network.config.hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)
     print(

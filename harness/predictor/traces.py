@@ -1,11 +1,10 @@
 """Stage 1: correct, closed traces of a model, written by it here or taken from stored texts."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from tqdm import tqdm
 
@@ -24,7 +23,7 @@ from harness.records import (
     UserError,
     _Row,
     read_rows,
-    shard_files,
+    read_shards,
 )
 from harness.segments import ThinkTags, segment_text
 from harness.store import drop_torn_line
@@ -45,13 +44,13 @@ class Trace(_Row):
     think_end: int
 
 
-def make_traces(plan: Plan, model: LoadedModel) -> int:
-    """Append to traces.jsonl what it lacks; return how many traces are kept."""
+def make_traces(plan: Plan, load: Callable[[], LoadedModel]) -> int:
+    """Append to traces.jsonl what it lacks; return how many traces are kept. The model is loaded after the problems."""
     path = plan.recipe.directory / TRACES_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     drop_torn_line(path)
     done = {(row["problem_id"], row["draw"]) for row in read_rows(path)}
-    source = imported(plan, model) if plan.recipe.import_from else written(plan, model, done)
+    source = imported(plan, load()) if plan.recipe.import_from else written(plan, load, done)
     with path.open("a") as file:
         for trace in source:
             if (trace.problem_id, trace.draw) not in done:
@@ -73,9 +72,10 @@ def read_traces(directory: Path) -> list[Trace]:
     return kept
 
 
-def written(plan: Plan, model: LoadedModel, done: set[tuple[str, int]]) -> Iterator[Trace]:
+def written(plan: Plan, load: Callable[[], LoadedModel], done: set[tuple[str, int]]) -> Iterator[Trace]:
     """Let the model write with its full cache what is not done, and grade it."""
     problems, kind = trace_problems(plan)
+    model = load()
     golds = {p.id: p.gold for p in problems}
     branch = (Branch(cell_id="", policy=FullCache(name="full")),)
     prompts = {p.id: model.prompt_ids(p.prompt) for p in problems}
@@ -135,8 +135,8 @@ def imported(plan: Plan, model: LoadedModel) -> Iterator[Trace]:
     source = Path(str(plan.recipe.import_from))
     if source.is_dir():
         prompts = {p.id: p.prompt for p in map(Problem.from_dict, read_rows(source / PROBLEMS_FILE))}
-        grades = {(g["problem_id"], g["draw"]): g["correct"] for g in _shard_rows(source, GRADES_FILE)}
-        for completion in map(Completion.from_dict, _shard_rows(source, COMPLETIONS_FILE)):
+        grades = {(g["problem_id"], g["draw"]): g["correct"] for g in read_shards(source, GRADES_FILE)}
+        for completion in map(Completion.from_dict, read_shards(source, COMPLETIONS_FILE)):
             if completion.key in grades:
                 prompt = model.prompt_ids(prompts[completion.problem_id])
                 yield trace_of(completion, prompt, grades[completion.key] == 1, model)
@@ -152,11 +152,6 @@ def imported(plan: Plan, model: LoadedModel) -> Iterator[Trace]:
             yield trace_of_text(row, str(row.get("id", number)), tags, model, where)
         except UserError as error:
             tqdm.write(f"left out: {error}")
-
-
-def _shard_rows(directory: Path, name: str) -> Iterator[dict[str, Any]]:
-    for path in shard_files(directory, name).values():
-        yield from read_rows(path)
 
 
 def trace_of_text(row: dict, problem_id: str, tags: ThinkTags, model: LoadedModel, where: str) -> Trace:
