@@ -6,11 +6,7 @@ check rots. Dead rows hold NaN throughout.
 """
 
 import gc
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +14,9 @@ import torch
 from compression.cache import SlotCache
 from compression.signals import CacheShape
 from kernels import reference
+from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
 
 pytest.importorskip("triton")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -61,13 +55,7 @@ def inside(test):
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_the_checks_themselves_in_the_interpreter():
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    env.pop("PYTEST_XDIST_WORKER", None)
-    ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
-    assert " passed" in ended.stdout
+    run_file(__file__)
 
 
 def close(actual, expected, tolerance):

@@ -4,32 +4,19 @@ The interpreter must be asked for before a kernel is imported, and a process tha
 tests run in a process of their own, which `test_in_the_interpreter` starts.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from kernels import reference
+from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytest.importorskip("triton")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
-TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_in_the_interpreter():
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    env.pop("PYTEST_XDIST_WORKER", None)
-    ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
-    assert " passed" in ended.stdout
+    run_file(__file__)
 
 
 def close(actual, expected, dtype):
