@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import formats
-from analysis.inference import paired_tests, score_array
+from analysis import words as formats
 from analysis.load import Run, load_run
-from analysis.metrics import graded_rows
-from harness.records import UserError
+from analysis.numbers.inference import paired_tests, score_array
+from analysis.numbers.metrics import graded_rows
+from analysis.records import UserError
 
 # What must agree for two cells to be compared. Everything else (code, decoding, weights, seed) is what may differ.
 MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from analysis import formats
+from analysis import words as formats
 from analysis.load import StoredCompletion, StoredGrade, load_grades, load_problems, load_settings, stream_completions
-from harness.records import CELL_FILE, UserError
+from analysis.records import CELL_FILE, UserError
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"

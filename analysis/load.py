@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.formats import POLICY_TITLES
-from harness.records import (
+from analysis.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
     DONE_FILE,
@@ -34,6 +33,7 @@ from harness.records import (
     content_hash,
     shard_files,
 )
+from analysis.words import POLICY_TITLES
 
 MODEL_ORDER = ("toy_qwen", "toy_llama", "r1_qwen_7b", "r1_llama_8b")
 BENCHMARK_ORDER = (

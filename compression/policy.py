@@ -9,9 +9,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from compression.budget import keep_count, length_after
 from compression.signals import Signal
 from kernels.implementation import TORCH, Operations
+
+
+def keep_count(outside: int, keep_ratio: float) -> int:
+    """Tokens kept of the `outside` many that lie outside the local window: int(outside * keep_ratio).
+
+    DynTS's released rule, rounding included.
+    """
+    return int(outside * keep_ratio)
+
+
+def length_after(length: int, *, local_window: int, keep_ratio: float, question_on_top: int = 0) -> int:
+    """Cache length in tokens right after an eviction at `length`; `question_on_top` tokens stay outside the count."""
+    window = min(local_window, length - question_on_top)
+    return question_on_top + window + keep_count(length - question_on_top - window, keep_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -84,3 +85,9 @@ def _processor() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor()
+
+
+def command_line() -> str:
+    """This process's command as one can type it again."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["kvsweep" if program in ("command.py", "-c", "") else program, *sys.argv[1:]])

@@ -19,9 +19,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from compression.policy import CacheView, Policy, Selection
-from harness.config import CONF, Job, plan
-from harness.engine import Branch, Engine, Request
-from harness.models import LoadedModel, load_model
+from harness.decode.engine import Engine
+from harness.decode.request import Branch, Request
+from harness.models.load import LoadedModel, load_model
+from harness.sweep.job import CONF, Job, plan
 
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs", "toy_groups")
 CERTAIN = 0.5

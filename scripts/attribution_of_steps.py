@@ -10,13 +10,14 @@ import argparse
 import re
 from random import Random
 
-from harness.attribution import grad_x_input, removal
-from harness.config import build
-from harness.models import ModelConfig, load_model
+from harness.inspect.attribution import grad_x_input, removal
+from harness.inspect.reasoning_steps import token_range
+from harness.inspect.text import Traced, composed
+from harness.models.config import ModelConfig
+from harness.models.load import load_model
 from harness.predictor.traces import trace_of_text
-from harness.steps import token_range
+from harness.settings import build
 from harness.toy.tasks import problems, write_completion
-from harness.traced import Traced, composed
 
 _STEP = r"([a-p])=[a-p]\+[a-p]: .*?So \1 is \d\. "
 

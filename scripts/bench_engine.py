@@ -36,15 +36,16 @@ from transformers import AutoModelForCausalLM, DynamicCache
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from analysis.records import Shard
 from compression.policies.dynts import DynTS
 from compression.policy import Policy
 from compression.predictor import load_predictor
-from harness.config import CONF, Job, plan
-from harness.engine import Branch, Engine, Request, needed_capacity
-from harness.models import LoadedModel, load_model
+from harness.decode.engine import Engine
+from harness.decode.request import Branch, Request, needed_capacity
+from harness.decode.sampling import sample
+from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
-from harness.records import Shard
-from harness.sampling import sample
+from harness.sweep.job import CONF, Job, plan
 
 Prompts = list[tuple[int, ...]]
 

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
 
-from harness.config import CONF, Job, plan
-from harness.engine import Branch, Engine, Request
-from harness.models import LoadedModel, load_model
+from analysis.records import Completion
+from harness.decode.engine import Engine
+from harness.decode.request import Branch, Request
+from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
-from harness.records import Completion
+from harness.sweep.job import CONF, Job, plan
 
 Written = dict[tuple[str, str, int], Completion]
 

@@ -45,9 +45,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from analysis.records import UserError
 from compression.signals import CacheShape
 from harness.provenance import describe_code, describe_hardware
-from harness.records import UserError
 from kernels import reference
 from kernels.implementation import check_available
 

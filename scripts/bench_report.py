@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from analysis.report import build_report
+from analysis.report.build import build_report
 
 TEXT = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. " * 8 + "</think>So \\boxed{9}"
 

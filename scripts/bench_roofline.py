@@ -22,11 +22,13 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from compression.cache import SlotCache
-from harness.config import CONF, build
-from harness.models import LoadedModel, ModelConfig, free_memory, load_model
+from harness.decode.graphs import StepGraphs
+from harness.decode.sampling import SamplingConfig, sample
+from harness.models.config import ModelConfig
+from harness.models.load import LoadedModel, free_memory, load_model
 from harness.provenance import describe_code, describe_hardware
-from harness.sampling import SamplingConfig, sample
-from harness.step_graphs import StepGraphs
+from harness.settings import build
+from harness.sweep.job import CONF
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from harness.records import COMPLETIONS_FILE, shard_files
+from analysis.records import COMPLETIONS_FILE, shard_files
 
 GRID = [
     "model=toy_qwen",
@@ -90,7 +90,7 @@ def storm(grid: list[str], results: Path, kills: int, longest: float, dice: rand
 def start_shard(grid: list[str], results: Path, shard: str) -> subprocess.Popen[bytes]:
     """Start one shard of the grid as a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.run", *grid, f"results_dir={results}", f"shard={shard}"],
+        [sys.executable, "-m", "harness.sweep.command", *grid, f"results_dir={results}", f"shard={shard}"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

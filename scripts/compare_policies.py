@@ -3,7 +3,7 @@
     python scripts/compare_policies.py results/runs/labels --reference dynts_far_max --output table.csv
 
 Pairs are the same (benchmark, problem, draw) at the same keep_ratio, local_window and budget. Errors, intervals and p
-are those of `analysis.inference.paired_tests`, Holm over the policies of one setting.
+are those of `analysis.numbers.inference.paired_tests`, Holm over the policies of one setting.
 """
 
 import argparse
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.inference import paired_tests, score_array
 from analysis.load import load_run
-from analysis.metrics import graded_rows, pass_at_1
+from analysis.numbers.inference import paired_tests, score_array
+from analysis.numbers.metrics import graded_rows, pass_at_1
 
 SETTING = ["model", "keep_ratio", "local_window", "budget"]
 

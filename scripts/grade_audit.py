@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.answers import AnswerKind
-from harness.grading import Grader, Job
+from harness.grading.answers import AnswerKind
+from harness.grading.grader import Grader, Job
 
 INTEGERS = ("aime24", "amc23")
 _PIECES = (

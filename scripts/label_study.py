@@ -13,10 +13,11 @@ from dataclasses import replace
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from harness.benchmarks import BenchmarkConfig
-from harness.config import CONF, build
+from harness.benchmarks.config import BenchmarkConfig
 from harness.predictor.command import run
 from harness.predictor.recipe import read_plan
+from harness.settings import build
+from harness.sweep.job import CONF
 from harness.toy.tasks import TASKS
 
 MODELS = ("toy_qwen", "toy_llama")
@@ -31,7 +32,7 @@ def main() -> None:
                 config = compose("config", [*settings, f"model={model}", f"benchmark=toy_{task}"])
             for label in ("answer", "far_max"):
                 write_labels(config, label)
-    subprocess.run([sys.executable, "-m", "harness.run", "-m", "experiment=labels", *overrides], check=True)
+    subprocess.run([sys.executable, "-m", "harness.sweep.command", "-m", "experiment=labels", *overrides], check=True)
 
 
 def write_labels(config: DictConfig, label: str) -> None:

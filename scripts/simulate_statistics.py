@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.inference import noise_floor, paired_tests, summary_noise_floor
-from analysis.metrics import pass_at_1
+from analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
+from analysis.numbers.metrics import pass_at_1
 
 RNG = np.random.default_rng(20260121)
 INTERVALS = ("ci", "bayes", "boot")

@@ -95,7 +95,7 @@ def kvsweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
     """`kvsweep("key=value", ...)` runs the command in this process."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from harness.run import main
+    from harness.sweep.command import main
 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
@@ -120,7 +120,7 @@ def start_kvsweep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str
 
     def start(*arguments: str, setup: str = "") -> subprocess.Popen[str]:
         """`setup` is a statement that the process runs before anything else."""
-        program = f"{setup}\nfrom harness.run import main\nmain()"
+        program = f"{setup}\nfrom harness.sweep.command import main\nmain()"
         process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             cwd=tmp_path,
@@ -145,7 +145,7 @@ def compose() -> Iterator[Callable[..., Any]]:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from harness.config import CONF
+    from harness.sweep.job import CONF
 
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -155,20 +155,20 @@ def compose() -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if it loads a model."""
-    import harness.run
+    import harness.sweep.decode_cells
 
     def load(config: Any) -> None:
         pytest.fail(f"a model was loaded: {config.name}")
 
-    harness.run.loaded.cache_clear()
-    monkeypatch.setattr(harness.run, "load_model", load)
+    harness.sweep.decode_cells.loaded.cache_clear()
+    monkeypatch.setattr(harness.sweep.decode_cells, "load_model", load)
 
 
 @pytest.fixture
 def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the models that have been loaded, as they are loaded; none is left over from another test."""
-    import harness.run
-    from harness.models import load_model
+    import harness.sweep.decode_cells
+    from harness.models.load import load_model
 
     loads: list[str] = []
 
@@ -176,10 +176,10 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         loads.append(config.name)
         return load_model(config)
 
-    harness.run.loaded.cache_clear()
-    monkeypatch.setattr(harness.run, "load_model", load)
+    harness.sweep.decode_cells.loaded.cache_clear()
+    monkeypatch.setattr(harness.sweep.decode_cells, "load_model", load)
     yield loads
-    harness.run.loaded.cache_clear()
+    harness.sweep.decode_cells.loaded.cache_clear()
 
 
 @pytest.fixture(scope="session")

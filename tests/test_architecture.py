@@ -44,4 +44,4 @@ def test_the_page_is_one_page_and_names_what_it_tells():
     assert len(PAGE.splitlines()) <= 70
     assert len(NAMES) > 40
     with pytest.raises(AttributeError):
-        find("harness.engine.Engine._no_such_step")
+        find("harness.decode.engine.Engine._no_such_step")

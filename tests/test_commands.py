@@ -15,8 +15,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from harness import run
-from harness.config import CONF
+from harness.sweep import run
+from harness.sweep.job import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -94,9 +94,7 @@ def test_help_names_keys_that_exist(call: Callable[..., Ended], compose: Callabl
     "arguments", [["--cfg", "job"], ["--help"], ["--info", "defaults-tree"], ["-sc", "install=bash"]]
 )
 def test_what_only_shows_something_needs_no_torch(arguments: list[str], tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'kvsweep'\nfrom harness.command import main; main()"
-    )
+    program = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'kvsweep'\nfrom harness.sweep.command import main; main()"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", *arguments],
         cwd=tmp_path,
@@ -124,7 +122,7 @@ def test_showing_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path) -> No
 
 
 def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_path: Path) -> None:
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.command import main; main()"
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.sweep.command import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", program, "--cfg", "job"],
         cwd=tmp_path,
@@ -155,7 +153,7 @@ def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_
 def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_path: Path) -> None:
     command = tmp_path / "kvsweep"
     command.write_text(
-        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.command import main; main()\n"
+        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.sweep.command import main; main()\n"
     )
     command.chmod(0o755)
     line = next(line for line in (ROOT / "README.md").read_text().splitlines() if "-sc install=bash" in line)
@@ -203,7 +201,7 @@ def test_a_failed_job_is_status_1(
     assert "`kvsweep`" in documented()[run.FAILED]
     # The second job's benchmark is whole.
     setup = (
-        "import harness.run as run; decode = run.decode\n"
+        "import harness.sweep.run as run; decode = run.decode\n"
         "def fail(job, *rest):\n"
         "    if job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
         "    decode(job, *rest)\n"

@@ -11,15 +11,16 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
+from analysis.records import UserError
 from compression.policies.oracle import save_labels
 from compression.policy import Policy
 from compression.predictor import ImportancePredictor, save_predictor
-from harness.benchmarks import BenchmarkConfig
-from harness.config import CONF, build, build_decoding, build_policies, plan
-from harness.engine import DecodingConfig
-from harness.models import ModelConfig
+from harness.benchmarks.config import BenchmarkConfig
+from harness.decode.request import DecodingConfig, build_decoding
+from harness.models.config import ModelConfig
 from harness.predictor.recipe import read_plan
-from harness.records import UserError
+from harness.settings import build
+from harness.sweep.job import CONF, build_policies, plan
 from harness.toy.paths import WEIGHTS
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")

@@ -23,10 +23,10 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compression.policy import CacheView
-from harness import trace
-from harness.config import CONF, build_policy
+from harness.inspect import command as trace
 from harness.predictor.command import ALONE, STAGES
 from harness.predictor.recipe import read_plan
+from harness.sweep.job import CONF, build_policy
 from harness.toy.paths import WEIGHTS
 
 ROOT = Path(__file__).parents[1]
@@ -113,7 +113,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of the README's single cell, as it is typed there but for one problem."""
     folder = tmp_path_factory.mktemp("readme")
     (command,) = [c for c in TYPED if c.startswith("kvsweep model=toy_llama benchmark=toy_regs")]
-    program = "from harness.run import main; main()"
+    program = "from harness.sweep.run import main; main()"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", program, *shlex.split(command)[1:], "benchmark.limit=1"],
         cwd=folder,

@@ -38,7 +38,7 @@ def test_triton_writes_the_same_greedy_texts(tiny, tiny_policy, tmp_path):
     pytest.importorskip("triton")
     found = {}
     for impl in ("torch", "triton"):
-        command = [sys.executable, "-m", "harness.run", *tiny, *tiny_policy, "grid.policy=[dynts,h2o,rkv]"]
+        command = [sys.executable, "-m", "harness.sweep.command", *tiny, *tiny_policy, "grid.policy=[dynts,h2o,rkv]"]
         command += [f"impl={impl}", "benchmark=toy_chain", "decoding=greedy", "benchmark.limit=2", "policy.budget=40"]
         command += ["decoding.max_new_tokens=24", "slots=3", f"results_dir={tmp_path / impl}"]
         run_interpreted(command, tmp_path)

@@ -89,10 +89,10 @@ def test_the_citation_is_of_this_version() -> None:
 @pytest.mark.slow
 def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
     program = (
-        "import analysis.report, harness.run, harness.paths\n"
-        "print(harness.paths.CONF, analysis.reference.reference_folder())\n"
-        "harness.run.main()\n"
-        "analysis.report.main(['results/demo'])\n"
+        "import analysis.report.build, harness.sweep.run, harness.settings\n"
+        "print(harness.settings.CONF, analysis.numbers.reference.reference_folder())\n"
+        "harness.sweep.command.main()\n"
+        "analysis.report.build.main(['results/demo'])\n"
     )
     sweep = ["-m", "experiment=demo", "benchmark=toy_add", "benchmark.limit=1", "grid.keep_ratio=[0.3]"]
     settings = ["grid.local_window=[48]", "results_dir=results", "run_name=demo"]

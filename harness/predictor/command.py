@@ -12,13 +12,13 @@ from functools import cache
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.models import device_of, load_model
+from analysis.records import UserError
+from harness.models.load import device_of, load_model
 from harness.predictor.labels import make_labels, write_oracle
 from harness.predictor.recipe import LABEL_KINDS, Plan, read_plan
 from harness.predictor.traces import make_traces
 from harness.predictor.train import evaluate, train
 from harness.provenance import describe_stretch
-from harness.records import UserError
 
 STAGES = ("traces", "labels", "train", "eval")
 ALONE = ("oracle",)  # asked for by name: no head needs it

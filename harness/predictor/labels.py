@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from analysis.records import UserError
 from compression.policies.oracle import save_labels
 from compression.signals import Prefill
-from harness.models import LoadedModel
+from harness.models.load import LoadedModel
 from harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
 from harness.predictor.traces import Trace, read_traces
-from harness.records import UserError
 from kernels.implementation import Implementation, operations
 
 MANIFEST = "cache.json"

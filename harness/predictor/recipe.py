@@ -6,11 +6,12 @@ from typing import Literal, get_args
 
 from hydra import compose, initialize_config_dir
 
-from harness.benchmarks import BenchmarkConfig
-from harness.config import CONF, build, build_decoding
-from harness.engine import DecodingConfig
-from harness.models import ModelConfig
-from harness.records import UserError
+from analysis.records import UserError
+from harness.benchmarks.config import BenchmarkConfig
+from harness.decode.request import DecodingConfig, build_decoding
+from harness.models.config import ModelConfig
+from harness.settings import build
+from harness.sweep.job import CONF
 from kernels.implementation import Implementation, check_available
 
 LabelKind = Literal["answer", "far_max", "later"]

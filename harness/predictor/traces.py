@@ -8,13 +8,7 @@ from random import Random
 
 from tqdm import tqdm
 
-from compression.policies.full import FullCache
-from harness.answers import AnswerKind, judge
-from harness.benchmarks import load_problems
-from harness.engine import Branch, Engine, Request
-from harness.models import LoadedModel
-from harness.predictor.recipe import Plan
-from harness.records import (
+from analysis.records import (
     COMPLETIONS_FILE,
     GRADES_FILE,
     PROBLEMS_FILE,
@@ -22,11 +16,18 @@ from harness.records import (
     Problem,
     UserError,
     _Row,
+    drop_torn_line,
     read_rows,
     read_shards,
 )
-from harness.segments import ThinkTags, segment_text
-from harness.store import drop_torn_line
+from compression.policies.full import FullCache
+from harness.benchmarks.load import load_problems
+from harness.decode.engine import Engine
+from harness.decode.request import Branch, Request
+from harness.grading.answers import AnswerKind, judge
+from harness.models.load import LoadedModel
+from harness.models.thinking import ThinkTags, segment_text
+from harness.predictor.recipe import Plan
 from harness.toy.tasks import TASKS, training_problems
 
 TRACES_FILE = "traces.jsonl"

@@ -13,8 +13,8 @@ from huggingface_hub import DatasetCard
 
 from analysis import export as module
 from analysis.export import COLUMNS, export, main
-from harness.config import CONF
-from harness.records import UserError
+from analysis.records import UserError
+from harness.sweep.job import CONF
 
 MakeCell = Callable[..., Path]
 GATED = yaml.safe_load((CONF / "benchmark/gpqa_diamond.yaml").read_text())["licence"]

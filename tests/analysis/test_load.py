@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.load import load_cells, load_completions, load_problems, load_run, load_texts
-from harness.records import UserError
+from analysis.records import UserError
 
 MakeCell = Callable[..., Path]
 

@@ -28,9 +28,11 @@ from compression.policies.window import Window
 from compression.policy import BudgetPolicy, CacheView
 from compression.predictor import ImportancePredictor, save_predictor
 from compression.signals import AttentionMass, PredictedImportance, RecentQueries
-from harness.engine import Branch, DecodingConfig, Engine, Request
-from harness.models import ModelConfig, load_model
-from harness.sampling import SamplingConfig
+from harness.decode.engine import Engine
+from harness.decode.request import Branch, DecodingConfig, Request
+from harness.decode.sampling import SamplingConfig
+from harness.models.config import ModelConfig
+from harness.models.load import load_model
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import problems
 

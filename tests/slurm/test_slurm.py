@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from harness.records import COMPLETIONS_FILE, shard_files
-from harness.status import TaskStatus
+from analysis.records import COMPLETIONS_FILE, shard_files
+from harness.sweep.heartbeat import TaskStatus
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name("cluster.sh")
@@ -58,7 +58,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bytes]
 
 def kvsweep(*arguments: str, environment: dict[str, str], code: int = 0) -> str:
     ended = subprocess.run(
-        [sys.executable, "-m", "harness.run", *arguments],
+        [sys.executable, "-m", "harness.sweep.command", *arguments],
         env=environment,
         cwd=ROOT,
         text=True,
@@ -116,7 +116,7 @@ def wait_until_empty(cluster: dict[str, str]) -> None:
 
 def status(run: Path, cluster: dict[str, str]) -> dict[str, Any]:
     ended = subprocess.run(
-        [sys.executable, "-m", "harness.status", str(run), "--json"],
+        [sys.executable, "-m", "harness.sweep.status", str(run), "--json"],
         env=cluster,
         cwd=ROOT,
         text=True,

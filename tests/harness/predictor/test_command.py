@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from analysis.records import read_rows
 from compression.predictor import load_predictor, read_card
 from harness.predictor.command import main
 from harness.predictor.labels import shard_path
-from harness.records import read_rows
 
 TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.models import ModelConfig, load_model
+from harness.models.config import ModelConfig
+from harness.models.load import load_model
 from harness.predictor.labels import label_trace, standardise, target
 from harness.predictor.recipe import LABEL_KINDS
 from harness.predictor.traces import Trace

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from compression.predictor import load_predictor, read_card
-from harness.models import ModelConfig
+from harness.models.config import ModelConfig
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
 from harness.toy.tokenizer import build_tokenizer

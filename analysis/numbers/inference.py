@@ -1,0 +1,275 @@
+"""What is signal: paired tests over problems, and the spread that identical cells would show.
+
+Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
+independent units throughout; the draws of one problem are averaged first. scipy's `permutation_test` and
+`bootstrap` take one statistic at a time; where all cells of a grid share their resamples (one matrix product, and
+the maximum over cells needs them shared) this is plain numpy, which the tests compare with scipy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import NormalIndPower
+
+Floats = NDArray[np.float64]
+LEVEL = 0.05
+POWER = 0.8
+RESAMPLES = 9999
+FLOOR_RESAMPLES = 1999
+
+# Up to so many problems with a difference every pattern of signs is tried.
+EXACT_PROBLEMS = 12
+
+# Of the variance of single answers, the share that lies between problems: what AIME-like benchmarks show. Where
+# only summary numbers are known the floor is stated over this band.
+BETWEEN_PROBLEMS = (0.35, 0.5, 0.65)
+_CHUNK = 4_000_000
+_EPSILON = 1e-9
+
+
+def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
+    """The grades of some cells as [cells, problems, draws].
+
+    Args:
+        graded: rows with cell_id, problem_id, draw, correct.
+    """
+    rows = graded[graded["cell_id"].isin(cell_ids)]
+    cells = pd.Categorical(rows["cell_id"].astype("object"), categories=list(cell_ids)).codes
+    problems, names = pd.factorize(rows["problem_id"])
+    draws, numbers = pd.factorize(rows["draw"])
+    scores = np.full((len(cell_ids), len(names), len(numbers)), np.nan)
+    scores[cells, problems, draws] = rows["correct"]
+    return scores
+
+
+def problem_means(scores: Floats) -> Floats:
+    """Mean over draws [cells, problems]; missing where a problem has none."""
+    counts = (~np.isnan(scores)).sum(-1)
+    return np.where(counts, np.nansum(scores, -1) / np.maximum(counts, 1), np.nan)
+
+
+def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
+    """Each cell against one other on the (problem, draw) pairs that both have.
+
+    The test flips the signs of the per-problem mean differences: exact over all patterns where at most
+    `EXACT_PROBLEMS` problems differ, else `RESAMPLES` random ones with the observed one counted among them (Phipson
+    and Smyth 2010). The interval is Student's t over problems. Holm holds the chance of any false alarm among the
+    given cells at the level, Benjamini-Hochberg the share of false alarms.
+
+    Args:
+        scores: [cells, problems, draws]; reference: [problems, draws].
+
+    Returns:
+        A row per cell: difference, se, low, high, problems, p, p_holm, p_bh; missing without a pair.
+    """
+    differences = problem_means(scores - reference)
+    count = (~np.isnan(differences)).sum(-1)
+    table = pd.DataFrame({"problems": count})
+    known = count > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        table["difference"] = np.where(known, np.nansum(differences, -1) / count, np.nan)
+        centred = differences - table["difference"].to_numpy()[:, None]
+        table["se"] = np.sqrt(np.nansum(centred**2, -1) / (count - 1) / count)
+    half = stats.t.ppf(1 - LEVEL / 2, np.maximum(count - 1, 1)) * table["se"]
+    table["low"], table["high"] = table["difference"] - half, table["difference"] + half
+    p = sign_flip_p(differences)
+    for name, method in (("p", None), ("p_holm", "holm"), ("p_bh", "fdr_bh")):
+        table[name] = np.nan
+        if known.any():
+            table.loc[known, name] = p[known] if method is None else multipletests(p[known], method=method)[1]
+    return table
+
+
+def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+    """Two-sided p-values of mean zero under random signs, for each row of per-problem differences.
+
+    Args:
+        differences: [cells, problems]; missing counts as no difference.
+    """
+    values = np.nan_to_num(differences)
+    observed = np.abs(values.sum(-1))
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
+    drawn = np.abs(signs @ values.T)
+    p = (1 + (drawn >= observed - _EPSILON).sum(0)) / (resamples + 1)
+    for row, cell in enumerate(values):
+        changed = cell[np.abs(cell) > _EPSILON]
+        if len(changed) <= EXACT_PROBLEMS:
+            patterns = 1 - 2.0 * ((np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed))) & 1)
+            p[row] = (np.abs(patterns @ changed) >= observed[row] - _EPSILON).mean()
+    return p
+
+
+def bootstrap_interval(means: Floats) -> tuple[Floats, Floats]:
+    """The 95% BCa interval of each row's mean, problems resampled (`scipy.stats.bootstrap`).
+
+    Args:
+        means: [cells, problems] without missing values. Rows whose values are all equal have no such interval.
+    """
+    low, high = np.full(len(means), np.nan), np.full(len(means), np.nan)
+    varied = means.std(-1) > _EPSILON
+    if varied.any():
+        rng = np.random.default_rng(0)
+        found = stats.bootstrap((means[varied],), np.mean, axis=-1, n_resamples=1999, method="BCa", rng=rng)
+        low[varied], high[varied] = found.confidence_interval
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """What a grid's cells spread, beside what identical cells would.
+
+    spread (standard deviation), range and expected ones are fractions; `expected_range` is the 2.5%, 50% and 97.5%
+    quantile; `p` of the grid as a whole; `critical`: the range that identical cells exceed in one grid of twenty, so
+    a cell farther than this below the best is worse than it.
+    """
+
+    cells: int
+    problems: int
+    draws: float
+    spread: float
+    range: float
+    expected_spread: float
+    expected_range: tuple[float, float, float]
+    p: float
+    critical: float
+
+    @property
+    def signal(self) -> bool:
+        """Whether the grid as a whole can be told from noise."""
+        return self.p < LEVEL
+
+
+def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int = 0) -> NoiseFloor | None:
+    """The floor by permuting the cells within each problem; p from the variance of the cell means.
+
+    Within a problem the order of the cells says nothing if no setting matters, whatever the problem's difficulty and
+    however alike the cells' answers. `critical` permutes what is left after each cell's mean is taken out, so real
+    differences do not widen it; as that takes a degree of freedom, it is scaled by sqrt(n / (n - 1)).
+
+    Args:
+        scores: [cells, problems, draws]; problems that a cell lacks are left out, draws that a cell lacks likewise.
+
+    Returns:
+        None with fewer than two cells or two common problems.
+    """
+    common = np.where(np.isnan(scores).any(0), np.nan, scores)
+    means = problem_means(common)
+    kept = ~np.isnan(means).any(0)
+    means = means[:, kept]
+    cells, problems = means.shape
+    if cells < 2 or problems < 2:
+        return None
+    observed = means.mean(-1)
+    null = _permuted(means, resamples, seed)
+    left = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
+    critical = np.quantile(np.ptp(_permuted(left, resamples, seed + 1), axis=-1), 1 - LEVEL)
+    draws = float((~np.isnan(common[0])).sum(-1)[kept].mean())
+    return _floor(observed, null, problems, draws, float(critical))
+
+
+def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
+    """Cell means [resamples, cells] with the cells of each problem in random order."""
+    rng = np.random.default_rng(seed)
+    cells, problems = means.shape
+    size = max(1, _CHUNK // means.size)
+    parts = []
+    for start in range(0, resamples, size):
+        count = min(size, resamples - start)
+        order = rng.random((count, cells, problems)).argsort(1)
+        parts.append(np.take_along_axis(means[None], order, 1).mean(-1))
+    return np.concatenate(parts)
+
+
+def summary_noise_floor(
+    scores: Floats, problems: int, draws: int, *, between: float, resamples: int = FLOOR_RESAMPLES, seed: int = 0
+) -> NoiseFloor:
+    """The floor where only the cells' scores are known: binomial draws by problem.
+
+    Difficulties follow a Beta distribution around the grid's mean, of which `between` is the share of the variance
+    of single answers that lies between problems; all cells share them and draw independently.
+
+    Args:
+        scores: fractions, one per cell.
+    """
+    rng = np.random.default_rng(seed)
+    mean, size = float(np.mean(scores)), (1 - between) / between
+    chance = rng.beta(mean * size, (1 - mean) * size, (resamples, 1, problems))
+    null = rng.binomial(draws, np.broadcast_to(chance, (resamples, len(scores), problems))).mean(-1) / draws
+    return _floor(np.asarray(scores), null, problems, draws, float(np.quantile(np.ptp(null, axis=-1), 1 - LEVEL)))
+
+
+def _floor(observed: Floats, null: Floats, problems: int, draws: float, critical: float) -> NoiseFloor:
+    spread, ranges = null.std(-1, ddof=1), np.ptp(null, axis=-1)
+    low, middle, high = np.quantile(ranges, [0.025, 0.5, 0.975])
+    own = observed.std(ddof=1)
+    return NoiseFloor(
+        cells=len(observed),
+        problems=problems,
+        draws=draws,
+        spread=float(own),
+        range=float(np.ptp(observed)),
+        expected_spread=float(spread.mean()),
+        expected_range=(float(low), float(middle), float(high)),
+        p=float((1 + (spread >= own - _EPSILON).sum()) / (len(null) + 1)),
+        critical=critical,
+    )
+
+
+def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
+    """Draws per problem that tell two cells apart on these problems, at 5% and with 80% power.
+
+    Only the variance between draws shrinks with more of them; it is that of the paired differences within problems.
+    With one draw it cannot be told from the rest, and the whole variance stands in for it: an upper bound.
+
+    Args:
+        first, second: [problems, draws].
+
+    Returns:
+        The number (infinite if the two score the same) and whether it is an upper bound.
+    """
+    pairs = first - second
+    means = problem_means(pairs[None])[0]
+    problems = int((~np.isnan(means)).sum())
+    if problems < 2:
+        return float("nan"), False
+    counts = (~np.isnan(pairs)).sum(-1)
+    several = counts > 1
+    bound = not several.any()
+    variance = float(np.nanvar(means, ddof=1) if bound else np.nanvar(pairs[several], axis=-1, ddof=1).mean())
+    return _draws(abs(float(np.nanmean(means))), variance, problems), bound
+
+
+def summary_draws_to_separate(difference: float, mean: float, problems: int, *, between: float) -> float:
+    """The same where only scores are known: independent cells whose draws vary by mean (1 - mean) (1 - between)."""
+    return _draws(abs(difference), 2 * mean * (1 - mean) * (1 - between), problems)
+
+
+def _draws(difference: float, variance: float, problems: int) -> float:
+    if difference < _EPSILON:
+        return float("inf")
+    if variance < _EPSILON:
+        return 1.0
+    size = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)
+    return float(np.ceil(size / problems))
+
+
+def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
+    """1 - C(n - c, k) / C(n, k) for c right of n draws: the unbiased estimate (Chen et al. 2021, 2107.03374, eq. 1).
+
+    Missing where a problem has fewer than k draws.
+    """
+    right, draws = np.asarray(right, dtype=float), np.asarray(draws, dtype=float)
+    # scipy's hypergeometric: no right answer among k taken of n of which c are right.
+    value = 1 - stats.hypergeom.pmf(0, draws, right, k)
+    return np.where(draws >= k, value, np.nan)
+
+
+def powers_of_two(most: int) -> Iterator[int]:
+    """2, 4, 8, ... up to `most`, and `most` itself."""
+    yield from sorted({2**i for i in range(1, most.bit_length()) if 2**i <= most} | ({most} if most > 1 else set()))

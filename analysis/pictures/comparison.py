@@ -1,0 +1,316 @@
+"""Pictures that compare policies: bars at equal settings, and accuracy against the memory that it costs."""
+
+from math import ceil
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from analysis import words as formats
+from analysis.load import in_order
+from analysis.numbers.grids import AXES, SharedSetting
+from analysis.numbers.metrics import mean_over_benchmarks
+from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, model_title, new_figure
+
+POLICY = ["policy", "variant"]
+
+# Light enough for dark text on them, and told apart in grey print.
+BAR_COLOR, FULL_COLOR = "#9ecae1", "#d0d0d0"
+LENGTH_COLOR = "#b3400d"
+
+# The bars' share of a panel's height, and where the axis of the cache lengths begins, above them.
+BARS_TOP, LENGTHS_BOTTOM = 0.7, 0.76
+UNFINISHED = "*"
+
+
+def spread_in_words(setting: SharedSetting, model: str) -> str:
+    """How far apart the cache lengths of the setting's policies are, each the mean over benchmarks.
+
+    Returns:
+        As "16 policies hold 76.9 to 77.2 just after an eviction, 129.0 at the peak, 101.2 to 103.4 in the mean
+        over the decoding steps (tokens)"; what is not known is left out.
+    """
+    ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
+    ours = ours[ours["policy"] != "full"]
+    means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
+    known = means.dropna(subset=["mean_cache_length"])
+    ranges = [
+        _range(known[name], words)
+        for name, words in (
+            ("mean_length_after", "just after an eviction"),
+            ("mean_peak_length", "at the peak"),
+            ("mean_cache_length", "in the mean over the decoding steps"),
+        )
+    ]
+    if known.empty:
+        return "not known yet"
+    count = f"{len(known)}" if len(known) == len(means) else f"{len(known)} of {len(means)}"
+    return f"{count} policies hold {', '.join(text for text in ranges if text)} (tokens)"
+
+
+def _range(lengths: pd.Series, words: str) -> str:
+    low, high = formats.decimal(lengths.min()), formats.decimal(lengths.max())
+    if low == formats.MISSING:
+        return ""
+    return f"{low} {words}" if low == high else f"{low} to {high} {words}"
+
+
+def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame) -> Figure:
+    """Pass@1 per policy as bars with standard errors, and above them the cache length as a line.
+
+    The first panel is the mean over benchmarks, the others are one benchmark each. The cache length is the
+    mean over decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean.
+
+    Args:
+        metrics: all cells of the run, for the titles.
+    """
+    ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
+    bars = _policies(ours)
+    names = _compressed_benchmarks(ours)
+    ours = ours[ours["benchmark"].isin(names)]
+    views = [(str(rows.iloc[0]["benchmark_title"]), rows) for _, rows in ours.groupby("benchmark", sort=False)]
+    if len(names) > 1:
+        views.insert(0, (f"mean of {len(names)} benchmarks", mean_over_benchmarks(ours, names)))
+    # Each panel has all the bars, in the same places.
+    panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in views]
+    with matplotlib.rc_context(STYLE):
+        figure = _bar_panels(panels)
+        figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", fontsize=10)
+    return figure
+
+
+def _bar_panels(panels: list[tuple[str, pd.DataFrame]]) -> Figure:
+    small = len(panels) - 1
+    lines = ceil(small / 2)
+    figure = new_figure((PAGE_WIDTH, 3.4 + 1.6 * lines + (0.6 if small else 0)))
+    grid = figure.add_gridspec(1 + lines, 2, height_ratios=[1.5, *[1.0] * lines])
+    places = [grid[0, :], *(grid[1 + i // 2, i % 2] for i in range(small))]
+    axes = [figure.add_subplot(place) for place in places]
+    twins = [one.twinx() for one in axes]
+    shown = pd.concat([rows for _, rows in panels])
+    # Nothing may be graded yet, or even written.
+    score = (100 * (shown["pass_at_1"] + shown["se"].fillna(0))).fillna(1).max()
+    length = shown["mean_cache_length"].fillna(1).max()
+    for place, ((title, rows), left, right) in enumerate(zip(panels, axes, twins, strict=True)):
+        _bars(left, title, rows, 10 * ceil(score / 10), wide=place == 0)
+        _length_line(right, rows, length)
+        # Of the small panels the lowest of a column names the bars, the outer ones bear the numbers.
+        if 0 < place <= small - 2:
+            left.set_xticklabels([])
+        if place > 0 and place % 2 == 0:
+            left.set_yticklabels([])
+        if place % 2 == 1 and place < small:
+            right.set_yticklabels([])
+    axes[0].set_ylabel("Pass@1 (%)", y=BARS_TOP / 2)
+    twins[0].set_ylabel("mean cache\nlength (tokens)", y=(1 + LENGTHS_BOTTOM) / 2, color=LENGTH_COLOR, fontsize=8)
+    _bars_legend(figure, shown)
+    return figure
+
+
+def _bars(axes: Axes, title: str, rows: pd.DataFrame, most: float, *, wide: bool) -> None:
+    score, error = 100 * rows["pass_at_1"], 100 * rows["se"].fillna(0)
+    colors = [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]
+    whiskers: dict[str, Any] = {"ecolor": "0.25", "capsize": 2, "elinewidth": 0.8, "capthick": 0.8}
+    axes.bar(rows.index, score, yerr=error, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=whiskers)
+    for place, top, value in zip(rows.index, (score + error).fillna(0), rows["pass_at_1"], strict=True):
+        if wide or formats.missing(value):
+            offset: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 6.5}
+            axes.annotate(formats.percent(value), (place, top), ha="center", **offset)
+    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    if not wide and len(rows) > 10:
+        turned |= {"rotation": 90, "va": "center"}
+    axes.set_xticks(
+        rows.index, [_shown_name(row) for row in rows.itertuples()], fontsize=7.5 if wide else 6.5, **turned
+    )
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.set_ylim(0, most / BARS_TOP)
+    axes.set_yticks(_ticks(most, 5))
+    axes.set_title(title, fontsize=9)
+    axes.tick_params(axis="x", length=0, pad=2)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.grid(axis="y", color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines["left"].set_bounds(0, most)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shown_name(row: Any) -> str:
+    return formats.policy_title(row.policy, row.variant) + (UNFINISHED if row.status == "partial" else "")
+
+
+def _length_line(axes: Axes, rows: pd.DataFrame, most: float) -> None:
+    look: dict[str, Any] = {"color": LENGTH_COLOR, "marker": "o", "markersize": 3.2, "linewidth": 1}
+    axes.plot(rows.index, rows["mean_cache_length"], markeredgecolor="white", markeredgewidth=0.5, **look)
+    top = 1.1 * most
+    axes.set_ylim(-top * LENGTHS_BOTTOM / (1 - LENGTHS_BOTTOM), top)
+    axes.set_yticks(_ticks(top, 3))
+    axes.tick_params(axis="y", labelsize=8, colors=LENGTH_COLOR)
+    axes.spines["right"].set_color(LENGTH_COLOR)
+    axes.spines["right"].set_bounds(0, top)
+    axes.spines[["top", "left"]].set_visible(False)
+
+
+def _ticks(most: float, parts: int) -> list[float]:
+    ticks = MaxNLocator(parts, steps=[1, 2, 5, 10]).tick_values(0, most)
+    return [tick for tick in ticks if 0 <= tick <= most]
+
+
+def _compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
+    return list(cells.loc[cells["policy"] != "full", "benchmark"].unique())
+
+
+def _bars_legend(figure: Figure, shown: pd.DataFrame) -> None:
+    handles: list[Any] = [
+        (Patch(facecolor=FULL_COLOR, edgecolor="0.45"), Patch(facecolor=BAR_COLOR, edgecolor="0.45")),
+        Line2D([], [], color=LENGTH_COLOR, marker="o", markersize=3.2, linewidth=1),
+    ]
+    labels = ["Pass@1 ± standard error over problems", "mean cache length over the decoding steps"]
+    marks = [
+        (f"{formats.MISSING} no result", shown["pass_at_1"].isna().any()),
+        (f"{UNFINISHED} not finished", (shown["status"] == "partial").any()),
+    ]
+    labels += [text for text, used in marks if used]
+    handles += [Line2D([], [], linestyle="none")] * (len(labels) - len(handles))
+    look: dict[str, Any] = {"ncols": 4, "frameon": False, "fontsize": 7, "columnspacing": 1.2}
+    look |= {"handletextpad": 0.5, "handler_map": {tuple: HandlerTuple(ndivide=None)}}
+    figure.legend(handles, labels, loc="outside lower center", **look)
+
+
+def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
+    """Pass@1 against the mean cache length, both means over benchmarks; a line per policy through its settings.
+
+    With settings along several axes (a grid) a policy has a line for each series of the axis with the most
+    values. Points that lack a benchmark are left out. None if no compressed setting has a score.
+
+    Args:
+        metrics: all cells of the run: a policy looks the same in the figures of all models.
+    """
+    ours = metrics[metrics["model"] == model]
+    names = _compressed_benchmarks(ours)
+    points = mean_over_benchmarks(ours, names)
+    points = points.dropna(subset=["pass_at_1", "mean_cache_length"])
+    compressed, full = points[points["policy"] != "full"], points[points["policy"] == "full"]
+    if compressed.empty:
+        return None
+    titles = ours.loc[ours["benchmark"].isin(names), "benchmark_title"]
+    over = f"mean of {len(names)} benchmarks" if len(names) > 1 else titles.iloc[0]
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure((PAGE_WIDTH, 4.4))
+        axes = figure.add_subplot()
+        _lines(axes, compressed, _styles(metrics))
+        for row in full.itertuples():
+            _full_line(axes, row)
+        _front(axes, points)
+        mark = f"   {UNFINISHED} not finished" if (compressed["status"] == "partial").any() else ""
+        axes.set_xlabel(f"mean cache length over the decoding steps (tokens){mark}")
+        axes.set_ylabel("Pass@1 (%), ± standard error over problems")
+        axes.set_title(f"{model_title(metrics, model)}: Pass@1 against memory\n{over}", linespacing=1.3)
+        axes.grid(color="0.92", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.legend(loc="outside right upper", frameon=False, fontsize=7.5, labelspacing=0.45)
+    return figure
+
+
+def pareto_front(points: pd.DataFrame) -> pd.DataFrame:
+    """The points to which no other is better: none holds as little and scores higher, or less and as high.
+
+    Args:
+        points: rows with mean_cache_length and pass_at_1.
+
+    Returns:
+        Those rows in order of mean_cache_length; of equal points the first.
+    """
+    ordered = points.sort_values(["mean_cache_length", "pass_at_1"], ascending=[True, False], kind="stable")
+    before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)
+    return ordered[ordered["pass_at_1"] > before]
+
+
+def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
+    """One policy's settings as the series that a line goes through, each in order of mean_cache_length.
+
+    If one axis alone tells all settings apart there is one series; otherwise one for each value of the other
+    axes, along the axis with the most values.
+    """
+    values = settings[AXES].nunique()
+    ordered = settings.sort_values("mean_cache_length", kind="stable")
+    if values.max() >= len(settings):
+        return [ordered]
+    others = [name for name in AXES if name != values.idxmax()]
+    return [rows for _, rows in ordered.groupby(others, dropna=False)]
+
+
+def _policies(cells: pd.DataFrame) -> pd.DataFrame:
+    """The policies and variants of the cells, as they are shown; the original form of a policy comes first."""
+    policies = cells[POLICY].drop_duplicates()
+    titles = [formats.policy_title(*key) for key in policies.itertuples(index=False)]
+    return in_order(policies.assign(title=titles), by=["policy", "title"])[POLICY]
+
+
+def _by_policy(cells: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    keys = _policies(cells).itertuples(index=False, name=None)
+    return [(key, cells[(cells["policy"] == key[0]) & (cells["variant"] == key[1])]) for key in keys]
+
+
+def _styles(metrics: pd.DataFrame) -> dict[Any, tuple[str, str]]:
+    keys = _policies(metrics[metrics["policy"] != "full"]).itertuples(index=False, name=None)
+    return {key: (LINE_COLORS[i % len(LINE_COLORS)], MARKERS[i % len(MARKERS)]) for i, key in enumerate(keys)}
+
+
+def _lines(axes: Axes, points: pd.DataFrame, styles: dict[Any, tuple[str, str]]) -> None:
+    lines = {key: series(rows) for key, rows in _by_policy(points)}
+    split = [key for key, parts in lines.items() if len(parts) > 1]
+    for key, parts in lines.items():
+        # The parts of several policies would be more names than the legend has room for.
+        _policy_lines(axes, parts, *styles[key], named=split == [key] and len(parts) <= len(MARKERS))
+    # The full cache and the front are drawn as far as this reaches.
+    left, right = axes.get_xlim()
+    axes.set_xlim(left - 0.05 * (right - left), right + 0.05 * (right - left))
+
+
+def _policy_lines(axes: Axes, parts: list[pd.DataFrame], color: str, marker: str, *, named: bool) -> None:
+    look: dict[str, Any] = {"color": color, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+    look |= {"linewidth": 1, "elinewidth": 0.7, "capsize": 1.5}
+    name = _shown_name(next(pd.concat(parts).sort_values("status", ascending=False).itertuples()))
+    for place, line in enumerate(parts):
+        score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
+        label = f"{name}, {_part_name(line, parts)}" if named else None if place else name
+        own = MARKERS[place % len(MARKERS)] if named else marker
+        axes.errorbar(line["mean_cache_length"], score, error, label=label, marker=own, **look)
+
+
+def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:
+    fixed = [name for name in AXES[::-1] if all(part[name].nunique() == 1 for part in parts)]
+    differing = [name for name in fixed if pd.concat(parts)[name].nunique() > 1]
+    return ", ".join(f"{name.split('_')[-1]} {formats.number(line[name].iloc[0])}" for name in differing)
+
+
+def _full_line(axes: Axes, row: Any) -> None:
+    level, error = 100 * row.pass_at_1, 0 if formats.missing(row.se) else 100 * row.se
+    name = f"{formats.policy_title('full', row.variant)}:\n{formats.decimal(row.mean_cache_length, 0)} tokens"
+    axes.axhspan(level - error, level + error, color="0.25", alpha=0.1, linewidth=0)
+    axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=name)
+
+
+def _front(axes: Axes, points: pd.DataFrame) -> None:
+    front = pareto_front(points)
+    # The full cache may lie far outside to the right; what leads to it is drawn as far as the picture goes.
+    limits = axes.get_xlim(), axes.get_ylim()
+    axes.step(
+        front["mean_cache_length"],
+        100 * front["pass_at_1"],
+        where="post",
+        color="0.8",
+        linewidth=4,
+        solid_joinstyle="miter",
+        zorder=0.5,
+        label="Pareto front",
+    )
+    axes.set(xlim=limits[0], ylim=limits[1])

@@ -1,0 +1,123 @@
+"""What a step costs as the text grows: cache rows, KV memory and FLOPs beside the full cache; measured throughput."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import words as formats
+from analysis.load import Run
+from analysis.pictures.style import LINE_COLORS, PAGE_WIDTH, STYLE, model_title, new_figure
+
+MAX_LINES = 6
+
+# Where fewer completions still write, a mean says more about which they are than about the step.
+MIN_LIVE = 10
+
+
+def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How many completions still write at each step, and the mean cache length of those, held and if all were kept.
+
+    Step s feeds generated token s; see `metrics.cache_rows` for what counts.
+
+    Args:
+        rows: one cell's completions, indexed by their number in the run; events: their evictions.
+
+    Returns:
+        live, held, full: [steps].
+    """
+    tokens = rows["num_tokens"].to_numpy()
+    steps = int(tokens.max())
+    live = _running(np.zeros(len(rows), dtype=int), np.ones(len(rows)), steps) - _running(tokens, 1.0, steps)
+    prompts = rows["prompt_tokens"].to_numpy()
+    sums = _running(np.zeros(len(rows), dtype=int), prompts, steps) - _running(tokens, prompts, steps)
+    full = sums + live * np.arange(steps)
+    ends = rows["num_tokens"].reindex(events["completion"]).to_numpy()
+    freed = events["freed"].to_numpy()
+    gone = _running(events["step"].to_numpy() + 1, freed, steps) - _running(ends, freed, steps)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return live, (full - gone) / live, full / live
+
+
+def _running(places: np.ndarray, amounts: Any, steps: int) -> np.ndarray:
+    added = np.zeros(steps + 2)
+    np.add.at(added, np.minimum(places, steps + 1), amounts)
+    return np.cumsum(added)[:steps]
+
+
+def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
+    """Cache length, KV memory and FLOPs against step, of the settings of one benchmark, and their throughput.
+
+    The benchmark with the longest texts, at most `MAX_LINES` settings, spread over the sizes. FLOPs need the shape
+    of the model (config.json where its provenance says it lies): 2 per weight and 4 per layer, head dimension and
+    row. None without a compressed cell.
+    """
+    ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
+    compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
+    if compressed.empty:
+        return None
+    longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
+    chosen = compressed[compressed["condition"] == longest].sort_values("mean_cache_length")
+    places = np.unique(np.linspace(0, len(chosen) - 1, min(MAX_LINES, len(chosen))).round().astype(int))
+    chosen = chosen.iloc[places]
+    shape = _shape(run, chosen["cell_id"].iloc[0])
+    full_cell = ours[(ours["condition"] == longest) & (ours["policy"] == "full")]
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure((PAGE_WIDTH, 5.2))
+        axes = figure.subplots(2, 2).ravel()
+        for row, color in zip(chosen.itertuples(), LINE_COLORS, strict=False):
+            mine = run.completions[run.completions["cell_id"] == row.cell_id]
+            events = run.events[run.events["completion"].isin(mine.index)]
+            live, held, full = lengths_by_step(mine, events)
+            shown = live >= MIN_LIVE
+            steps = np.arange(len(live))[shown]
+            look: dict[str, Any] = {"color": color, "linewidth": 1.2}
+            axes[0].plot(steps, held[shown], label=formats.setting(row), **look)
+            axes[1].plot(steps, (full / held)[shown], **look)
+            if shape is not None:
+                flops = [shape[0] + shape[1] * rows[shown] for rows in (full, held)]
+                axes[2].plot(steps, flops[0] / flops[1], **look)
+        axes[0].plot(steps, full[shown], color="0.4", linestyle="--", linewidth=1, label="full cache")
+        if shape is None:
+            axes[2].text(0.5, 0.5, "the model's shape is not known here", ha="center", transform=axes[2].transAxes)
+        _throughput_bars(axes[3], chosen, full_cell)
+        for one, title in zip(
+            axes,
+            ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this", "tokens/s, whole cell"),
+            strict=True,
+        ):
+            one.set_title(title, fontsize=9)
+            one.spines[["top", "right"]].set_visible(False)
+            one.grid(axis="y", color="0.92", linewidth=0.6)
+            one.set_axisbelow(True)
+        for one in axes[:3]:
+            one.set_xlabel("decoding step", fontsize=8)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
+        benchmark = chosen["benchmark_title"].iloc[0]
+        figure.suptitle(f"{model_title(metrics, model)} | {benchmark}: what a step costs", fontsize=10)
+    return figure
+
+
+def _throughput_bars(axes: Any, chosen: pd.DataFrame, full: pd.DataFrame) -> None:
+    rows = pd.concat([chosen, full])
+    colors = [*LINE_COLORS[: len(chosen)], *["0.6"] * len(full)]
+    axes.bar(np.arange(len(rows)), rows["tokens_per_second"].fillna(0), color=colors)
+    axes.set_xticks([])
+
+
+def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:
+    """FLOPs of one token that need no cache, and those per cache row; None where config.json cannot be read."""
+    path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
+    try:
+        config = json.loads((Path(str(path)) / "config.json").read_text())
+        hidden, layers, heads = (config[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+        size = config.get("head_dim") or hidden // heads
+        kv = config["num_key_value_heads"]
+        layer = hidden * size * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
+        return 2.0 * (layers * layer + hidden * config["vocab_size"]), 4.0 * layers * heads * size
+    except (OSError, ValueError, KeyError):
+        return None

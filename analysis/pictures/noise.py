@@ -1,0 +1,58 @@
+"""The noise-floor figure: the cells of each grid in order, beside what identical cells would give."""
+
+from math import ceil
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.numbers.verdict import PanelVerdict
+from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
+
+BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
+
+
+def noise_figure(verdicts: list[PanelVerdict]) -> Figure:
+    """One panel per grid: its cells' Pass@1 in ascending order; the bar is the range that identical cells stay
+    within in 95% of grids, around the grid's mean.
+
+    Args:
+        verdicts: those with a floor.
+    """
+    columns = min(2, len(verdicts))
+    rows = ceil(len(verdicts) / columns)
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure((PAGE_WIDTH, 2.1 * rows + 0.5))
+        axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
+        for one, verdict in zip(axes, verdicts, strict=False):
+            _panel(one, verdict)
+        for one in axes[len(verdicts) :]:
+            one.set_visible(False)
+        figure.supylabel("Pass@1 (%)", fontsize=9)
+        note = "dots: cells in ascending order    grey: the range identical cells stay within in 95% of grids"
+        figure.supxlabel(note, fontsize=8, color="0.3")
+    return figure
+
+
+def _panel(axes: Axes, verdict: PanelVerdict) -> None:
+    floor = verdict.floor
+    assert floor is not None
+    # Summary tables hold percent, cells fractions.
+    scale = 1 if verdict.cells["pass_at_1"].max() > 1 else 100
+    scores = np.sort(verdict.cells["pass_at_1"].to_numpy() * scale)
+    middle = (scores[0] + scores[-1]) / 2
+    half = 100 * floor.critical / 2
+    axes.axhspan(middle - half, middle + half, color=BAND_COLOR, linewidth=0)
+    color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
+    axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
+    axes.set_title(verdict.title, fontsize=8.5)
+    p = "p < 0.001" if floor.p < 0.001 else f"p = {floor.p:.3f}"
+    words = f"range {100 * floor.range:.1f}, floor {100 * floor.critical:.1f}, {p}"
+    axes.text(0.03, 0.94, words, transform=axes.transAxes, va="top", fontsize=7.5)
+    low, high = min(scores[0], middle - half), max(scores[-1], middle + half)
+    span = high - low or 1.0  # of cells that are all right there is no range
+    axes.set_ylim(low - 0.08 * span, high + 0.28 * span)
+    axes.set_xticks([])
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,1 @@
+"""Problems: where they come from and how they are asked."""

@@ -1,0 +1,203 @@
+"""Rows of problems from toy tasks, local files and hub datasets."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from analysis.records import UserError
+from harness.benchmarks.config import BenchmarkConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    where: str
+    values: dict[str, Any]
+
+
+def _read_source(config: BenchmarkConfig) -> tuple[list[_Row], str, BenchmarkConfig]:
+    """The rows, where they came from, and the configuration that fits them: the fallback's if that was taken."""
+    if config.path is not None:
+        path = Path(config.path).expanduser()
+        return _read_path(path, config.split), str(path), config
+    if config.source == "toy":
+        return _read_toy(config), f"toy task {config.task}", config
+    try:
+        return _read_hub(config), _hub_origin(config), config
+    except UserError as first:
+        if config.fallback is None:
+            raise
+        # A revision or a column's name belongs to one dataset alone.
+        own = {"revision": None, "hub_config": None, "keep_if": None, "columns": {}, **config.fallback}
+        second = replace(config, fallback=None, **own)
+        try:
+            rows = _read_hub(second)
+        except UserError:
+            raise first from None
+        print(f"benchmark {config.name}: {config.hub_id} could not be had, {second.hub_id} is used.", file=sys.stderr)
+        return rows, _hub_origin(second), second
+
+
+def _hub_origin(config: BenchmarkConfig) -> str:
+    parts = (f"{config.hub_id}@{config.revision or 'unpinned'}", config.hub_config, config.split)
+    named = zip(("", "configuration ", "split "), parts, strict=True)
+    return ", ".join(f"{name}{part}" for name, part in named if part)
+
+
+def _read_toy(config: BenchmarkConfig) -> list[_Row]:
+    from harness.toy import tasks
+
+    assert config.task is not None
+    try:
+        toys = tasks.problems(config.task, count=config.count)
+    except ValueError as error:
+        raise UserError(f"benchmark.task={config.task} is not possible: {error}.") from None
+    return [
+        _Row(
+            where=f"toy task {config.task}, problem {toy.id}",
+            values={"id": toy.id, "problem": toy.question, "answer": toy.answer},
+        )
+        for toy in toys
+    ]
+
+
+def _read_hub(config: BenchmarkConfig) -> list[_Row]:
+    import datasets
+
+    try:
+        # The name of a configuration is left out where there is none: a dataset of files knows no None.
+        name = {} if config.hub_config is None else {"name": config.hub_config}
+        data = datasets.load_dataset(config.hub_id, split=config.split, revision=config.revision, **name)
+    except Exception as error:  # The errors of four libraries come through here, without a common base.
+        raise UserError(_hub_message(config, error)) from error
+    if config.revision is None:
+        print(
+            f"benchmark {config.name}: {config.hub_id} is not pinned to a revision; the newest one is used.",
+            file=sys.stderr,
+        )
+    return _dataset_rows(data, str(config.hub_id))
+
+
+def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "GatedRepoError" in kinds or "gated" in str(error).lower():
+        reason = "is gated; accept its terms on its hub page and run `hf auth login` (once `huggingface-cli login`)"
+    elif "DatasetNotFoundError" in kinds:
+        reason = "is not on the hub or not open to you; check the names, run `hf auth login` if it is private"
+    elif "ConnectionError" in kinds:
+        reason = "cannot be reached and is not in the local cache; check the network"
+    else:
+        reason = f"did not load ({type(error).__name__}); check benchmark.split and benchmark.revision"
+    revision = config.revision or "newest"
+    place = f"Dataset {config.hub_id} (revision={revision}, split={config.split})"
+    return f"{place} {reason}, or give benchmark.path=FILE."
+
+
+def _dataset_rows(data: Any, name: str) -> list[_Row]:
+    if isinstance(data, Mapping):
+        raise UserError(f"{name} has the splits {', '.join(data)}; choose one with benchmark.split=NAME.")
+    return [_Row(where=f"{name} row {number}", values=dict(row)) for number, row in enumerate(data, start=1)]
+
+
+def _read_path(path: Path, split: str | None) -> list[_Row]:
+    readers: dict[str, Callable[[Path], list[_Row]]] = {
+        ".jsonl": _read_jsonl,
+        ".json": _read_json,
+        ".csv": _read_csv,
+        ".parquet": _read_parquet,
+    }
+    try:
+        if not path.exists():
+            raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
+        if path.is_dir():
+            return _read_folder(path, split)
+        if path.suffix.lower() not in readers:
+            raise UserError(f"benchmark.path={path} must end in one of {', '.join(readers)}; convert it.")
+        return readers[path.suffix.lower()](path)
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; save it in that encoding.") from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
+
+
+def _read_jsonl(path: Path) -> list[_Row]:
+    rows = []
+    with path.open(encoding="utf-8-sig", newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                rows.append(_Row(where=f"{path}:{number}", values=_parse_object(line, f"{path}:{number}")))
+    return rows
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(f"{where} is not a JSON object; correct or delete that line.")
+    return values
+
+
+def _read_json(path: Path) -> list[_Row]:
+    try:
+        items = json.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError:
+        raise
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno} is not JSON; correct it, or call it .jsonl.") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is not JSON that can be read; correct it.") from None
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise UserError(f"{path} must be a JSON list of objects, one a problem; correct it.")
+    return [_Row(where=f"{path} item {number}", values=item) for number, item in enumerate(items, start=1)]
+
+
+def _read_csv(path: Path) -> list[_Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        rows, first_line = [], 2
+        try:
+            for values in reader:
+                # Otherwise a stray comma would shift the answer into another column.
+                if None in values or None in values.values():
+                    raise UserError(f"{path}:{first_line} has not the header's count of cells; quote its commas.")
+                rows.append(_Row(where=f"{path}:{first_line}", values=values))
+                first_line = reader.line_num + 1
+        except csv.Error:
+            raise UserError(f"{path}:{first_line} is not a CSV row; correct its quotes.") from None
+    return rows
+
+
+def _read_parquet(path: Path) -> list[_Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowException:
+        raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None
+    return _dataset_rows(table.to_pylist(), str(path))
+
+
+def _read_folder(path: Path, split: str | None) -> list[_Row]:
+    """A folder that `datasets` saved, or one of data files that it can load."""
+    import datasets
+
+    saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    try:
+        data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
+    except Exception as error:  # As with the hub: no common base.
+        raise UserError(
+            f"benchmark.path={path} is no folder datasets can load ({type(error).__name__}); give a file."
+        ) from error
+    if not isinstance(data, Mapping):
+        return _dataset_rows(data, str(path))
+    name = next(iter(data)) if len(data) == 1 else split
+    if name not in data:
+        raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
+    return _dataset_rows(data[name], str(path))

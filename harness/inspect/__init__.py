@@ -1,0 +1,1 @@
+"""One completion looked into."""

@@ -1,0 +1,70 @@
+"""Reasoning steps: token ranges of a thinking, found in its text or given."""
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from analysis.records import UserError
+
+PARAGRAPHS = r"\n\s*\n"
+
+# An equation between numbers, as `3 x 4 = 12`.
+EXPRESSIONS = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
+
+
+def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
+    """Tokens of each step: a new one begins with the first token that lies wholly behind a match of `split`.
+
+    Raises:
+        UserError: `split` is no regular expression.
+    """
+    ends = [match.end() for match in _pattern("--split", split).finditer("".join(pieces))]
+    begins = [0, *accumulate(map(len, pieces))][:-1]
+    numbers = np.searchsorted(ends, begins, side="right")
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(pieces)]
+    return [range(*bound) for bound in pairwise(bounds)]
+
+
+def matches(pieces: Sequence[str], pattern: str = EXPRESSIONS) -> list[range]:
+    """Tokens of each match of a pattern, in order.
+
+    Raises:
+        UserError: `pattern` is no regular expression.
+    """
+    found = _pattern("--find", pattern).finditer("".join(pieces))
+    return [token_range(pieces, *match.span()) for match in found if match.group()]
+
+
+def given(text: str) -> list[range]:
+    """Read `0-31,40-80`: the first and the last token of each step, counted in the thinking from 0.
+
+    Raises:
+        UserError: it cannot be read, or the steps are not in order or share tokens.
+    """
+    words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
+    steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
+    if len(steps) < len(words) or not all(steps) or any(a.stop > b.start for a, b in pairwise(steps)):
+        raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
+    return steps
+
+
+def numbers(steps: Sequence[range], tokens: int) -> list[int]:
+    """The step of each of so many tokens, ascending from 0; what lies between two steps is a step as well."""
+    bounds = [bound for step in steps for bound in (step.start, step.stop)]
+    found = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
+    return np.unique(found, return_inverse=True)[1].tolist()
+
+
+def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
+    """The tokens that hold any of the characters from `begin` up to `end` of the pieces' text."""
+    ends = list(accumulate(map(len, pieces)))
+    return range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1)
+
+
+def _pattern(option: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{option} {pattern} is no regular expression ({error}): correct it.") from error

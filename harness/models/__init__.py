@@ -1,0 +1,1 @@
+"""Models: configuration, loading, the fused step, thinking tags."""

@@ -1,0 +1,245 @@
+"""From a model's name to something that decodes: weights, tokenizer, shapes, and the identity that `cell_id` hashes."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import logging as transformers_logging
+
+from analysis.records import UserError
+from compression.attention import check_attention, use_slot_attention
+from compression.cache import SlotCache
+from compression.signals import CacheShape
+from harness.models.config import DTYPES, ModelConfig
+from harness.models.fused_step import FusedStep
+from harness.models.stand_in import stand_in_tokenizer
+
+_SEPARATORS = set(".,?!;:\n")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model ready to decode over slots, and its tokenizer."""
+
+    config: ModelConfig
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+
+    @cached_property
+    def shape(self) -> CacheShape:
+        """Shape of the model's key-value rows."""
+        return shape_of(self.network.config, self.config.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return next(self.network.parameters()).device
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end a completion."""
+        eos = self.network.generation_config.eos_token_id
+        eos = self.tokenizer.eos_token_id if eos is None else eos
+        return tuple(eos) if isinstance(eos, list) else (eos,)
+
+    @cached_property
+    def scaling(self) -> float:
+        """Factor of the attention logits."""
+        attention = next(m for m in self.network.modules() if hasattr(m, "layer_idx") and hasattr(m, "scaling"))
+        return float(attention.scaling)  # type: ignore[arg-type]
+
+    @cached_property
+    def separators(self) -> Tensor:
+        """[vocabulary] true at tokens that are punctuation or line breaks and nothing else (SepLLM's separators)."""
+        texts = [self.decode([i]).strip(" ") for i in range(self.network.config.vocab_size)]
+        return torch.tensor([bool(t) and set(t) <= _SEPARATORS for t in texts], device=self.device)
+
+    @cached_property
+    def think_end_id(self) -> int:
+        """Token id of the tag that closes the thinking.
+
+        Raises:
+            UserError: the tag is not one token of this tokenizer.
+        """
+        ids = self.tokenizer.encode(self.config.think_end, add_special_tokens=False)
+        if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+            raise UserError(
+                f"model.think_end={self.config.think_end} is not a single token of {self.config.path}: "
+                "name the tag that this model closes its thinking with."
+            )
+        return ids[0]
+
+    def prompt_ids(self, prompt: str) -> tuple[int, ...]:
+        """Token ids of the chat template over one user message, up to where the model begins to think."""
+        text = self._templated(prompt)
+        if self.config.force_think and not self._opens_thinking(text):
+            text += f"{self.config.think_start}\n"
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    @cached_property
+    def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
+        """Who writes the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
+        if self._opens_thinking(self._templated("?")):
+            return "template"
+        return "forced" if self.config.force_think else "model"
+
+    def _templated(self, prompt: str) -> str:
+        messages = [{"role": "user", "content": prompt}]
+        return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+    def _opens_thinking(self, text: str) -> bool:
+        return text.rstrip().endswith(self.config.think_start)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids, thinking tags included."""
+        return str(self.tokenizer.decode(ids))
+
+    @cached_property
+    def capturable(self) -> bool:
+        """Whether a decode step asks the device nothing, so that a CUDA graph can hold it."""
+        kind = getattr(getattr(self.network.base_model, "rotary_emb", None), "rope_type", "default")
+        return self._fused_step is not None and kind != "longrope" and "dynamic" not in kind
+
+    @cached_property
+    def _fused_step(self) -> FusedStep | None:
+        return FusedStep(self.network) if FusedStep.serves(self.network) else None
+
+    def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
+        """Last hidden states [live, hidden_size] of a decode step that the cache has begun, after the final norm."""
+        if self._fused_step is not None:
+            return self._fused_step(tokens, positions, cache)
+        ids, at = tokens[:, None], positions[:, None]
+        return self.decode_hidden(input_ids=ids, position_ids=at, past_key_values=cache, slot_cache=cache)[:, 0]
+
+    def decode_hidden(self, **inputs: Any) -> Tensor:
+        """Last hidden states [slots, tokens, hidden_size], after the final norm."""
+        return self.network.base_model(use_cache=True, **inputs).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [slots, vocabulary] of hidden states [slots, hidden_size]."""
+        return self.network.get_output_embeddings()(hidden)
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load weights and tokenizer and move them to the device.
+
+    Raises:
+        UserError: no such model, or one that a slot cache cannot serve.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    dtype = DTYPES[config.dtype]
+    architecture = read_architecture(config)
+    try:
+        tokenizer = _load_tokenizer(config)
+        if config.random_weights:
+            torch.manual_seed(0)
+            network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
+        else:
+            network = AutoModelForCausalLM.from_pretrained(config.path, revision=config.revision, dtype=dtype)
+    except OSError as error:
+        raise _cannot_load(config, error) from error
+    if config.is_built:
+        _check_vocabulary(config, len(tokenizer))
+        # The config's own id belongs to the real tokenizer.
+        network.generation_config.eos_token_id = tokenizer.eos_token_id
+    network = network.to(device_of(config)).eval().requires_grad_(False)
+    use_slot_attention(network)
+    return LoadedModel(config, network, tokenizer)
+
+
+def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
+    if config.is_built:
+        return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
+    # Not AutoTokenizer: it gives every Qwen2 model Qwen2's own pre-tokenizer, whatever its tokenizer.json says.
+    return PreTrainedTokenizerFast.from_pretrained(config.path, revision=config.revision or "main")
+
+
+def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
+    vocabulary = int((config.config or {})["vocab_size"])
+    if vocabulary < tokens:
+        raise UserError(f"model.config.vocab_size={vocabulary} is below the stand-in tokenizer's {tokens}: raise it.")
+
+
+def shape_of(architecture: Any, dtype: str) -> CacheShape:
+    """Shape of the key-value rows of an architecture, in the precision of this name."""
+    c = architecture
+    return CacheShape(
+        layers=c.num_hidden_layers,
+        q_heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
+        dtype=DTYPES[dtype],
+    )
+
+
+def read_architecture(config: ModelConfig) -> Any:
+    """The architecture alone: from the YAML's `config` for a build with random weights, else the model's config.json.
+
+    Raises:
+        UserError: it cannot be had, or describes a model that a slot cache cannot serve.
+    """
+    try:
+        if config.is_built:
+            architecture = build_architecture(config)
+        else:
+            architecture = AutoConfig.from_pretrained(config.path, revision=config.revision)
+        check_attention(architecture)
+    except OSError as error:
+        raise _cannot_load(config, error) from error
+    except ValueError as error:
+        raise UserError(f"model={config.name}: {error}") from error
+    return architecture
+
+
+def build_architecture(config: ModelConfig) -> Any:
+    """The architecture that `config` describes.
+
+    Raises:
+        UserError: transformers knows no such architecture, or the shapes do not fit each other.
+    """
+    values = dict(config.config or {})
+    kind = values.pop("model_type")
+    try:
+        architecture = AutoConfig.for_model(kind, **values)
+    except Exception as error:  # Which one depends on the architecture: it checks its own fields.
+        reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
+        raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        value = values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
+        raise UserError(
+            f"model.config.num_key_value_heads={groups} must divide num_attention_heads={heads}: correct it."
+        )
+    return architecture
+
+
+def _cannot_load(config: ModelConfig, error: OSError) -> UserError:
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    return UserError(
+        f"model={config.name} cannot be loaded from {config.path} ({reason}): "
+        "give a local directory as model.path=, or log in to the hub and accept the model's terms."
+    )
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    """Where a model of this configuration goes."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could still be allocated on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

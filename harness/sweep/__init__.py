@@ -1,0 +1,1 @@
+"""Jobs over cells: the command, the files, the launchers."""

@@ -1,0 +1,64 @@
+"""One point of the sweep and the name it goes by."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from analysis.records import content_hash
+from compression.policy import Policy
+from harness.benchmarks.config import BenchmarkConfig
+from harness.decode.request import DecodingConfig
+from harness.models.config import ModelConfig
+from kernels.implementation import Implementation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the sweep: everything that decides its completions.
+
+    Attributes:
+        dataset_hash: hash of the benchmark's problems, all of them, as the prompts ask them.
+    """
+
+    model: ModelConfig
+    benchmark: BenchmarkConfig
+    dataset_hash: str
+    policy: Policy
+    decoding: DecodingConfig
+    seed: int
+    impl: Implementation = "torch"
+
+    @cached_property
+    def cell_id(self) -> str:
+        """Hash of everything that can change the outputs and of nothing else: not draws, limit, slots, or paths."""
+        policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
+        return content_hash({**self._conditions, "policy": policy})
+
+    @property
+    def _conditions(self) -> dict[str, Any]:
+        """What cells must share to be compared: all but the policy."""
+        sampling = dataclasses.asdict(self.decoding.sampling)
+        return {
+            "model": self.model.identity(),
+            "dataset": self.dataset_hash,
+            "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling},
+            "seed": self.seed,
+            # Another implementation rounds otherwise; the reference goes unnamed, so that older ids stand.
+            **({"impl": self.impl} if self.impl != "torch" else {}),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """The contents of cell.yaml: what the cell is, for people and for the analysis."""
+        decoding = dataclasses.asdict(self.decoding)
+        return {
+            "cell_id": self.cell_id,
+            "condition": content_hash(self._conditions),
+            "model": self.model.describe(),
+            "benchmark": dataclasses.asdict(self.benchmark),
+            "dataset_hash": self.dataset_hash,
+            "policy": self.policy.identity(),
+            "decoding": {**decoding.pop("sampling"), **decoding},
+            "impl": self.impl,
+            "seed": self.seed,
+        }

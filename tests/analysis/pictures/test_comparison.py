@@ -1,0 +1,265 @@
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
+from scipy import stats
+
+from analysis.load import load_run
+from analysis.numbers.grids import shared_settings
+from analysis.numbers.metrics import cell_metrics
+from analysis.pictures.comparison import (
+    accuracy_memory_figure,
+    pareto_front,
+    policy_bars_figure,
+    series,
+    spread_in_words,
+)
+from analysis.pictures.style import PAGE_WIDTH, save_figure
+
+MakeCell = Callable[..., Path]
+
+PLACES = (
+    {"benchmark": "toy_chain", "benchmark_title": "Chain"},
+    {"benchmark": "toy_add", "benchmark_title": "Add"},
+)
+
+
+def read(tmp_path: Path) -> pd.DataFrame:
+    return cell_metrics(load_run(tmp_path / "run"))
+
+
+@pytest.fixture
+def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
+    """Two benchmarks: the full cache, four policies and a variant at one setting, two at another."""
+    for place in PLACES:
+        make_cell([[1], [1], [1], [0]], **place)
+        make_cell([[1], [1], [0], [0]], policy="window", **place)
+        make_cell([[1], [0], [0], [0]], policy="unheard_of", **place)
+        make_cell([[1], [1], [1], [0]], policy="dynts", **place)
+        make_cell([[0], [0]], policy="snapkv", extra={"variant": "dynts_code"}, **place)
+        make_cell([[0], [1]], policy="snapkv", extra={"variant": "original"}, **place)
+        for policy in ("dynts", "window"):
+            make_cell([[1], [1]], policy=policy, keep_ratio=0.5, **place)
+    return read(tmp_path)
+
+
+def bar_panels(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if any(isinstance(c, BarContainer) for c in axes.containers)]
+
+
+def heights(axes: Axes) -> list[float]:
+    (bars,) = (c for c in axes.containers if isinstance(c, BarContainer))
+    return [bar.get_height() for bar in bars]
+
+
+def names(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+def inside(figure: Figure, folder: Path) -> bool:
+    """Whether all texts lie within the page once the figure is drawn."""
+    save_figure(figure, folder, "figure")
+    width, height = figure.get_size_inches() * figure.dpi
+    texts = [*figure.texts, *figure.legends, *(text for axes in figure.axes for text in axes.texts)]
+    boxes = [text.get_window_extent() for text in texts]
+    return all(b.x0 >= 0 and b.x1 <= width and b.y0 >= 0 and b.y1 <= height for b in boxes)
+
+
+def test_only_settings_of_three_policies_are_shared(metrics: pd.DataFrame) -> None:
+    (setting,) = shared_settings(metrics)
+    assert (setting.budget, setting.keep_ratio, setting.local_window) == (128, 0.3, 48)
+    assert setting.title == "keep ratio 0.3, window 48, budget 128"
+    assert setting.file_part == "ratio0.3_window48_budget128"
+    assert setting.policies == 4
+    assert set(setting.cells["policy"]) == {"full", "dynts", "window", "unheard_of", "snapkv"}
+
+
+def bare(make_cell: MakeCell, policy: str, *missing: str, **settings: Any) -> None:
+    """A cell whose policy has not all of the usual fields."""
+    folder = make_cell([[1], [0]], policy=policy, **settings)
+    lines = (folder / "cell.yaml").read_text().splitlines(keepends=True)
+    (folder / "cell.yaml").write_text("".join(line for line in lines if line.split(":")[0].strip() not in missing))
+
+
+def test_a_policy_without_a_field_belongs_to_every_value_of_it(tmp_path: Path, make_cell: MakeCell) -> None:
+    for window in (48, 64):
+        make_cell([[1]], policy="dynts", local_window=window)
+        make_cell([[1]], policy="random", local_window=window)
+    bare(make_cell, "h2o", "local_window")
+    bare(make_cell, "tova", "local_window", "keep_ratio")
+    settings = shared_settings(read(tmp_path))
+    assert [(s.local_window, s.policies) for s in settings] == [(48, 4), (64, 4)]
+
+
+def test_policies_without_any_of_the_fields_share_a_setting(tmp_path: Path, make_cell: MakeCell) -> None:
+    fields = ("keep_ratio", "local_window", "budget")
+    for policy in ("sepllm", "tova", "knorm"):
+        bare(make_cell, policy, *fields)
+    table = read(tmp_path)
+    (setting,) = shared_settings(table)
+    assert setting.title == "the policies' own settings"
+    figure = policy_bars_figure(setting, "toy_qwen", table)
+    assert names(bar_panels(figure)[0]) == ["TOVA", "K-norm", "SepLLM"]
+    assert "own settings" in figure.get_suptitle()
+
+
+def test_bars_are_in_order_and_show_the_metrics(tmp_path: Path, metrics: pd.DataFrame) -> None:
+    figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
+    assert figure.get_size_inches()[0] == pytest.approx(PAGE_WIDTH)
+    panels = bar_panels(figure)
+    assert [axes.get_title() for axes in panels] == ["mean of 2 benchmarks", "Chain", "Add"]
+    order = ["full cache", "DynTS", "SnapKV", "SnapKV (DynTS code)", "window", "unheard_of"]
+    assert names(panels[0]) == names(panels[1]) == order
+    for axes in panels:
+        assert heights(axes) == pytest.approx([75, 75, 50, 0, 50, 25])
+    (whiskers,) = (c for c in panels[1].containers if isinstance(c, ErrorbarContainer))
+    ends = [segment[:, 1] for segment in whiskers.lines[2][0].get_segments()]
+    error = 100 * stats.sem([1, 1, 1, 0])
+    assert ends[0] == pytest.approx([75 - error, 75 + error])
+    printed = [text.get_text() for text in panels[0].texts]
+    assert printed == ["75.0", "75.0", "50.0", "0.0", "50.0", "25.0"]
+    assert inside(figure, tmp_path)
+
+
+def test_the_line_is_the_mean_cache_length(metrics: pd.DataFrame) -> None:
+    figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
+    cells = metrics[(metrics["benchmark"] == "toy_chain") & (metrics["keep_ratio"] != 0.5)]
+    lengths = cells.drop_duplicates(["policy", "variant"]).set_index("policy")["mean_cache_length"]
+    lines = [axes.get_lines()[0] for axes in figure.axes if axes not in bar_panels(figure)]
+    held = np.asarray(lines[1].get_ydata(), dtype=float)
+    assert held[[0, 1, 4]] == pytest.approx(lengths[["full", "dynts", "window"]])
+    assert held[0] == 140
+
+
+def test_missing_and_unfinished_bars_are_marked(tmp_path: Path, make_cell: MakeCell) -> None:
+    for place in PLACES:
+        make_cell([[1]], **place)
+        make_cell([[1]], policy="dynts", done=place is PLACES[0], expected=2, **place)
+        make_cell([[1 if place is PLACES[0] else None]], policy="window", **place)
+    make_cell([[1]], policy="tova", **PLACES[0])
+    # The full cache alone: no panel, and no reason for the means to be missing.
+    make_cell([[1]], benchmark="toy_regs")
+    table = read(tmp_path)
+    figure = policy_bars_figure(shared_settings(table)[0], "toy_qwen", table)
+    panels = bar_panels(figure)
+    assert [axes.get_title() for axes in panels] == ["mean of 2 benchmarks", "Chain", "Add"]
+    assert names(panels[0]) == ["full cache", "DynTS*", "TOVA", "window"]
+    assert [text.get_text() for text in panels[0].texts] == ["100.0", "100.0", "–", "–"]
+    assert [text.get_text() for text in panels[2].texts] == ["–", "–"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend[2:] == ["– no result", "* not finished"]
+    assert inside(figure, tmp_path)
+
+
+def test_a_sweep_without_grades_or_rows_has_bars_to_come(tmp_path: Path, make_cell: MakeCell) -> None:
+    for place in PLACES:
+        for policy in ("dynts", "window", "random"):
+            make_cell([[None]], policy=policy, done=False, **place)
+    table = read(tmp_path)
+    for rows in (table, table.assign(mean_cache_length=float("nan"))):
+        (setting,) = shared_settings(rows)
+        figure = policy_bars_figure(setting, "toy_qwen", rows)
+        assert [text.get_text() for text in bar_panels(figure)[0].texts] == ["–"] * 3
+        save_figure(figure, tmp_path, "figure")
+    assert spread_in_words(setting, "toy_qwen") == "not known yet"
+
+
+def test_how_equal_the_memory_is(tmp_path: Path, make_cell: MakeCell) -> None:
+    for policy, after in (("dynts", 72), ("window", 72), ("random", 75)):
+        events = {"evictions": [{"step": 89, "length_before": 129, "length_after": after}], "num_tokens": 92}
+        make_cell([[1]], policy=policy, completion=events)
+    table = read(tmp_path)
+    words = spread_in_words(shared_settings(table)[0], "toy_qwen")
+    # 92 steps of 40, 41, ..., 131, of which the last two are shorter by 57 or 54.
+    assert words == (
+        "3 policies hold 72.0 to 75.0 just after an eviction, 129.0 at the peak, "
+        "84.3 in the mean over the decoding steps (tokens)"
+    )
+    assert np.mean([*range(40, 130), 73, 74]) == pytest.approx(table["mean_cache_length"].min())
+
+
+def points(*pairs: tuple[float, float]) -> pd.DataFrame:
+    return pd.DataFrame(pairs, columns=["mean_cache_length", "pass_at_1"])
+
+
+def test_pareto_front_by_hand() -> None:
+    table = points((100, 0.5), (90, 0.4), (90, 0.3), (95, 0.4), (110, 0.5), (120, 0.9), (80, 0.1))
+    assert pareto_front(table).index.tolist() == [6, 1, 0, 5]
+
+
+def settings_of(*rows: tuple[float, float, float, float]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["budget", "keep_ratio", "local_window", "mean_cache_length"])
+
+
+def test_a_chain_of_settings_is_one_line_and_a_grid_several() -> None:
+    chain = settings_of((128, 0.4, 48, 90), (128, 0.2, 16, 70), (128, 0.3, 16, 80))
+    assert [part["mean_cache_length"].tolist() for part in series(chain)] == [[70, 80, 90]]
+    grid = settings_of(*[(128, r / 10, w, w + r) for w in (16, 48) for r in (3, 2, 1)], (96, 0.3, 48, 40))
+    assert [part["mean_cache_length"].tolist() for part in series(grid)] == [[40], [17, 18, 19], [49, 50, 51]]
+    nan = float("nan")
+    assert len(series(settings_of((nan, nan, nan, 90)))) == 1
+
+
+def curves(figure: Figure) -> dict[Any, tuple[list[float], list[float]]]:
+    containers = figure.axes[0].containers
+    data = {c.get_label(): c.lines[0] for c in containers if isinstance(c, ErrorbarContainer)}
+    return {name: (list(line.get_xdata()), list(line.get_ydata())) for name, line in data.items()}
+
+
+def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
+    figure = accuracy_memory_figure(metrics, "toy_qwen")
+    assert figure is not None
+    drawn = curves(figure)
+    assert list(drawn) == ["DynTS", "SnapKV", "SnapKV (DynTS code)", "window", "unheard_of"]
+    lengths = metrics[(metrics["policy"] == "dynts") & (metrics["benchmark"] == "toy_chain")]["mean_cache_length"]
+    assert sorted(drawn["DynTS"][0]) == pytest.approx(sorted(lengths))
+    assert sorted(drawn["DynTS"][1]) == pytest.approx([75, 100])
+    assert drawn["unheard_of"][1] == pytest.approx([25])
+    (front,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "Pareto front")
+    assert front.get_drawstyle() == "steps-post"
+    # All compressed cells hold the same here, so the best of them is the whole front.
+    assert list(np.asarray(front.get_ydata(), dtype=float)) == pytest.approx([100])
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[:2] == ["full cache:\n140 tokens", "Pareto front"]
+    looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in figure.axes[0].containers]  # type: ignore[attr-defined]
+    assert len(set(looks)) == len(looks)
+    assert inside(figure, tmp_path)
+
+
+def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCell) -> None:
+    for window in (16, 48):
+        for ratio in (0.1, 0.2, 0.3):
+            make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, done=window == 16, expected=2)
+    figure = accuracy_memory_figure(read(tmp_path), "toy_qwen")
+    assert figure is not None
+    assert list(curves(figure)) == ["DynTS*, window 16", "DynTS*, window 48"]
+    assert figure.axes[0].get_xlabel().endswith("* not finished")
+
+
+def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1]])
+    assert accuracy_memory_figure(read(tmp_path), "toy_qwen") is None
+    make_cell([[None]], policy="dynts")
+    assert accuracy_memory_figure(read(tmp_path), "toy_qwen") is None
+
+
+def test_eighteen_policies_fit_on_the_page(tmp_path: Path, make_cell: MakeCell) -> None:
+    for place in PLACES:
+        for i in range(18):
+            make_cell([[1], [i % 2]], policy=f"a policy {i}", **place)
+    table = read(tmp_path)
+    bars = policy_bars_figure(shared_settings(table)[0], "toy_qwen", table)
+    curve = accuracy_memory_figure(table, "toy_qwen")
+    assert curve is not None
+    assert inside(bars, tmp_path)
+    assert inside(curve, tmp_path)
+    for axes in bar_panels(bars):
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))

@@ -1,0 +1,190 @@
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis.report.build import build_report, main
+from analysis.report.tables import summary_table
+
+MakeCell = Callable[..., Path]
+
+SCRIPT = "<script>alert(1)</script>"
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_one_cell_alone(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1], [0], [1], [1]])
+    page = build_report(tmp_path / "run")
+    assert page == tmp_path / "run" / "report" / "report.html"
+    html = page.read_text()
+    assert "1 of 1 cells are done." in html
+    assert "75.0 ± 25.0" in html
+    assert "0123abcd" in html
+    assert "kvsweep -m experiment=demo" in html
+    (row,) = csv.DictReader((page.parent / "cells.csv").open())
+    assert float(row["pass_at_1"]) == 0.75
+
+
+def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1], [0], [1], [1]])
+    main([str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--completions", "0"])
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert not (tmp_path / "run" / "report").exists()
+    assert '{"problems":[],"left_out":4}' in html
+    assert "75.0 ± 25.0" in html
+
+
+def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCell) -> None:
+    for ratio in (0.1, 0.2, 0.3):
+        for window in (16, 48):
+            if (ratio, window) != (0.2, 16):
+                make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window)
+    make_cell([[1]], policy="dynts", keep_ratio=0.4, local_window=48, done=False, expected=9)
+    make_cell([[None]], policy="dynts", keep_ratio=0.5, local_window=48)
+    folder = build_report(tmp_path / "run").parent
+    html = (folder / "report.html").read_text()
+    assert "6 of 7 cells are done, 1 unfinished, 3 missing from the grids, 1 completions not graded yet." in html
+    assert "Toy-Qwen | Chain: dynts 0.4 / 48, budget 128: 1 of 9 completions" in html
+    assert "Toy-Qwen | Chain: dynts 0.2 / 16, budget 128" in html
+    assert "No full-cache cell" in html
+    for suffix in ("png", "svg", "pdf"):
+        assert (folder / f"heatmap_toy_qwen_dynts_128.{suffix}").stat().st_size > 1000
+
+
+def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
+    for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
+        place = {"benchmark": benchmark, "benchmark_title": title}
+        make_cell([[1], [1]], **place)
+        for policy in ("dynts", "window", "random"):
+            make_cell([[1], [0]], policy=policy, done=benchmark == "toy_chain", expected=2, **place)
+    folder = build_report(tmp_path / "run").parent
+    html = (folder / "report.html").read_text()
+    assert "Toy-Qwen, keep ratio 0.3, window 48, budget 128: 3 policies hold 72.0 just after an eviction, 129.0" in html
+    assert "Toy-Qwen | mean of 2 benchmarks" in html
+    table = html[html.index("<h2>Equal memory") : html.index("<h2>Cells")]
+    assert table.count("dynts 0.3 / 48, budget 128") == 3
+    # 201 steps: 40 to 129, and 73 to 129, and 73 to 127.
+    held = [*range(40, 130), *range(73, 130), *range(73, 127)]
+    mean, share = sum(held) / 201, sum(held) / sum(range(40, 241))
+    assert f"<td>{mean:.1f}</td><td>53.8</td><td>{100 * share:.1f}</td>" in table
+    assert "Toy-Qwen, Pass@1 per policy at keep ratio 0.3, window 48, budget 128" in html
+    for name in ("policies_toy_qwen_ratio0.3_window48_budget128", "memory_toy_qwen"):
+        for suffix in ("png", "svg", "pdf"):
+            assert (folder / f"{name}.{suffix}").stat().st_size > 1000
+
+
+def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCell) -> None:
+    for policy in ("sepllm", "h2o"):
+        folder = make_cell([[1], [0]], policy=policy)
+        cell = yaml.safe_load((folder / "cell.yaml").read_text())
+        cell["policy"] = {"name": policy, "budget": 128, "sinks": 4} if policy == "sepllm" else {"name": policy}
+        (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+    html = build_report(tmp_path / "run").read_text()
+    assert '<td class="text">sepllm, budget 128</td><td>50.0 ± 50.0</td>' in html
+    assert '<td class="text">h2o</td><td>50.0 ± 50.0</td>' in html
+    assert summary_table(tmp_path / "run").splitlines()[1].startswith("h2o ")
+
+
+def test_bar_charts_that_are_too_many_are_named(
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analysis.report.build.MAX_BARS", 1)
+    for ratio in (0.1, 0.2):
+        for policy in ("dynts", "window", "random"):
+            make_cell([[1], [0]], policy=policy, keep_ratio=ratio)
+    page = build_report(tmp_path / "run")
+    assert len(list(page.parent.glob("policies_*.png"))) == 1
+    html = page.read_text()
+    assert "Settings without a bar chart, there are too many: 1" in html
+    assert "<li>keep ratio 0.2, window 48, budget 128</li>" in html
+
+
+def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path, make_cell: MakeCell) -> None:
+    folder = make_cell([[1]], done=False, expected=2)
+    assert "1 unfinished" in build_report(tmp_path / "run").read_text()
+    (folder / "DONE").touch()
+    assert "1 of 1 cells are done." in build_report(tmp_path / "run").read_text()
+    assert not list((tmp_path / "run" / "report").glob(".*"))
+
+
+def test_names_and_texts_are_escaped_and_nothing_is_fetched(tmp_path: Path, make_cell: MakeCell) -> None:
+    for ratio in (0.1, 0.2, 0.3):
+        make_cell(
+            [[1]],
+            policy="dynts",
+            keep_ratio=ratio,
+            model_title=f"M {SCRIPT}",
+            benchmark_title="B <img src=x onerror=alert(1)>",
+            extra={"note": "<script>"},  # it names the folder, so it has no slash
+            completion={"text": SCRIPT},
+        )
+    make_cell([[1]], policy="dynts", keep_ratio=0.1, model_title=f"M {SCRIPT}", extra={"note": "'\"&"})
+    html = build_report(tmp_path / "run").read_text()
+    # The page's own scripts alone carry the number that its policy asks for, and text in their data is escaped.
+    own = re.findall(r"<script[^>]* nonce=[^>]*>(.*?)</script>", html, flags=re.DOTALL)
+    assert sum(data.startswith("{") for data in own) >= 4, "the cells' texts, and the list of their files"
+    assert not any("<" in data for data in own if data.startswith("{"))
+    html = re.sub(r"<script[^>]* nonce=[^>]*>.*?</script>", "", html, flags=re.DOTALL)
+    assert "<script" not in html
+    assert "<img src=x" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", html)
+    assert "url(" not in html
+
+
+def test_summary_table(tmp_path: Path, make_cell: MakeCell) -> None:
+    for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
+        make_cell([[1], [1]], benchmark=benchmark, benchmark_title=title)
+    make_cell([[1], [0]], policy="dynts", done=False, expected=4)
+    lines = summary_table(tmp_path / "run").splitlines()
+    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean"]
+    assert lines[1].split() == ["full", *(["100.0", "±", "0.0"] * 3)]
+    assert lines[2].split() == ["dynts", "0.3", "/", "48,", "budget", "128", "50.0", "±", "50.0*", "–", "–"]
+
+
+def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
+    make_cell([[1]])
+    main([str(tmp_path / "run")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "run" / "report" / "report.html")
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "nope")])
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("kvsweep-report: error: ")
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_the_report_needs_no_torch(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1], [0]])
+    # Not by sys.modules["torch"] = None: scipy takes that for a loaded torch.
+    code = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'transformers', 'triton'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "import analysis.load, analysis.numbers.metrics, analysis.pictures.heatmap, analysis.report.build\n"
+        f"analysis.report.build.build_report({str(tmp_path / 'run')!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_heatmaps_with_a_shared_scale_and_intervals(
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ratio in (0.1, 0.2):
+        for window in (16, 48):
+            make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, budget=128)
+    main([str(tmp_path / "run"), "--scale", "shared", "--interval"])
+    [picture] = (tmp_path / "run" / "report").glob("heatmap*.svg")
+    asked = picture.read_text()
+    main([str(tmp_path / "run")])
+    assert picture.read_text() != asked
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "run"), "--scale", "none"])

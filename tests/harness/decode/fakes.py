@@ -1,0 +1,117 @@
+"""A model of a few operations and requests for it, for many small runs of the engine."""
+
+import random
+from dataclasses import dataclass
+
+import torch
+
+from compression.attention import attend_slots
+from compression.policies.full import FullCache
+from compression.policies.h2o import H2O
+from compression.policies.random import Random
+from compression.policies.rkv import RKV
+from compression.policies.snapkv import SnapKV
+from compression.policies.window import Window
+from compression.signals import CacheShape
+from harness.decode.engine import Engine
+from harness.decode.prefill import STEP_TOKENS
+from harness.decode.request import Branch, DecodingConfig, Request
+from harness.decode.sampling import SamplingConfig
+
+GREEDY = SamplingConfig(temperature=0)
+NEW_TOKENS = 60
+FULL = FullCache(name="full")
+
+
+def run(
+    model,
+    requests,
+    *,
+    slots=3,
+    sampling=GREEDY,
+    max_new_tokens=NEW_TOKENS,
+    seed=0,
+    step_tokens=STEP_TOKENS,
+    prepare=None,
+    impl="torch",
+):
+    """Completions by (cell_id, problem_id, draw), and the engine for its counts."""
+    decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=sampling)
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, slots=slots, impl=impl)
+    engine.prefiller.step_tokens = step_tokens
+    if prepare is not None:
+        prepare(engine)
+    results = [((cell_id, c.problem_id, c.draw), c) for cell_id, c in engine.generate(requests)]
+    assert len(dict(results)) == len(results), "a completion came twice"
+    return dict(results), engine
+
+
+@dataclass
+class FakeModel:
+    """A model of a few operations whose next token depends on every row its cache holds; for many small runs."""
+
+    vocabulary: int = 23
+
+    device = torch.device("cpu")
+    stop_ids = (0,)
+    think_end_id = 1
+    shape = CacheShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, dtype=torch.float64)
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+    scaling = 1.0
+    separators = torch.arange(23) % 5 == 0
+
+    def step_hidden(self, tokens, positions, cache):
+        rows = self.rows(tokens[:, None], positions[:, None])
+        keys, values = cache.slot_layers[0].update(rows, rows.cos())
+        query = rows[:, :, 0] * 3
+        return attend_slots(cache, 0, query, keys, values, 1.0)[:, 0]
+
+    def decode_hidden(self, input_ids, position_ids, past_key_values, prefill):
+        rows = self.rows(input_ids, position_ids)
+        keys, values = past_key_values.update(rows, rows.cos(), 0)
+        prefill.observe(rows * 3, keys, values, self.scaling)
+        return rows[:, 0]
+
+    def rows(self, input_ids, position_ids):
+        angle = input_ids[..., None] * torch.tensor([1.0, 0.7, 0.3, 0.1], dtype=torch.float64) + position_ids[..., None]
+        return torch.sin(angle)[:, None]  # [slots, 1, tokens, 4]
+
+    def logits(self, hidden):
+        spread = torch.arange(self.vocabulary, dtype=torch.float64)
+        return torch.sin(hidden.sum(-1, keepdim=True) * 1000 + spread * 1.7) * 3
+
+
+FAKE_POLICIES = [
+    FULL,
+    *(
+        kind(name=kind.__name__, keep_ratio=ratio, local_window=window, budget=budget)
+        for kind in (Window, Random)
+        for ratio, window, budget in [(0.2, 3, 9), (0.5, 6, 9), (0.5, 3, 14), (1.0, 4, 12)]
+    ),
+    H2O(name="h2o", keep_ratio=0.4, local_window=3, budget=9),
+    H2O(name="h2o", keep_ratio=0.4, local_window=3, budget=13, variant="dynts_code"),
+    SnapKV(name="snapkv", keep_ratio=0.5, local_window=4, budget=10, observation_window=3),
+    RKV(name="rkv", keep_ratio=0.5, local_window=4, budget=11, observation_window=2, variant="dynts_code"),
+]
+
+
+def fake_requests(seed, count, policies):
+    rng = random.Random(seed)
+    texts = [tuple(rng.randrange(2, 23) for _ in range(rng.randrange(1, 13))) for _ in range(count)]
+    branches = [Branch(cell_id=str(i), policy=p) for i, p in enumerate(policies)]
+    # A resumed grid asks for any subset of its cells.
+    return [
+        Request(
+            problem_id=str(i),
+            draw=0,
+            prompt_ids=ids,
+            branches=tuple(rng.sample(branches, rng.randint(1, len(branches)))),
+        )
+        for i, ids in enumerate(texts)
+    ]
+
+
+T1 = SamplingConfig(temperature=1.0)

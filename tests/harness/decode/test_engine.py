@@ -1,0 +1,555 @@
+"""The engine against transformers' own generation, against a slow reference that evicts, and against itself."""
+
+import itertools
+import random
+from collections import Counter
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.harness.fakes import FAKE_POLICIES, FULL, GREEDY, NEW_TOKENS, T1, FakeModel, fake_requests, run
+from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
+
+from analysis.records import held_percents
+from compression.attention import use_slot_attention
+from compression.policies.ablations import Bottom, NoQuestion, NoWindow
+from compression.policies.dynts import DynTS
+from compression.policies.h2o import H2O
+from compression.policies.keydiff import KeyDiff
+from compression.policies.knorm import KNorm
+from compression.policies.random import Random
+from compression.policies.rkv import RKV
+from compression.policies.sepllm import SepLLM
+from compression.policies.snapkv import SnapKV
+from compression.policies.streaming_llm import StreamingLLM
+from compression.policies.tova import TOVA
+from compression.policies.vase import VaSE
+from compression.policies.window import Window
+from compression.policy import CacheView
+from compression.predictor import ImportancePredictor, load_predictor, save_predictor
+from compression.signals import AttentionMass, RecentQueries
+from harness.decode.engine import Engine
+from harness.decode.request import Branch, DecodingConfig, Request, serves
+from harness.decode.sampling import SamplingConfig, sequence_key, uniforms_of_rows
+from harness.models.config import ModelConfig
+from harness.models.load import LoadedModel, load_model
+from harness.toy.paths import WEIGHTS
+from harness.toy.tasks import TASKS, problems
+
+EOS, THINK_END = 96, 95
+
+
+class IdTokenizer:
+    """Stands in for a tokenizer: a text is its token ids."""
+
+    eos_token_id, unk_token_id = EOS, None
+
+    def encode(self, text, add_special_tokens):
+        return [THINK_END]
+
+    def decode(self, ids):
+        return "," if len(ids) == 1 and ids[0] % 10 == 3 else " ".join(map(str, ids))
+
+
+def build(config):
+    torch.manual_seed(1)
+    network = AutoModelForCausalLM.from_config(deepcopy(config)).eval()
+    # As random as they come: sharp logits, so that an error in the cache shows in the tokens.
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return network
+
+
+QWEN = Qwen2Config(
+    hidden_size=112,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    vocab_size=97,
+    eos_token_id=EOS,
+)
+LLAMA = LlamaConfig(
+    hidden_size=96,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    vocab_size=97,
+    eos_token_id=EOS,
+)
+
+
+@pytest.fixture(scope="module", params=[QWEN, LLAMA], ids=["qwen2-group7", "llama-group4"])
+def networks(request):
+    """The same weights twice: one left as transformers made it, one for the engine."""
+    stock, ours = build(request.param), build(request.param)
+    use_slot_attention(ours)
+    return stock, LoadedModel(ModelConfig(name="m", title="M", path="none"), ours, IdTokenizer())
+
+
+@pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
+def toy(request):
+    """An embedded model twice, as above, and questions of ragged lengths for it."""
+    path = str(WEIGHTS / request.param)
+    model = load_model(ModelConfig(name=request.param, title="Toy", path=path, threads=1))
+    stock = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    texts = [model.prompt_ids(problems(task)[i].question) for i, task in enumerate(TASKS)]
+    return stock, model, [*texts, texts[0][:1], texts[1][:9]]
+
+
+def prompts(*lengths):
+    generator = torch.Generator().manual_seed(7)
+    return [tuple(torch.randint(0, 90, (n,), generator=generator).tolist()) for n in lengths]
+
+
+def ask(texts, *policies, draws=1):
+    branches = tuple(Branch(cell_id=str(i), policy=p) for i, p in enumerate(policies))
+    return [
+        Request(problem_id=f"p{i}", draw=d, prompt_ids=ids, branches=branches)
+        for i, ids in enumerate(texts)
+        for d in range(draws)
+    ]
+
+
+def test_full_cache_equals_transformers_generate(networks):
+    compare_with_generate(*networks, prompts(7, 23, 1, 40, 2), max_new_tokens=NEW_TOKENS)
+
+
+def test_full_cache_of_an_embedded_model_equals_transformers_generate(toy):
+    compare_with_generate(*toy, max_new_tokens=300)
+
+
+def compare_with_generate(stock, model, texts, *, max_new_tokens):
+    completions, _ = run(model, ask(texts, FULL), max_new_tokens=max_new_tokens)
+    for i, ids in enumerate(texts):
+        expected = stock.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids)),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert completions["0", f"p{i}", 0].token_ids == expected[0, len(ids) :].tolist()
+
+
+class Spy:
+    """Plain attention over whatever a DynamicCache holds, which keeps every query and counts what each row received."""
+
+    def __init__(self, config):
+        self.layers, self.kv_heads = config.num_hidden_layers, config.num_key_value_heads
+        self.queries = [[] for _ in range(self.layers)]
+        self.mass = [torch.zeros(self.kv_heads, 0) for _ in range(self.layers)]
+
+    def attend(self, module, query, key, value, attention_mask, *, scaling, **_):
+        layer, group = module.layer_idx, query.shape[1] // key.shape[1]
+        self.scaling = scaling
+        self.queries[layer].append(query[0])
+        rows, columns = query.shape[2], key.shape[2]
+        hidden = torch.arange(columns) > torch.arange(columns - rows, columns)[:, None]
+        logits = query @ key.repeat_interleave(group, dim=1).transpose(-1, -2) * scaling
+        weights = logits.masked_fill(hidden, float("-inf")).softmax(-1)
+        received = weights[0].sum(dim=1).view(self.kv_heads, group, columns).sum(dim=1)
+        earlier = torch.nn.functional.pad(self.mass[layer], (0, columns - self.mass[layer].shape[1]))
+        self.mass[layer] = earlier + received
+        return (weights @ value.repeat_interleave(group, dim=1)).transpose(1, 2), None
+
+    def signal(self, signal, scores):
+        if isinstance(signal, AttentionMass):
+            return torch.stack(self.mass)
+        if isinstance(signal, RecentQueries):
+            return torch.stack([torch.cat(q, dim=1)[:, -signal.window :] for q in self.queries])
+        return scores
+
+
+@torch.inference_mode()
+def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_id):
+    """One sequence over a DynamicCache that is gathered at each eviction, positions passed by hand."""
+    spy, cache, text, evictions = Spy(network.config), DynamicCache(), list(ids), []
+    AttentionInterface.register("spy", spy.attend)
+    network.set_attn_implementation("spy")
+    score = load_predictor(Path(policy.predictor)) if hasattr(policy, "predictor") else lambda h: h[..., 0]
+    positions = torch.zeros(spy.layers, spy.kv_heads, 0, dtype=torch.int64)
+    scores, feed = torch.zeros(0), list(ids)
+    while True:
+        before, start = positions.shape[-1], len(text) - len(feed)
+        new = torch.arange(start, len(text))
+        inputs = {"input_ids": torch.tensor([feed]), "position_ids": new[None], "past_key_values": cache}
+        output = network(**inputs, output_hidden_states=True)
+        positions = torch.cat([positions, new.expand(spy.layers, spy.kv_heads, -1)], dim=-1)
+        scores = torch.cat([scores, score(output.hidden_states[-1][0])])
+        if before >= (policy.trigger(len(ids)) or 10**9) and len(text) > len(ids):
+            stream = sequence_key(seed, problem_id, 0, "select", len(evictions))
+            own = positions if policy.per_head else positions[0, 0]
+            answer = text[len(ids) :]
+            view = CacheView(
+                problem_id=problem_id,
+                draw=0,
+                text_ids=torch.tensor(text),
+                positions=own,
+                token_ids=torch.tensor(text)[own],
+                separators=model.separators[torch.tensor(text)[own]],
+                question_length=len(ids),
+                answer_start=len(ids) + answer.index(model.think_end_id) if model.think_end_id in answer else None,
+                keys=[layer.keys[0] for layer in cache.layers],
+                values=[layer.values[0] for layer in cache.layers],
+                scaling=spy.scaling,
+                signals={signal: spy.signal(signal, scores) for signal in policy.signals},
+                uniform=lambda stream=stream, own=own: uniforms_of_rows(stream, own),
+            )
+            keep = policy.select(view).keep
+            evictions.append((len(text) - len(ids), positions.shape[-1], keep.shape[-1]))
+            keep = keep.expand(spy.layers, spy.kv_heads, -1)
+            positions = positions.gather(-1, keep)
+            scores = scores[keep[0, 0]]
+            for index, layer in enumerate(cache.layers):
+                rows = keep[index][None, :, :, None].expand(-1, -1, -1, layer.keys.shape[-1])
+                layer.keys, layer.values = layer.keys.gather(2, rows), layer.values.gather(2, rows)
+                spy.mass[index] = spy.mass[index].gather(-1, keep[index])
+        token = int(output.logits[0, -1].argmax())
+        text.append(token)
+        feed = [token]
+        if token in model.stop_ids or len(text) - len(ids) == max_new_tokens:
+            return text[len(ids) :], evictions
+
+
+RULE = {"keep_ratio": 0.3, "local_window": 6, "budget": 24}
+POLICIES = {
+    "window": (Window, {}),
+    "random": (Random, {}),
+    "dynts": (DynTS, {}),
+    "bottom": (Bottom, {}),
+    "no_question": (NoQuestion, {}),
+    "no_window": (NoWindow, {}),
+    "streaming_llm": (StreamingLLM, {"sinks": 3}),
+    "sepllm": (SepLLM, {"sinks": 2}),
+    "h2o": (H2O, {}),
+    "h2o_dynts_code": (H2O, {"variant": "dynts_code"}),
+    "snapkv": (SnapKV, {"observation_window": 5}),
+    "snapkv_dynts_code": (SnapKV, {"observation_window": 4, "variant": "dynts_code"}),
+    "rkv": (RKV, {"observation_window": 4}),
+    "rkv_dynts_code": (RKV, {"observation_window": 4, "variant": "dynts_code"}),
+    "tova": (TOVA, {}),
+    "keydiff": (KeyDiff, {}),
+    "knorm": (KNorm, {}),
+    "vase": (VaSE, {"observation_window": 4, "sinks": 1}),
+}
+
+
+def make_policy(name, predictor, **rule):
+    cls, own = POLICIES[name]
+    if "predictor" in {f.name for f in fields(cls)}:
+        own = {**own, "predictor": str(predictor)}
+    return cls(name=name, **own, **rule)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("on_top", [False, True])
+def test_eviction_equals_a_gathered_dynamic_cache(networks, name, on_top, tmp_path):
+    if name == "no_question" and on_top:
+        pytest.skip("no_question evicts the question, which question_on_top keeps")
+    stock, model = networks
+    torch.manual_seed(3)
+    save_predictor(ImportancePredictor(stock.config.hidden_size, (16,)), tmp_path, {})
+    policy = make_policy(name, tmp_path, question_on_top=on_top, **RULE)
+    texts = prompts(7, 23, 1, 40)
+    completions, engine = run(model, ask(texts, policy), seed=5)
+    for i, ids in enumerate(texts):
+        options = {"max_new_tokens": NEW_TOKENS, "seed": 5, "problem_id": f"p{i}"}
+        expected, evictions = decode_slowly(stock, model, ids, policy, **options)
+        completion = completions["0", f"p{i}", 0]
+        assert completion.token_ids == expected
+        found = [(e.step, e.length_before, e.length_after) for e in completion.evictions]
+        # An eviction after the last token's step is one that no token sees: the engine leaves it out.
+        assert found == [e for e in evictions if e[0] < len(expected) - 1]
+        assert completion.peak_length <= engine.cache.capacity
+        assert len(found) > 1
+
+
+def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
+    stock, model, texts = toy
+    predictor = WEIGHTS / "predictors" / model.config.name / "far_max"
+    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question_on_top": True}
+    policy = DynTS(name="dynts", predictor=str(predictor), **rule)
+    completions, _ = run(model, ask(texts[:4], policy), max_new_tokens=400, slots=4)
+    answered = 0
+    for i, ids in enumerate(texts[:4]):
+        expected, evictions = decode_slowly(stock, model, ids, policy, max_new_tokens=400, seed=0, problem_id=f"p{i}")
+        assert completions["0", f"p{i}", 0].token_ids == expected
+        assert len(evictions) > 1
+        answered += "boxed" in completions["0", f"p{i}", 0].text
+    assert answered >= 2
+
+
+def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy):
+    _, model, _ = toy
+    texts = [model.prompt_ids(p.question) for task in TASKS for p in problems(task)[:2]]
+    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question_on_top": True}
+    requests = ask(texts, FULL, Random(name="random", **rule), Window(name="window", **rule))
+    options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 400}
+    four, _ = run(model, requests, slots=4, **options)
+    for slots, order in ((1, requests), (32, random.Random(0).sample(requests, len(requests)))):
+        assert run(model, order, slots=slots, **options)[0] == four
+
+
+def test_eviction_fires_when_the_step_before_reached_the_budget(networks):
+    _, model = networks
+    policy = Window(name="window", keep_ratio=0.5, local_window=4, budget=20)
+    completion = run(model, ask(prompts(8), policy))[0]["0", "p0", 0]
+    first = completion.evictions[0]
+    # The question's 8 and 13 generated tokens make 21 = budget + 1 rows; 4 + int(17 * 0.5) = 12 stay.
+    assert (first.step, first.length_before, first.length_after) == (13, 21, 12)
+    assert all(e.length_before == 21 for e in completion.evictions)
+    assert [e.step for e in completion.evictions] == list(range(13, completion.num_tokens - 1, 9))
+    assert completion.peak_length == 21
+
+
+def test_rows_say_where_they_fork_and_what_is_held(networks):
+    _, model = networks
+    rule = {"keep_ratio": 0.3, "local_window": 6, "budget": 24}
+    policies = [Window(name="window", **rule), RKV(name="rkv", observation_window=4, **rule), FULL]
+    completions, _ = run(model, ask(prompts(7, 40), *policies))
+    partly = set()
+    for (cell, _, _), row in completions.items():
+        assert row.fork_step == (row.evictions[0].step if row.evictions else None)
+        assert (row.fork_step is None) == (cell == "2")
+        gone = set()
+        for eviction in row.evictions:
+            percents = held_percents(eviction.held)
+            assert len(percents) == row.prompt_tokens + eviction.step
+            assert set(percents[-4:]) == {100}
+            assert set(percents) <= ({0, 100} if cell == "0" else set(range(0, 101, 10)))
+            assert not {p for p in gone if percents[p]}, "an evicted position came back"
+            gone = {p for p, percent in enumerate(percents) if not percent}
+            if cell == "0":
+                assert percents.count(100) == eviction.length_after
+            else:
+                # Rounded shares: each of at most five points off.
+                assert abs(sum(percents) / 100 - eviction.length_after) <= 0.05 * len(percents)
+                partly |= set(percents) - {0, 100}
+    assert partly
+
+
+def test_live_slots_hold_no_more_than_the_capacity_whatever_the_length(networks):
+    _, model = networks
+    policy = Random(name="random", keep_ratio=0.3, local_window=4, budget=16)
+    _, short = run(model, ask(prompts(5), policy), max_new_tokens=20)
+    _, long = run(model, ask(prompts(5), policy), max_new_tokens=80)
+    assert short.cache.kv_bytes == long.cache.kv_bytes
+
+
+class BrokenError(RuntimeError):
+    """What a model may raise in the middle of a step."""
+
+
+@dataclass
+class BreakingModel(FakeModel):
+    """Raises at its call number `breaks_at`, after the cache has taken in the step's rows."""
+
+    breaks_at: int | None = None
+    calls: int = 0
+
+    def step_hidden(self, *args):
+        self.calls += 1
+        hidden = super().step_hidden(*args)
+        if self.calls == self.breaks_at:
+            raise BrokenError
+        return hidden
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    problems=st.integers(1, 7),
+    policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
+    slots=st.integers(1, 9),
+    max_new_tokens=st.integers(1, 40),
+)
+def test_grid_in_one_batch_equals_one_cell_at_a_time(seed, problems, policies, slots, max_new_tokens):
+    """Any lengths, budgets, slots: ends, loses nothing, doubles nothing, and every completion is what it is alone."""
+    requests = fake_requests(seed, problems, policies)
+    wanted = Counter((b.cell_id, r.problem_id, 0) for r in requests for b in r.branches)
+    options = {"sampling": T1, "max_new_tokens": max_new_tokens}
+    together, engine = run(FakeModel(), requests, slots=slots, **options)
+    assert Counter(together.keys()) == wanted
+    alone, _ = run(FakeModel(), requests, slots=1, **options)
+    assert together == alone
+    if slots > 1:
+        assert engine.clock.tokens == tokens_of_trunks_and_branches(requests, together)
+    for request in requests:
+        rows = [(b.policy, together[b.cell_id, request.problem_id, 0]) for b in request.branches]
+        for (_, one), (policy, other) in itertools.product(rows, rows):
+            if serves(one, policy):
+                assert other == one
+            elif getattr(policy, "keep_ratio", 1) < 1 and len(request.prompt_ids) < policy.budget:
+                assert one.evictions or other.evictions
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    problems=st.integers(1, 6),
+    policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
+    slots=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
+    kills=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    failures=st.tuples(st.integers(1, 80), st.integers(1, 80)),
+    max_new_tokens=st.integers(1, 40),
+)
+def test_a_killed_grid_resumes_to_the_same_completions(
+    seed, problems, policies, slots, kills, failures, max_new_tokens
+):
+    """Killed or broken twice, at any moment, each time with other slots: nothing lost, doubled or changed."""
+    requests = fake_requests(seed, problems, policies)
+    options = {"sampling": T1, "max_new_tokens": max_new_tokens}
+    whole, _ = run(FakeModel(), requests, slots=slots[0], **options)
+    stored = {}
+    for count, kill, failure in zip(slots, (*kills, None), (*failures, None), strict=True):
+        rest = [r for r in (without(r, stored) for r in requests) if r.branches]
+        if not rest:
+            break
+        decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=T1)
+        engine = Engine.sized_for(rest, BreakingModel(breaks_at=failure), decoding=decoding, seed=0, slots=count)
+        with suppress(BrokenError):
+            for cell_id, completion in itertools.islice(engine.generate(rest), kill):
+                assert (cell_id, completion.problem_id, 0) not in stored
+                stored[cell_id, completion.problem_id, 0] = completion
+    assert stored == whole
+
+
+def without(request, stored):
+    """What is left of a request, with the tokens that its stored completions share with it."""
+    rows = {cell_id: row for (cell_id, problem_id, _), row in stored.items() if problem_id == request.problem_id}
+    left = tuple(b for b in request.branches if b.cell_id not in rows)
+    known = max((row.shared_ids for row in rows.values()), key=len, default=[])
+    return replace(request, branches=left, forced=tuple(known))
+
+
+def test_forced_tokens_are_fed_and_end_with_the_first_eviction(networks):
+    _, model = networks
+    policy = Window(name="window", keep_ratio=0.5, local_window=4, budget=20)
+    forced = tuple(prompts(30)[0])
+    [request] = ask(prompts(8), FULL, policy)
+    completions, _ = run(model, [replace(request, forced=forced)])
+    full, window = completions["0", "p0", 0], completions["1", "p0", 0]
+    assert full.token_ids[:30] == list(forced)
+    assert window.shared_ids == list(forced[: window.fork_step + 1])
+    assert window.token_ids[:30] != list(forced)
+
+
+def tokens_of_trunks_and_branches(requests, completions):
+    """What a forked grid must decode, told from its completions: a shared prefix once, then each branch's rest."""
+    total = 0
+    for request in requests:
+        mine = {b.cell_id: completions[b.cell_id, request.problem_id, 0] for b in request.branches}
+        starts = []
+        for branch in request.branches:
+            trigger = branch.policy.trigger(len(request.prompt_ids))
+            length = mine[branch.cell_id].num_tokens
+            # A trunk feeds its last prompt token with its first step and forks after sampling at the trigger's step.
+            reached = length if trigger is None else max(trigger + 2 - len(request.prompt_ids), 2)
+            starts.append(min(reached, length))
+        trunk = max(starts)
+        total += trunk + sum(c.num_tokens - s for c, s in zip(mine.values(), starts, strict=True))
+    return total
+
+
+@pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
+def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, step_tokens):
+    _, model = networks
+    policies = [
+        H2O(name="h2o", keep_ratio=0.4, local_window=6, budget=30),
+        SnapKV(name="snapkv", keep_ratio=0.5, local_window=8, budget=28, observation_window=4),
+        FULL,
+    ]
+    requests = ask(prompts(1, 23, 2, 17, 40, 9, 33), *policies, draws=2)
+    whole, _ = run(model, requests, slots=6)
+    assert run(model, requests, slots=6, step_tokens=step_tokens)[0] == whole
+
+
+def test_a_long_question_does_not_stop_the_others(networks):
+    _, model = networks
+    [short, long] = ask(prompts(4, 60), FULL)
+    decoding = DecodingConfig(name="test", max_new_tokens=40, sampling=GREEDY)
+    engine = Engine.sized_for([short, long], model, decoding=decoding, seed=0, slots=2)
+    engine.prefiller.step_tokens = 6
+    generator = engine.generate([short, long])
+    list(itertools.islice(generator, 1))
+    assert engine.clock.steps == 40
+    list(generator)
+    # The long question took ten calls; meanwhile the short one wrote, and the long one then overlapped with it.
+    assert 49 <= engine.clock.steps <= 51
+
+
+def test_shuffled_requests_give_the_same_completions(networks):
+    _, model = networks
+    policy = Random(name="random", keep_ratio=0.4, local_window=5, budget=20)
+    requests = ask(prompts(7, 23, 3, 12), policy, FULL, draws=2)
+    sampling = SamplingConfig(temperature=0.6, top_p=0.95)
+    ordered, _ = run(model, requests, sampling=sampling, slots=4)
+    shuffled = random.Random(0).sample(requests, len(requests))
+    for slots in (1, 4, 32):
+        assert run(model, shuffled, sampling=sampling, slots=slots)[0] == ordered
+    assert len({tuple(c.token_ids) for c in ordered.values()}) > 8
+
+
+def test_cells_agree_token_for_token_until_one_evicts(networks):
+    _, model = networks
+    policies = [
+        FULL,
+        Window(name="window", keep_ratio=0.2, local_window=3, budget=30),
+        Random(name="random", keep_ratio=0.5, local_window=9, budget=40),
+    ]
+    sampling = SamplingConfig(temperature=1.0)
+    completions, _ = run(model, ask(prompts(7, 23, 3), *policies), sampling=sampling, slots=2)
+    differing = 0
+    for problem in ("p0", "p1", "p2"):
+        full = completions["0", problem, 0].token_ids
+        for cell in ("1", "2"):
+            other = completions[cell, problem, 0]
+            # Tokens up to and including the one drawn in the step after which the eviction happened.
+            agreed = other.evictions[0].step + 1 if other.evictions else len(full)
+            assert other.token_ids[:agreed] == full[:agreed]
+            differing += other.token_ids != full
+    assert differing > 0
+
+
+def test_another_seed_or_draw_writes_another_text(networks):
+    _, model = networks
+    sampling = SamplingConfig(temperature=1.0)
+    requests = ask(prompts(9), FULL, draws=3)
+    texts = [c.token_ids for c in run(model, requests, sampling=sampling)[0].values()]
+    texts += [c.token_ids for c in run(model, requests, sampling=sampling, seed=1)[0].values()]
+    assert len({tuple(t) for t in texts}) == 6
+
+
+def test_stop_reason_thinking_and_text(networks):
+    _, model = networks
+    sampling = SamplingConfig(temperature=1.5)
+    completions = run(model, ask(prompts(3, 4, 5, 6), FULL, draws=8), sampling=sampling)[0].values()
+    for completion in completions:
+        ids = completion.token_ids
+        stopped = ids[-1] == EOS
+        assert completion.stop_reason == ("stop" if stopped else "length")
+        assert stopped or len(ids) == NEW_TOKENS
+        assert completion.num_tokens == len(ids)
+        assert completion.thinking_tokens == (ids.index(THINK_END) if THINK_END in ids else len(ids))
+        assert completion.text == " ".join(map(str, ids[:-1] if stopped else ids))
+    assert {c.stop_reason for c in completions} == {"stop", "length"}
+
+
+def test_clock_counts_live_tokens_only(networks):
+    _, model = networks
+    completions, engine = run(model, ask(prompts(3, 4, 5, 6, 7), FULL), sampling=SamplingConfig(temperature=1.5))
+    assert engine.clock.tokens == sum(c.num_tokens for c in completions.values())
+    assert engine.clock.steps < engine.clock.tokens
+
+
+@pytest.mark.parametrize("max_new_tokens", [0, -3])
+def test_a_length_limit_below_one_is_refused(max_new_tokens):
+    with pytest.raises(ValueError, match=f"max_new_tokens={max_new_tokens}"):
+        DecodingConfig(name="d", max_new_tokens=max_new_tokens, sampling=GREEDY)

@@ -1,0 +1,252 @@
+"""Answers of every kind, strict and lenient: what counts, what does not, and that hostile text cannot stop the pass."""
+
+import csv
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.records import Completion, Problem
+from harness.grading.answers import Rule, answer_part, canonical_gold, extract_answer, judge, stated_answer
+from harness.grading.grader import LENIENT_GRADES_FILE, Grader, Job, main, read_rule
+from harness.models.thinking import ThinkTags
+
+ROOT = Path(__file__).resolve().parents[3]
+SHARED = os.environ.get("KVSWEEP_SHARED")
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestExpressions:
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            (r"\dfrac{14}{3}", r"\frac{14}{3}"),
+            (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)"),
+            ("0.00001", "1e-5"),
+            (r"4.5 \times 10^{33} \, \text{erg s}^{-1}", "4.5e33"),
+            ("4.6 x 10^-24 meters", "4.6e-24"),
+            (r"\frac{46}{10^{25}}", "4.6e-24"),
+            (r"10{,}080", r"10,\!080"),
+            (r"5\%", "5"),
+            (r"90", r"90^\circ"),
+            (r"b = m", "m"),
+            (r"x = \frac{1}{3}e^{t} + ce^{-2t}", r"\frac{e^{t}}{3}+c e^{-2 t}"),
+            ("x = 5 \\text{ or } x = -2", "$5,-2$"),
+            ("(-2, -2)", "-2,-2"),
+            (r"\{-2, -1, 1, 2\}", "-2,-1,1,2"),
+            (r"\frac{1}{3} E_1 + \frac{2}{3} E_2", r"\frac{1}{3} E_{1}+\frac{2}{3} E_{2}"),
+            ("2x+1", "1+2x"),
+            (r"\text{Evelyn}", "Evelyn"),
+            ("9 boys", "9"),
+            (r"k \geqslant 2", r"$k \geq 2$"),
+        ],
+    )
+    def test_the_same_written_otherwise(self, answer: str, gold: str) -> None:
+        assert judge(f"</think>So $\\boxed{{{answer}}}$", "stop", gold, "expression")[1] == "correct"
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            ("2.88e-19", "2.89e-19"),
+            (r"2.88 \times 10^{-19}", r"2.89 \cdot 10^{-19}"),
+            ("4.569 x 10^-24 meters", "4.6e-24"),
+            (r"\frac{47}{10^{25}}", "4.6e-24"),
+            ("102019", "102018"),
+            ("2000", "20"),
+            ("0.5", "50"),
+            (r"[2, \infty)", r"(2,\infty)"),
+            ("5", "5,-2"),
+            ("f(x) = x", "$f(x)=-1$,$f(x)=x$"),
+            (r"b = m, k = \frac{37}{4} m", r"\frac{37}{4} m"),
+            ("x > 5", "5"),
+            ("x+1", "x-1"),
+            ("(1, 2)", "(2, 1)"),
+            ("", "5"),
+        ],
+    )
+    def test_something_else(self, answer: str, gold: str) -> None:
+        assert judge(f"</think>So $\\boxed{{{answer}}}$", "stop", gold, "expression")[1] in ("wrong", "no_answer")
+
+    def test_a_gold_must_say_something(self) -> None:
+        assert canonical_gold(" $x$ ", "expression") == "$x$"
+        assert canonical_gold("$ $", "expression") is None
+
+
+class TestLetters:
+    @pytest.mark.parametrize(
+        ("text", "letter"),
+        [
+            (r"\boxed{C}", "C"),
+            (r"\boxed{\text{(C)}}", "C"),
+            (r"\boxed{\textbf{C}}", "C"),
+            (r"\boxed{C) 12 legs}", "C"),
+            ("Answer: C", "C"),
+            ("**Answer: C**", "C"),
+            ("**Answer:** C.", "C"),
+            ("The correct answer is (C).", "C"),
+            ("the answer is **C**", "C"),
+            ("Thus **C**", "C"),
+            ("I rule out A and D.\n\n(C)", "C"),
+            ("(C)", "C"),
+            ("Answer: $C$", "C"),
+            ("Answer: A\nNo. Answer: C", "C"),
+            ("Option B looks good, but the answer is C", "C"),
+            (r"\boxed{A} no, \boxed{C}", "C"),
+            ("A proton is a particle.", None),
+            ("The answer is a proton.", None),
+            ("The answer is A proton.", None),
+            ("It is a matter of taste", None),
+            ("either (A) or (C)", None),
+            (r"\boxed{C", None),
+            ("", None),
+            ("answer: c", None),
+        ],
+    )
+    def test_what_is_read(self, text: str, letter: str | None) -> None:
+        assert extract_answer("</think>" + text, "letter") == letter
+
+    def test_a_box_with_something_else_is_wrong(self) -> None:
+        assert judge(r"</think>\boxed{12}", "stop", "C", "letter") == ("12", "wrong")
+
+    @pytest.mark.parametrize(("gold", "letter"), [("C", "C"), (" (D) ", "D"), ("E", None), ("a", None), ("12", None)])
+    def test_golds(self, gold: str, letter: str | None) -> None:
+        assert canonical_gold(gold, "letter") == letter
+
+
+class TestStated:
+    @pytest.mark.parametrize(
+        ("text", "answer"),
+        [
+            ("Some steps.\n\nSo, the mean of her scores is 7.", "7"),
+            ("So, m = 25 and n = 169, and m + n = 194.\n\nI think that's the answer.", "194"),
+            ("The answer is definitely \\(8000\\).", "8000"),
+            ("Thus, 196 has **9** divisors.", "9"),
+            ("So, the mean might be 7.", None),
+            ("So, is the mean 7?", None),
+            ("So, the mean is 7. Wait, that is wrong.", None),
+            ("We add 3 and 4 and get 7.", None),
+            ("So, the mean is 7 and", None),
+            ("7", None),
+            ("", None),
+        ],
+    )
+    def test_a_conclusion_at_the_end(self, text: str, answer: str | None) -> None:
+        assert stated_answer(text) == answer
+
+    def test_a_box_comes_before_words(self) -> None:
+        assert extract_answer("</think>\\boxed{5}. So, the answer is 7.", "integer") == "5"
+        assert extract_answer("</think>\\boxed{5. So, the answer is 7.", "integer") is None
+
+
+class TestRule:
+    @pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
+    def test_a_truncated_text_is_truncated_whatever_it_holds(self, kind: Any) -> None:
+        gold = "C" if kind == "letter" else "5"
+        assert judge(f"</think>\\boxed{{{gold}}}", "length", gold, kind) == (None, "truncated")
+
+    def test_whole_text_is_for_models_that_do_not_think(self) -> None:
+        assert extract_answer("\\boxed{5}", "integer") is None
+        assert extract_answer("\\boxed{5}", "integer", Rule(answer_from="whole_text")) == "5"
+
+    def test_other_tags(self) -> None:
+        tags = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")
+        text = "<|begin_of_thought|>\\boxed{4}</think><|end_of_thought|>\\boxed{5}"
+        assert answer_part(text, tags) == "\\boxed{5}"
+        assert judge(text, "stop", "5", "integer", {"tags": {"start": tags.start, "end": tags.end}})[1] == "correct"
+
+    @pytest.mark.parametrize(
+        ("text", "stop_reason", "gold", "kind"),
+        [
+            ("never closed \\boxed{5}", "stop", "5", "integer"),
+            ("</think>\\boxed{5} and so on", "length", "5", "integer"),
+            ("</think>we get 5 in the end", "stop", "5", "integer"),
+            ("</think>\\boxed{0.05}", "stop", "5", "integer"),
+            ("</think>\\boxed{1000001}", "stop", "1000000", "integer"),
+            ("</think>the answer is a proton", "stop", "A", "letter"),
+        ],
+    )
+    def test_lenient_accepts_what_strict_does_not(self, text: str, stop_reason: str, gold: str, kind: Any) -> None:
+        assert judge(text, stop_reason, gold, kind)[1] != "correct"
+        assert judge(text, stop_reason, gold, kind, {"lenient": True})[1] == "correct"
+
+    def test_lenient_grades_have_a_file_of_their_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        cell = tmp_path / "cell"
+        cell.mkdir()
+        (cell / "cell.yaml").write_text("benchmark: {answer_kind: integer}\nmodel: {think_end: </think>}\n")
+        problem = Problem(id="p", prompt="?", gold="5")
+        row = Completion(
+            problem_id="p", draw=0, text="\\boxed{5}", token_ids=[1], num_tokens=1, prompt_tokens=1, thinking_tokens=1,
+            stop_reason="length", peak_length=2, seed=0,
+        )  # fmt: skip
+        (cell / "problems.jsonl").write_text(json.dumps(problem.to_dict()) + "\n")
+        (cell / "completions.jsonl").write_text(json.dumps(row.to_dict()) + "\n")
+        assert main([str(tmp_path)]) == 0
+        strict = (cell / "grades.jsonl").read_bytes()
+        assert json.loads(strict)["outcome"] == "truncated"
+        assert main([str(tmp_path), "--lenient"]) == 0
+        assert "lenient, total of 1 cells" in capsys.readouterr().out
+        assert json.loads((cell / LENIENT_GRADES_FILE).read_text())["outcome"] == "correct"
+        assert (cell / "grades.jsonl").read_bytes() == strict
+
+    def test_a_cell_says_how_it_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "cell.yaml").write_text(
+            "benchmark: {answer_from: whole_text}\nmodel: {think_start: <a>, think_end: </a>}\n"
+        )
+        assert read_rule(tmp_path) == {
+            "answer_from": "whole_text",
+            "tags": {"start": "<a>", "end": "</a>"},
+            "lenient": False,
+        }
+
+
+class TestWorkers:
+    def test_hostile_texts_neither_hang_nor_crash(self) -> None:
+        """The long form: scripts/grade_audit.py --hostile 10000."""
+        texts = script("grade_audit").hostile_texts(40, seed=1)
+        rule = {"answer_from": "whole_text"}
+        jobs = [
+            Job(text=text, stop_reason="stop", gold=gold, kind=kind, rule=rule)  # type: ignore[arg-type]
+            for text in texts
+            for kind, gold in (("integer", "5"), ("expression", "1/2"), ("letter", "C"))
+        ]
+        with Grader(workers=2, timeout_s=1) as grader:
+            replies = grader.judge(jobs)
+        assert [reply for reply in replies if "error" in reply] == []
+        assert sum(reply["outcome"] == "grader_timeout" for reply in replies) < 20
+
+    def test_a_text_that_eats_memory_or_time_costs_its_row_alone(self) -> None:
+        texts = [r"\boxed{5}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{5}"]
+        rule = {"answer_from": "whole_text"}
+        jobs = [Job(text=text, stop_reason="stop", gold="5", kind="expression", rule=rule) for text in texts]
+        with Grader(workers=1, timeout_s=3) as grader:
+            outcomes = [reply["outcome"] for reply in grader.judge(jobs)]
+        assert outcomes[0] == outcomes[2] == "correct"
+        assert outcomes[1] in ("wrong", "grader_timeout")
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
+def test_recorded_outputs_of_real_models() -> None:
+    """Not one false accept where the truth was audited: by those who recorded it, or here (grading_audit.csv)."""
+    rows = csv.DictReader((ROOT / "results/published/grading_audit.csv").read_text().splitlines())
+    more = {int(row["id"]): row["audit"] == "true" for row in rows}
+    path = Path(str(SHARED)) / "data" / "graded_outputs.jsonl"
+    with Grader(workers=2) as grader:
+        result = script("grade_audit").audit(path, grader, more, show=False)
+    assert result["rows"] == 1996
+    assert result["integer_false_accepts"] == 0
+    assert result["integer_agreement"] >= 0.995
+    assert result["agreement"] >= 0.98
+    assert not [name for name in result["classes"] if name.endswith("False, graded correct")]
+    assert result["grader_timeouts"] <= 10

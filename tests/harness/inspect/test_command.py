@@ -1,0 +1,253 @@
+"""kvsweep-trace: the strips' numbers are the label pipeline's, and every picture is written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from analysis.pictures.kept import read_kept, retention
+from analysis.records import UserError
+from compression.predictor import load_predictor
+from harness.inspect.attribution import removal
+from harness.inspect.command import main
+from harness.inspect.importance import importance
+from harness.inspect.reasoning_steps import matches
+from harness.inspect.text import live, of_cell, of_text
+from harness.models.config import ModelConfig
+from harness.models.load import load_model
+from harness.predictor.labels import label_trace
+from harness.predictor.recipe import LABEL_KINDS
+from harness.toy.paths import WEIGHTS
+
+TEXT = "a is 4, b is 7.\n\nSo a is 4, b is 7, 4+7=1.\n\nSo c is 1. Check 4+7=1 ok. So c is 1. </think>c is 1 \\boxed{1}"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    rows = [{"id": name, "problem": "c=a+b", "text": TEXT} for name in ("first", "second")]
+    rows.append({"id": "open", "problem": "c", "text": "a is 4"})
+    rows.append({"id": "rash", "problem": "c", "text": "</think>4"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def model(tiny_model_dir):
+    return load_model(ModelConfig(name="tiny", title="Tiny", path=str(tiny_model_dir), threads=1))
+
+
+@pytest.fixture
+def read(texts, model):
+    return lambda name=None: of_text(texts, name, 0).read(model)
+
+
+def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir):
+    traced = read("second")
+    strips = importance(traced, LABEL_KINDS, [tiny_predictor_dir], min_distance=8)
+    hidden, labels = label_trace(model, traced.trace, 8)
+    assert list(strips)[:3] == ["true: answer", "true: far_max", "true: later"]
+    for kind in ("answer", "far_max", "later"):
+        np.testing.assert_array_equal(strips[f"true: {kind}"], labels[kind].double().numpy())
+    with torch.inference_mode():
+        expected = load_predictor(tiny_predictor_dir)(hidden).double().numpy()
+    np.testing.assert_array_equal(list(strips.values())[3], expected)
+
+
+def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_model_dir, tmp_path, capsys):
+    out = tmp_path / "out"
+    main([str(texts), "--out", str(out), "--by", "step", f"model.path={tiny_model_dir}", "model.threads=1"])
+    written = capsys.readouterr().out.split()
+    assert sorted(p.rsplit(".", 1)[1] for p in written) == ["csv", "pdf", "png", "svg"]
+    table = pd.read_csv(next(p for p in written if p.endswith(".csv")), keep_default_na=True)
+    traced = read()
+    strips = importance(traced, ["answer"], [])
+    np.testing.assert_allclose(table["true: answer"], strips["true: answer"], rtol=1e-12)
+    assert "".join(traced.pieces[traced.trace.think_start : traced.trace.think_end]) == TEXT.split("</think>")[0]
+    assert table["step"].max() == 2
+    assert table["position"].iloc[0] == traced.trace.think_start
+
+
+def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, capsys):
+    ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
+    row = json.loads((folder / "completions.jsonl").read_text().splitlines()[-1])
+    source = of_cell(folder, row["problem_id"], 0)
+    traced = source.read(load_model(source.model))
+    assert traced.trace.token_ids[traced.trace.think_start :] == row["token_ids"]
+    assert traced.completion.num_tokens == row["num_tokens"]
+    out = tmp_path / "out"
+    main([str(folder), "--problem", row["problem_id"], "--show", "kept", "--rows", "--out", str(out)])
+    table = pd.read_csv(next(out.glob("kept_*.csv")), keep_default_na=True)
+    for number, eviction in enumerate(row["evictions"], start=1):
+        assert (table[f"held_{number}"] == 100).sum() == eviction["length_after"]
+    assert next(out.glob("kept_*.html")).read_text().count("<h2>") == 1 + len(row["evictions"])
+    with pytest.raises(UserError, match="is not among the completions"):
+        of_cell(folder, "nobody", 0)
+    row["token_ids"] = [traced.model.think_end_id, *row["token_ids"]]
+    (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(SystemExit):
+        main([str(folder), "--out", str(out)])
+    assert "has no thinking to look into" in capsys.readouterr().err
+
+
+def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir, model, tmp_path):
+    here = tmp_path / "here"
+    shutil.copytree(tiny_model_dir, here)
+    settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"model.path={here}"]
+    ended = kvsweep(*settings, f"results_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
+    here.rename(tmp_path / "there")
+    source = of_cell(folder, None, 0, [f"model.path={tmp_path / 'there'}"])
+    assert source.read(load_model(source.model)).trace == of_cell(folder, None, 0).read(model).trace
+    (other,) = source.policies(["random"])
+    assert (other.budget, other.local_window, other.keep_ratio) == (64, 8, 0.4)
+    with pytest.raises(UserError, match="holds other weights"):
+        of_cell(folder, None, 0, [f"model.path={WEIGHTS / 'toy_qwen'}"])
+    with pytest.raises(UserError, match="only where things lie now"):
+        of_cell(folder, None, 0, ["seed=3"])
+
+
+def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_path):
+    main([str(texts), "--show", "attribution", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    table = pd.read_csv(next(tmp_path.glob("*.csv")), dtype={"token": str})
+    assert [c.split(".")[0] for c in table.columns[1:]] == ["4+7=1", "4+7=1"]
+    assert "".join(table["token"]) == TEXT.split("</think>")[1]
+    traced = read()
+    start = traced.trace.think_start
+    steps = [range(start + step.start, start + step.stop) for step in matches(traced.thinking)]
+    expected = removal(model, traced.trace.token_ids, traced.trace.think_end, steps)
+    np.testing.assert_allclose(table.iloc[:, 1:], expected.numpy(), atol=1e-5)
+    assert next(tmp_path.glob("*.png")).stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere-at-all"], "does not exist"),
+        (["/tmp"], "is no cell's folder"),
+        (["TEXTS", "--problem", "none"], "is not in"),
+        (["TEXTS", "--problem", "open"], "never closes its thinking"),
+        (["TEXTS", "--problem", "rash"], "has no thinking or no answer"),
+        (["TEXTS", "--split", "("], "is no regular expression"),
+        (["TEXTS", "--min-distance", "0"], "at least 1 token"),
+        (["TEXTS", "--slots", "0"], "at least 1"),
+        (["TEXTS", "--show", "kept"], "not known of a text from a file"),
+        (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
+        (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
+        (["TEXTS", "model.colour=blue"], "colour"),
+        (["/tmp", "--show", "retention", "seed=1"], "cannot be given with --show retention"),
+        (["TEXTS", "--scores", "h3o"], "--scores h3o is no policy: choose from bottom,"),
+        (["TEXTS", "--scores", "full"], "scores nothing"),
+        (["TEXTS", "--scores", "snapkv", "policy.budget=16", "policy.local_window=8"], "observation_window=32 is out"),
+        (["TEXTS", "--steps", "0-4,3-9"], "first and last tokens in order"),
+        (["TEXTS", "--steps", "0-4000"], "the thinking has 0 to "),
+        (["TEXTS", "--steps", "0-4", "--find", "a"], "give one"),
+        (["TEXTS", "--find", "("], "is no regular expression"),
+        (["TEXTS", "--limit", "0"], "at least 1"),
+        (["TEXTS", "--question", "why"], "is for live alone"),
+        (["live", "benchmark=toy_chain", "--problem", "nobody"], "nobody is not in toy_chain: it has chain-0"),
+        (["live", "grid.policy=[window,random]"], "the grid has 2 cells"),
+        (["live", "policy.budget=8", "policy.local_window=9"], "local_window"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, texts, tiny_model_dir, capsys):
+    tiny = [f"model.path={tiny_model_dir}"] if "TEXTS" in arguments else []
+    with pytest.raises(SystemExit) as ended:
+        main([str(texts) if a == "TEXTS" else a for a in arguments] + tiny)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys):
+    for policy in ("window", "random"):
+        ended = kvsweep(f"policy={policy}", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
+        assert ended.code == 0, ended.err
+    run = next(tmp_path.glob("*/*/cell.yaml")).parent.parent
+    out = tmp_path / "out"
+    capsys.readouterr()
+    main([str(run), "--show", "retention", "--label", "far_max", "--min-distance", "8", "--out", str(out)])
+    table = pd.read_csv(out / "retention_far_max.csv")
+    assert {name.split()[0] for name in table["policy"]} == {"window", "random"}
+    assert table["retained"].between(0, 1).all()
+    curves = pd.read_csv(out / "retention_far_max_curves.csv")
+    assert set(curves["policy"]) == set(table["policy"])
+    folder = next(p.parent for p in run.glob("*/cell.yaml") if "name: window" in p.read_text())
+    expected = []
+    for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
+        traced = of_cell(folder, row["problem_id"], 0).read(model)
+        if traced.completion.evictions:
+            scores = importance(traced, ["far_max"], [], min_distance=8)["true: far_max"]
+            kept = read_kept(traced.pieces, traced.trace.think_start, traced.completion.evictions)
+            expected.append(retention(kept, scores, traced.trace.think_start)[0])
+    (first,) = curves[(curves["policy"].str.startswith("window")) & (curves["eviction"] == 1)]["retained"]
+    assert first == pytest.approx(np.mean(expected))
+    assert "(far_max) and Pass@1 over policies: no correlation over n = 2" in capsys.readouterr().out
+
+
+def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_path, capsys):
+    settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain"]
+    # One slot: a batch of three rounds otherwise, and chain-002 has a draw within 1e-7 of two tokens' edge.
+    ended = kvsweep(*settings, f"results_dir={tmp_path}", "slots=1")
+    assert ended.code == 0, ended.err
+    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
+    for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
+        written = live(settings, row["problem_id"], 0).read(model)
+        assert written.completion.to_dict() == row
+        assert written.trace == of_cell(folder, row["problem_id"], 0).read(model).trace
+    out = tmp_path / "out"
+    main(["live", *settings, "--question", "a=1. Find a.", "--show", "all", "--label", "far_max", "--out", str(out)])
+    said = capsys.readouterr()
+    assert "tokens (" in said.err
+    table = pd.read_csv(out / "importance_question_draw0.csv", keep_default_na=False)
+    question = live(settings, None, 0, "a=1. Find a.").read(model)
+    assert "a=1. Find a." in "".join(question.pieces[: question.trace.think_start])
+    assert table["text"].tolist() == question.thinking
+
+
+def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, tmp_path, capsys):
+    main([str(texts), "--show", "all", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    said = capsys.readouterr()
+    assert "kept is left out: what stayed is not known of a text from a file" in said.err
+    assert {Path(p).name.partition("_")[0] for p in said.out.split()} == {"importance", "attribution"}
+    settings = [f"model.path={tiny_model_dir}", "policy=full", "benchmark=toy_chain", "decoding.max_new_tokens=5"]
+    main(["live", *settings, "--show", "all", "--label", "far_max", "--out", str(tmp_path)])
+    said = capsys.readouterr()
+    assert "attribution is left out: chain-000 never answers" in said.err
+    assert "kept is left out: nothing was evicted" in said.err
+    assert {Path(p).name.partition("_")[0] for p in said.out.split()} == {"importance"}
+
+
+def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_dir, tmp_path):
+    tiny = [f"model.path={tiny_model_dir}", "policy.budget=64", "policy.local_window=8"]
+    main([str(texts), *tiny, "--scores", "window", "--scores", "h2o", "--out", str(tmp_path)])
+    table = pd.read_csv(next(tmp_path.glob("*.csv")))
+    assert table.columns[-3:].tolist() == ["true: answer", "scores: window", "scores: h2o, mean of layers and heads"]
+    np.testing.assert_array_equal(table["scores: window"], table["position"])
+
+
+def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir, tmp_path, capsys):
+    text = "a is 4.\n\nSo a is 4.\n\nDone. </think>4"
+    texts.write_text(json.dumps({"problem": "a=4", "text": text}) + "\n")
+    main([str(texts), "--show", "attribution", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    assert "its columns are 3 paragraphs" in capsys.readouterr().err
+    table = pd.read_csv(next(tmp_path.glob("*.csv")))
+    assert "".join(table.columns[1:]) == text.partition("</think>")[0]
+
+
+def test_given_steps_are_columns_and_are_averaged(texts, read, tiny_model_dir, tmp_path):
+    steps = ["--steps", "2-4,7-7", "--by", "step", "--show", "all"]
+    main([str(texts), *steps, "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    thinking = read().thinking
+    heads = pd.read_csv(next(tmp_path.glob("attribution*.csv"))).columns[1:].tolist()
+    assert heads == ["".join(thinking[2:5]), thinking[7]]
+    table = pd.read_csv(next(tmp_path.glob("importance*.csv")))
+    assert table["step"].tolist() == [0, 0, 1, 1, 1, 2, 2, 3, *[4] * (len(thinking) - 8)]

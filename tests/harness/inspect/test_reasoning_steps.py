@@ -1,0 +1,32 @@
+"""Where reasoning steps begin and end, by hand."""
+
+import pytest
+
+from analysis.records import UserError
+from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs, token_range
+
+
+def test_paragraphs_end_at_blank_lines():
+    assert paragraphs(["a", " b\n", "\nc", "d\n\n", "\n", "e"]) == [range(3), range(3, 5), range(5, 6)]
+    assert paragraphs(["\n\n", "a"]) == [range(1), range(1, 2)]
+    assert paragraphs(["a. ", "b. ", "c"], r"\. ") == [range(1), range(1, 2), range(2, 3)]
+    assert paragraphs(["a", "b"]) == [range(2)]
+
+
+def test_equations_as_tokens():
+    assert matches(["so ", "3", " x ", "4 =", " 12", ". 1", "+1", "=2"]) == [range(1, 5), range(5, 8)]
+    assert matches(["no", "ne"]) == []
+    assert token_range(["ab", "cd", "ef"], 1, 3) == range(2)
+
+
+def test_steps_are_given_by_their_first_and_last_tokens():
+    steps = given("2-3, 6-6")
+    assert steps == [range(2, 4), range(6, 7)]
+    assert numbers(steps, 9) == [0, 0, 1, 1, 2, 2, 3, 4, 4]
+    assert numbers(given("0-1,2-3"), 4) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("text", ["", "4", "3-2", "0-3,3-5", "5-6,0-1", "a-b", "0-1,"])
+def test_steps_that_cannot_be_read(text):
+    with pytest.raises(UserError, match="in order"):
+        given(text)

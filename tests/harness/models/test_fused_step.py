@@ -1,0 +1,123 @@
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PhiConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from compression.attention import use_slot_attention
+from compression.cache import SlotCache
+from harness.models.fused_step import FusedStep
+from harness.models.load import shape_of
+
+SHARED = {
+    "vocab_size": 50,
+    "hidden_size": 56,
+    "intermediate_size": 88,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+FAMILIES: list[PreTrainedConfig] = [
+    Qwen2Config(**SHARED),
+    LlamaConfig(**SHARED, head_dim=8, rope_parameters=LLAMA3_ROPE),
+    LlamaConfig(**SHARED, attention_bias=True, tie_word_embeddings=True),
+    Qwen3Config(**SHARED, head_dim=16),
+]
+
+
+def make(config, dtype=torch.float32):
+    torch.manual_seed(1)
+    network = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    for name, parameter in network.named_parameters():
+        if "norm" in name or "bias" in name:  # ones and zeros would hide a wrong use
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + 1)
+    use_slot_attention(network)
+    return network
+
+
+def steps(network, dtype, step):
+    """Hidden states of 12 steps over three slots that stand at different lengths and positions."""
+    shape = shape_of(network.config, "float32" if dtype == torch.float32 else "bfloat16")
+    cache = SlotCache(shape, slots=4, capacity=40, device=torch.device("cpu"))
+    cache.live = 3
+    for slot, length in enumerate((0, 5, 17)):
+        cache._set_length(slot, length)
+        for layer in cache.slot_layers:
+            layer.keys[slot, :, length:] = layer.values[slot, :, length:] = torch.nan
+            layer.wipe(slot, length)
+    generator = torch.Generator().manual_seed(2)
+    for number in range(12):
+        tokens = torch.randint(0, 50, (3,), generator=generator)
+        positions = torch.tensor([0, 30, 200]) + number
+        cache.begin_step(positions)
+        yield step(tokens, positions, cache)
+
+
+def by_modules(network):
+    def step(tokens, positions, cache):
+        inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None]}
+        return network.base_model(**inputs, past_key_values=cache, slot_cache=cache).last_hidden_state[:, 0]
+
+    return step
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda c: c.model_type)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+def test_the_fused_step_is_the_modules_step(config, dtype, tolerance):
+    network = make(config, dtype)
+    assert FusedStep.serves(network)
+    expected = list(steps(network, dtype, by_modules(network)))
+    fused = list(steps(network, dtype, FusedStep(network)))
+    for one, other in zip(fused, expected, strict=True):
+        assert (one - other).norm() <= tolerance * other.norm()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda c: c.model_type)
+def test_fusing_takes_no_memory_and_leaves_the_modules_as_they_were(config):
+    network = make(config)
+    ids = torch.randint(0, 50, (2, 9))
+    logits, size = network(ids).logits, weight_bytes(network)
+    FusedStep(network)
+    assert weight_bytes(network) == size
+    torch.testing.assert_close(network(ids).logits, logits, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("config", FAMILIES, ids=lambda c: c.model_type)
+def test_a_network_fused_while_decoding_still_gives_gradients(config):
+    network, other = make(config), make(config)
+    with torch.inference_mode():
+        list(steps(network, torch.float32, FusedStep(network)))
+    gradients = []
+    for one in (network, other):
+        embedded = torch.randn(1, 9, 56, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        one(inputs_embeds=embedded).logits[0, -1, 7].backward()
+        gradients.append(embedded.grad)
+    assert gradients[1].abs().max() > 1e-3
+    torch.testing.assert_close(*gradients)
+
+
+def weight_bytes(network):
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in network.parameters()}
+    return sum(storages.values())
+
+
+def test_other_families_are_left_to_their_modules():
+    sizes = {**SHARED, "num_key_value_heads": 14}
+    assert not FusedStep.serves(make(PhiConfig(**sizes)))
+    assert not FusedStep.serves(make(LlamaConfig(**SHARED, mlp_bias=True)))

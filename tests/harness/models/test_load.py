@@ -1,0 +1,162 @@
+"""The real models without their weights: facts of their configurations, random builds, thinking in prompts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from analysis.records import UserError
+from harness.models.config import ModelConfig
+from harness.models.load import load_model, read_architecture
+from harness.settings import build
+from harness.sweep.job import CONF
+
+REAL = ("r1_qwen_7b", "r1_llama_8b", "qwen3_8b")
+SMALL = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 128, "vocab_size": 512}
+
+
+def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
+    values = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    if small:
+        values["config"].update(SMALL)
+        values.update(random_weights=True, dtype="float32", threads=1)
+    return build(ModelConfig, "model", {**values, "predictor": None, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "heads", "groups", "hidden", "vocabulary", "context", "theta"),
+    [
+        ("r1_qwen_7b", 28, 28, 4, 3584, 152064, 131072, 1e4),
+        ("r1_llama_8b", 32, 32, 8, 4096, 128256, 131072, 5e5),
+        ("qwen3_8b", 36, 32, 8, 4096, 151936, 40960, 1e6),
+    ],
+)
+def test_the_architectures_are_the_published_ones(
+    name: str, layers: int, heads: int, groups: int, hidden: int, vocabulary: int, context: int, theta: float
+) -> None:
+    whole = config(name, small=False, random_weights=True)
+    assert whole.dtype == "bfloat16"
+    assert len(str(whole.revision)) == 40
+    c = read_architecture(whole)
+    found = (c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, c.hidden_size, c.vocab_size)
+    assert found == (layers, heads, groups, hidden, vocabulary)
+    assert (c.max_position_embeddings, c.head_dim, c.rope_parameters["rope_theta"]) == (context, 128, theta)
+    assert c.rope_parameters["rope_type"] == ("llama3" if name == "r1_llama_8b" else "default")
+
+
+@pytest.mark.parametrize(("name", "billions"), [("r1_qwen_7b", 7.6156), ("r1_llama_8b", 8.0303), ("qwen3_8b", 8.1907)])
+def test_the_whole_model_has_the_published_number_of_parameters(name: str, billions: float) -> None:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(read_architecture(config(name, small=False, random_weights=True)))
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_small_copy_keeps_heads_groups_and_positions(name: str) -> None:
+    model = load_model(config(name))
+    whole = read_architecture(config(name, small=False, random_weights=True))
+    assert model.shape.layers == 2
+    assert (model.shape.q_heads, model.shape.kv_heads) == (whole.num_attention_heads, whole.num_key_value_heads)
+    assert model.shape.head_dim == 128
+    assert model.network.config.rope_parameters == whole.rope_parameters
+    text = "Größe of 7?\n"
+    ids = model.prompt_ids(text)
+    assert model.decode(list(ids)).endswith("<think>\n")
+    assert text in model.decode(list(ids))
+    assert model.decode([model.think_end_id]) == "</think>"
+    assert model.stop_ids == (model.tokenizer.eos_token_id,)
+    assert model.thinking_opened_by == "template"
+
+
+def test_a_build_is_named_by_what_it_is_built_of() -> None:
+    one = config("r1_qwen_7b")
+    assert one.identity()["weights"].startswith("random@")
+    assert one.identity()["random_weights"] is True
+    assert one.describe()["think_start"] == "<think>"
+    other = replace(one, config={**dict(one.config or {}), "num_hidden_layers": 3})
+    assert one.identity() != other.identity()
+    real = config("r1_qwen_7b", small=False)
+    assert real.identity()["weights"].startswith("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B@916b56a4")
+
+
+def test_thinking_is_forced_where_the_template_does_not_open_it() -> None:
+    forced = load_model(config("r1_llama_8b"))
+    template = forced.tokenizer.chat_template
+    forced.tokenizer.chat_template = template.replace("<think>\n", "")
+    assert forced.decode(list(forced.prompt_ids("?"))).endswith("<｜Assistant｜><think>\n")
+    assert forced.thinking_opened_by == "forced"
+    free = load_model(config("r1_llama_8b", force_think=False))
+    free.tokenizer.chat_template = template.replace("<think>\n", "")
+    assert free.decode(list(free.prompt_ids("?"))).endswith("<｜Assistant｜>")
+    assert free.thinking_opened_by == "model"
+    assert forced.config.identity() != free.config.identity()
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"config": {"hidden_size": 8}}, "model_type"),
+        ({"config": {**SMALL, "model_type": "nonsense"}}, "nonsense"),
+        ({"special_tokens": {"bos": "<s>"}}, "model.special_tokens"),
+        ({"think_end": " "}, "model.think_end"),
+    ],
+)
+def test_what_cannot_be_built_is_one_sentence(fields: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_model(config("r1_qwen_7b", **fields))
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_hidden_layers", 0), ("num_key_value_heads", 5), ("vocab_size", 20), ("hidden_size", "wide")],
+)
+def test_a_shape_that_does_not_fit_is_one_sentence(field: str, value: object) -> None:
+    base = config("r1_qwen_7b")
+    with pytest.raises(UserError, match=r"model\.config"):
+        load_model(replace(base, config={**dict(base.config or {}), field: value}))
+
+
+SMALL_COPY = [
+    "model.random_weights=true",
+    "model.dtype=float32",
+    "model.threads=1",
+    *(f"model.config.{name}={value}" for name, value in SMALL.items()),
+]
+
+
+@pytest.mark.parametrize("short", ["qwen", "llama"])
+def test_the_papers_heatmap_runs_scaled_down(short: str, kvsweep: Any, write_problems: Any, tmp_path: Path) -> None:
+    """The experiment as it stands, with overrides alone: small copies, tiny budgets, two problems."""
+    from compression.predictor import ImportancePredictor, save_predictor
+
+    save_predictor(ImportancePredictor(128, (16, 8)), tmp_path / "predictor", {"made_for": "tests"})
+    problems = write_problems([{"id": i, "problem": f"What is {i}+{i}?", "answer": 2 * i} for i in range(3)])
+    ended = kvsweep(
+        f"experiment=heatmap_r1_{short}",
+        *SMALL_COPY,
+        f"model.predictor={tmp_path / 'predictor'}",
+        f"benchmark.path={problems}",
+        "benchmark.limit=2",
+        "draws=2",
+        "decoding.max_new_tokens=60",
+        "policy.budget=48",
+        "grid.keep_ratio=[0.2,0.5]",
+        "grid.local_window=[8,16]",
+        f"results_dir={tmp_path}",
+    )
+    assert ended.code == 0, ended.err
+    run = tmp_path / f"heatmap_r1_{short}"
+    cells = [yaml.safe_load(path.read_text()) for path in run.glob("*/cell.yaml")]
+    assert len(cells) == 1 + 4
+    assert all(cell["model"]["random_weights"] is True for cell in cells)
+    assert all('"random_weights": true' in path.read_text() for path in run.glob("*/provenance.json"))
+    assert all('"thinking_opened_by": "template"' in path.read_text() for path in run.glob("*/provenance.json"))
+    assert len(list(run.glob("*/DONE"))) == 5
+    assert any('"evictions":[{' in path.read_text() for path in run.glob("*/completions.jsonl"))

@@ -1,0 +1,77 @@
+"""Boundaries of question, thinking and answer; those of the real texts were read by hand."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from analysis.records import UserError
+from harness.models.thinking import ThinkTags, segment_text
+
+THINK = ThinkTags()
+THOUGHT = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")
+
+# Row of traces.jsonl: first character of the thinking, of the closing tag, of the answer. None: never closed.
+BY_HAND = {
+    0: (0, 3514, 3522),
+    1: (0, 5080, 5088),
+    2: None,
+    3: (0, 9379, 9387),
+    4: (0, 35315, 35323),
+    5: (0, 10734, 10742),
+    6: (0, 19916, 19924),
+    7: (0, 22750, 22758),
+    8: (7, 2943, 2951),
+    9: (7, 28114, 28122),
+    10: (20, 3857, 3875),
+    11: (20, 38701, 38719),
+    12: (20, 16446, 16464),
+    13: None,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "answer"),
+    [
+        ("a</think>b", "a", "b"),
+        ("\n<think>\na</think>\n\nb", "\na", "\n\nb"),
+        ("a</think>b<think>c</think>d", "a</think>b<think>c", "d"),
+        ("a</think>b</think>c", "a", "b</think>c"),
+    ],
+)
+def test_segments(text, thinking, answer):
+    found = segment_text(text, THINK)
+    assert text[found.thinking_start : found.thinking_end] == thinking
+    assert text[found.answer_start :] == answer
+
+
+@pytest.mark.parametrize("text", ["", "a", "<think>a", "a</think>b<think>c"])
+def test_unclosed_is_refused(text):
+    assert THINK.closing(text) is None
+    with pytest.raises(UserError, match="row 7 never closes its thinking with </think>"):
+        segment_text(text, THINK, name="row 7")
+
+
+def test_an_empty_answer_is_refused():
+    with pytest.raises(UserError, match="no thinking or no answer"):
+        segment_text("a</think> \n", THINK)
+
+
+@pytest.mark.shared
+def test_real_texts():
+    shared = os.environ.get("KVSWEEP_SHARED")
+    if shared is None:
+        pytest.skip("KVSWEEP_SHARED names no folder")
+    rows = [json.loads(line) for line in (Path(shared) / "data/traces.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        tags = THOUGHT if "<|begin_of_thought|>" in row["text"] else THINK
+        assert (tags.closing(row["text"]) is not None) == row["closed"] == (BY_HAND[number] is not None), number
+        if not row["closed"]:
+            with pytest.raises(UserError, match="never closes"):
+                segment_text(row["text"], tags)
+            continue
+        found = segment_text(row["text"], tags)
+        assert (found.thinking_start, found.thinking_end, found.answer_start) == BY_HAND[number], number
+        assert "boxed" in row["text"][found.answer_start :]
+        assert tags.start not in row["text"][found.thinking_start :]
