@@ -22,7 +22,7 @@ from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
 from harness.models.load import read_architecture
 from harness.provenance import command_line
-from harness.settings import CONF, _container, _whole, build
+from harness.settings import CONF, build, plain, whole_number
 from harness.sweep.cell import Cell
 from harness.sweep.tracker import UNTRACKED, TrackerConfig
 from kernels.implementation import Implementation, check_installed
@@ -115,7 +115,7 @@ def plan(config: DictConfig) -> Job:
     model = build(ModelConfig, "model", config.model)
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     decoding = build_decoding(config.decoding)
-    seed = _whole("seed", config.seed, least=0)
+    seed = whole_number("seed", config.seed, least=0)
     impl = _implementation(config.impl)
     policies = build_policies(config)
     check_predictors(model, policies)
@@ -136,10 +136,10 @@ def plan(config: DictConfig) -> Job:
         model=model,
         benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
-        draws=_whole("draws", config.draws, least=1),
-        slots=None if config.slots == "auto" else _whole("slots", config.slots, least=1),
+        draws=whole_number("draws", config.draws, least=1),
+        slots=None if config.slots == "auto" else whole_number("slots", config.slots, least=1),
         run_directory=Path(str(config.results_dir)) / str(config.run_name),
-        resolved=_container(config),
+        resolved=plain(config),
         shard=Shard.parse(str(config.shard)),
         command=command_line(),
         tracker=build(TrackerConfig, "tracker", config.tracker),
@@ -153,7 +153,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     a grid's policies hold the same memory; what is a policy's own comes from its YAML.
     """
     grid = build(Grid, "grid", config.grid)
-    composed = _container(config.policy)
+    composed = plain(config.policy)
     names = grid.policy or [composed["name"]]
     axes = {a: v for a in ("keep_ratio", "local_window", "budget") if (v := getattr(grid, a)) is not None}
     policies = []
@@ -179,7 +179,7 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
     # Composed with the rest of the configuration, so that ${model.predictor} and the like find what they name.
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
     whole = OmegaConf.merge(rest, {"policy": OmegaConf.load(path)})
-    values = _container(whole.policy)
+    values = plain(whole.policy)
     shared = {k: composed[k] for k in BudgetPolicy.SHARED if k in composed and k in values}
     return {**values, **shared}
 
