@@ -15,8 +15,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from harness.sweep import run
-from harness.sweep.job import CONF
+from analysis import command_line
+from harness.settings import CONF
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -178,7 +178,13 @@ def documented() -> dict[int, str]:
 
 
 def test_the_table_has_every_status() -> None:
-    assert sorted(documented()) == [0, run.FAILED, run.BAD_INPUT, run.LOCKED, run.INTERRUPTED]
+    assert sorted(documented()) == [
+        0,
+        command_line.FAILED,
+        command_line.BAD_INPUT,
+        command_line.LOCKED,
+        command_line.INTERRUPTED,
+    ]
     help_text = (CONF / "hydra/help/kvsweep.yaml").read_text()
     told = re.search(r"Exit status: (.+)\.", help_text)
     assert told is not None
@@ -187,9 +193,9 @@ def test_the_table_has_every_status() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_bad_input_is_status_2_and_one_sentence(script: str, call: Callable[..., Ended]) -> None:
-    assert documented()[run.BAD_INPUT] == "all"
+    assert documented()[command_line.BAD_INPUT] == "all"
     ended = call(script, *BAD_INPUT.get(script, ["missing"]))
-    assert ended.code == run.BAD_INPUT
+    assert ended.code == command_line.BAD_INPUT
     assert ended.err.startswith(f"{script}: error: ")
     assert ended.err.count("\n") == 1
 
@@ -198,18 +204,18 @@ def test_bad_input_is_status_2_and_one_sentence(script: str, call: Callable[...,
 def test_a_failed_job_is_status_1(
     jobs: int, start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
 ) -> None:
-    assert "`kvsweep`" in documented()[run.FAILED]
+    assert "`kvsweep`" in documented()[command_line.FAILED]
     # The second job's benchmark is whole.
     setup = (
         "import harness.sweep.run as run; decode = run.decode\n"
-        "def fail(job, *rest):\n"
-        "    if job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
-        "    decode(job, *rest)\n"
+        "def fail(work):\n"
+        "    if work.job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
+        "    decode(work)\n"
         "run.decode = fail"
     )
     names = ["benchmark=toy_add"] if jobs == 1 else ["-m", "benchmark=toy_add,toy_regs"]
     process = start_kvsweep(*names, *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}", setup=setup)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode == run.FAILED
+    assert process.returncode == command_line.FAILED
     assert "broken" in errors
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == jobs - 1

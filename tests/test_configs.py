@@ -20,7 +20,7 @@ from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
 from harness.predictor.recipe import read_plan
 from harness.settings import build
-from harness.sweep.job import CONF, build_policies, plan
+from harness.sweep.job import CONF, build_policies, make_job
 from harness.toy.paths import WEIGHTS
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
@@ -71,7 +71,7 @@ def test_every_model(name: str, compose: Callable[..., Any]) -> None:
 def test_every_benchmark(name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
     config = compose(f"benchmark={name}", *offline(name))
     assert set(config.benchmark) == {field.name for field in fields(BenchmarkConfig)}
-    job = plan(config)
+    job = make_job(config)
     assert job.benchmark.name == name
     assert job.benchmark.problems
 
@@ -146,7 +146,7 @@ def test_every_job_of_every_experiment(
         # The heads of the label study are for the embedded models alone.
         local = offline(benchmark) if name != "labels" else ["benchmark.limit=2", f"results_dir={tmp_path}"]
         write_labels(tmp_path, chosen.get("model", ""), benchmark)
-        job = plan(compose(f"experiment={name}", *overrides, *local))
+        job = make_job(compose(f"experiment={name}", *overrides, *local))
         assert job.run_directory.name != "default", "an experiment has a run directory of its own"
         assert "full" in {cell.policy.name for cell in job.cells}, "a grid without its baseline says little"
         cells += [cell.cell_id for cell in job.cells]
@@ -157,7 +157,7 @@ def test_every_job_of_every_experiment(
 
 def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
     assert len(sweep("demo")) == 2 * 4
-    cells = plan(compose("experiment=demo", *offline("toy_chain"))).cells
+    cells = make_job(compose("experiment=demo", *offline("toy_chain"))).cells
     ratios = {cell.policy.keep_ratio for cell in cells if cell.policy.name == "dynts"}
     windows = {cell.policy.local_window for cell in cells if cell.policy.name == "dynts"}
     assert ratios == {0.1, 0.2, 0.3, 0.4, 0.5}
@@ -170,7 +170,7 @@ def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callab
 def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], tmp_path: Path) -> None:
     other = WEIGHTS / "predictors/toy_llama/far_max"
     with pytest.raises(UserError, match=r"was made for toy_llama .* but model=toy_qwen is .*: give a predictor"):
-        plan(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={other}", "benchmark=toy_add"))
+        make_job(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={other}", "benchmark=toy_add"))
     save_predictor(ImportancePredictor(64, (5,)), tmp_path / "narrow", {})
     with pytest.raises(UserError, match="was made for hidden size 64, but model=toy_qwen has 128"):
-        plan(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={tmp_path}/narrow", "benchmark=toy_add"))
+        make_job(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={tmp_path}/narrow", "benchmark=toy_add"))
