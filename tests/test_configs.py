@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,8 +20,8 @@ from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
 from harness.predictor.recipe import read_plan
-from harness.settings import build
-from harness.sweep.job import CONF, build_policies, make_job
+from harness.settings import CONF, build
+from harness.sweep.job import build_policies, make_job
 from harness.toy.paths import WEIGHTS
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
@@ -118,11 +119,9 @@ def test_every_decoding(name: str, compose: Callable[..., Any]) -> None:
 
 def sweep(experiment: str) -> list[list[str]]:
     """The overrides of each job of an experiment's sweep, read as Hydra reads them."""
-    composed = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
-    for base in composed.get("defaults", []):
-        if isinstance(base, str) and base != "_self_" and not composed.get("hydra"):
-            return sweep(base)
-    parameters = composed.get("hydra", {}).get("sweeper", {}).get("params", {})
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = hydra.compose("config", [f"experiment={experiment}"], return_hydra_config=True)
+    parameters = composed.hydra.sweeper.params or {}
     overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in parameters.items()])
     return [list(job) for job in itertools.product(*map(values_of, overrides))]
 

@@ -107,6 +107,20 @@ def test_a_bad_value(override: str, named: str, refused: Callable[..., str]) -> 
     assert named in refused(override)
 
 
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        *((f"{name}=0", "at least 1") for name in ("shards", "cells_per_task", "parallel", "timeout_min", "cpus")),
+        *((f"{name}=-1", "at least 0") for name in ("gpus", "max_requeues")),
+        ("signal_delay_s=14400", "time limit of 240 minutes"),
+    ],
+)
+def test_a_bad_launcher(setting: str, named: str, refused: Callable[..., str]) -> None:
+    message = refused("launcher=slurm", f"launcher.{setting}")
+    assert message.startswith(f"launcher.{setting} is ")
+    assert named in message
+
+
 def test_a_bad_value_in_one_job_of_a_sweep(refused: Callable[..., str]) -> None:
     assert "keep_ratio=7" in refused("-m", "policy.keep_ratio=0.5,7")
     assert "nope" in refused("-m", "benchmark=toy_add,nope")
