@@ -113,7 +113,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of the README's single cell, as it is typed there but for one problem."""
     folder = tmp_path_factory.mktemp("readme")
     (command,) = [c for c in TYPED if c.startswith("kvsweep model=toy_llama benchmark=toy_regs")]
-    program = "from harness.sweep.run import main; main()"
+    program = "from harness.sweep.command import main; main()"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", program, *shlex.split(command)[1:], "benchmark.limit=1"],
         cwd=folder,

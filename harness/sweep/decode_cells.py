@@ -21,8 +21,9 @@ from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_stretch
 from harness.sweep.cell import Cell
 from harness.sweep.heartbeat import Reporter
-from harness.sweep.job import Job, check_device
+from harness.sweep.job import Job, checked_implementation
 from harness.sweep.store import CellStore, Pair
+from kernels.implementation import check_available
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def decode(work: OpenCells) -> None:
     cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
     if not cells:
         return
-    check_device(job)
+    checked_implementation(job.impl, check_available)
     stretch, model = describe_stretch(), loaded(job.model)
     _record_provenance(work, cells, model, stretch)
     limit = job.decoding.max_new_tokens

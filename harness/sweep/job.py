@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from harness.sweep.cell import Cell
 from harness.sweep.heartbeat import CellProgress, State, TaskStatus, policy_label, task_name
 from harness.sweep.store import is_done
 from harness.sweep.tracker import UNTRACKED, TrackerConfig
-from kernels.implementation import Implementation, check_available, check_installed
+from kernels.implementation import Implementation, check_installed
 
 # The config.json of these architectures alone says what has to be known of a model before it is loaded.
 _PLAIN_ARCHITECTURES = {"llama", "qwen2", "qwen3"}
@@ -151,7 +151,8 @@ def make_job(config: DictConfig) -> Job:
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
-    impl = _implementation(config.impl)
+    # Not check_available: the machine that submits a job to SLURM need not have a GPU.
+    impl = checked_implementation(config.impl, check_installed)
     policies = build_policies(config)
     benchmark = load_problems(benchmark_config)
     check_predictors(model, policies)
@@ -181,24 +182,13 @@ def make_job(config: DictConfig) -> Job:
     )
 
 
-def _implementation(name: Any) -> Implementation:
+def checked_implementation(name: Any, check: Callable[[str], None]) -> Implementation:
+    """The name, if `check` of kernels.implementation accepts it; else its ValueError becomes a UserError."""
     try:
-        check_installed(str(name))  # the machine that submits a job to SLURM need not have a GPU
+        check(str(name))
     except ValueError as error:
         raise UserError(str(error)) from error
     return name
-
-
-def check_device(job: Job) -> None:
-    """Refuse a job whose implementation this machine cannot run.
-
-    Raises:
-        UserError: Triton without a GPU.
-    """
-    try:
-        check_available(job.impl)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def build_policies(config: DictConfig) -> list[Policy]:
@@ -210,7 +200,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     grid = build(GridAxes, "grid", config.grid)
     composed = plain(config.policy)
     names = grid.policy or [composed["name"]]
-    axes = {a: v for a in ("keep_ratio", "local_window", "budget") if (v := getattr(grid, a)) is not None}
+    axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
     for name, *point in itertools.product(names, *axes.values()):
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from analysis.command_line import FAILED
 from analysis.records import STATUS_FOLDER, Shard, UserError, plain_disk_errors
 from harness.sweep.heartbeat import TaskStatus
-from harness.sweep.job import Job, check_device
+from harness.sweep.job import Job, checked_implementation
+from kernels.implementation import check_available
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
 
@@ -98,7 +99,7 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
     tasks = split(jobs, launcher)
     if launcher.kind != "slurm":
         for job in jobs:
-            check_device(job)
+            checked_implementation(job.impl, check_available)
     for task in tasks:
         for job in task:
             _queue(job)
