@@ -6,7 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -117,11 +116,9 @@ def test_every_decoding(name: str, compose: Callable[..., Any]) -> None:
     assert set(config.decoding) == settings - {"sampling"}
 
 
-def sweep(experiment: str) -> list[list[str]]:
+def sweep(experiment: str, compose: Callable[..., Any]) -> list[list[str]]:
     """The overrides of each job of an experiment's sweep, read as Hydra reads them."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = hydra.compose("config", [f"experiment={experiment}"], return_hydra_config=True)
-    parameters = composed.hydra.sweeper.params or {}
+    parameters = compose(f"experiment={experiment}", return_hydra_config=True).hydra.sweeper.params or {}
     overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in parameters.items()])
     return [list(job) for job in itertools.product(*map(values_of, overrides))]
 
@@ -137,7 +134,7 @@ def values_of(override: Override) -> list[str]:
 def test_every_job_of_every_experiment(
     name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    jobs = sweep(name)
+    jobs = sweep(name, compose)
     cells: list[str] = []
     for overrides in jobs:
         chosen = dict(override.split("=", 1) for override in overrides)
@@ -155,7 +152,7 @@ def test_every_job_of_every_experiment(
 
 
 def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
-    assert len(sweep("demo")) == 2 * 4
+    assert len(sweep("demo", compose)) == 2 * 4
     cells = make_job(compose("experiment=demo", *offline("toy_chain"))).cells
     ratios = {cell.policy.keep_ratio for cell in cells if cell.policy.name == "dynts"}
     windows = {cell.policy.local_window for cell in cells if cell.policy.name == "dynts"}
