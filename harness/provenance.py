@@ -1,4 +1,4 @@
-"""Where a result comes from: code, packages, machine, command."""
+"""Where a result comes from: code, packages, machine, command line."""
 
 import os
 import platform
@@ -10,8 +10,6 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 _PACKAGES = (
     "kvsweep",
@@ -28,8 +26,9 @@ _PACKAGES = (
 
 @cache
 def describe_code() -> dict[str, Any]:
-    """Git revision and whether the tree differs from it, None outside a checkout; versions of what matters."""
-    # A virtual environment inside another project's checkout is ignored there: that revision is not this code's.
+    """Git revision and whether the tree differs from it, None outside a checkout; versions of the main packages."""
+    # Installed in a virtual environment inside another project's checkout, this file is ignored by that checkout, whose
+    # revision says nothing of this code.
     foreign = _git("check-ignore", "--quiet", __file__) is not None
     revision = None if foreign else _git("rev-parse", "HEAD")
     return {
@@ -43,6 +42,8 @@ def describe_code() -> dict[str, Any]:
 @cache
 def describe_hardware() -> dict[str, Any]:
     """Processor, cores, and each GPU's name."""
+    import torch
+
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "host": platform.node(),
@@ -54,7 +55,7 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def describe_stretch() -> dict[str, Any]:
-    """This process: when it began, with which command, code and machine."""
+    """This process: the time now, its command, code and machine."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
@@ -88,6 +89,6 @@ def _processor() -> str:
 
 
 def command_line() -> str:
-    """This process's command as one can type it again."""
+    """This process's command line, quoted so that it can be typed again."""
     program = Path(sys.argv[0]).name
     return shlex.join(["kvsweep" if program in ("command.py", "-c", "") else program, *sys.argv[1:]])

@@ -1,15 +1,17 @@
-"""Where the configuration lies, beside the repository's packages or inside an installed one, and what its YAML may ask.
+"""The configuration: where it lies, and its YAML made into checked dataclasses.
 
 `${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration.
 """
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from analysis.records import UserError
@@ -18,6 +20,7 @@ from harness.toy.paths import WEIGHTS
 _BESIDE_REPOSITORY = Path(__file__).resolve().parent.parent / "conf"
 _INSIDE_WHEEL = Path(__file__).resolve().parent / "conf"
 CONF = _INSIDE_WHEEL if _INSIDE_WHEEL.is_dir() else _BESIDE_REPOSITORY
+_BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
 def _choices(group: str) -> str:
@@ -34,33 +37,61 @@ _T = TypeVar("_T")
 def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> _T:
     """Make a dataclass of a configuration section.
 
+    A field of type `Annotated[int, Field(ge=1, description="a number of tokens")]` that is out of range is refused as
+    "<section>.<field>=0 is out of range: it is a number of tokens, at least 1."; without a description as "... it must
+    be at least 1." `Annotated[int, Field(ge=1)] | None` adds "or null". What several fields must fulfil together is the
+    dataclass's own `__post_init__` to check; its ValueError's sentence is passed on.
+
+    Args:
+        cls: a dataclass.
+        section: the name that the settings have on the command line before the dot.
+        node: the section's settings.
+
     Raises:
         UserError: a setting that is unknown, missing, of another type, or out of range.
     """
-    values = _container(node)
+    values = plain(node)
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(values.keys() - set(known))
     if unknown:
         raise UserError(f"{section}.{unknown[0]} is not a setting: {section} has {', '.join(known)}.")
+    adapter = TypeAdapter(cls)
     try:
-        return TypeAdapter(cls).validate_python(values)
+        return adapter.validate_python(values)
     except ValidationError as error:
-        raise UserError(_sentence(section, error)) from error
+        raise UserError(_sentence(section, adapter, error)) from error
 
 
-def _container(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """A section as a dict of plain values, its interpolations resolved."""
     if not OmegaConf.is_config(node):
         return dict(node)
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
 
 
-def _whole(name: str, value: Any, *, least: int) -> int:
+def whole_number(name: str, value: Any, *, least: int) -> int:
+    """The value of a setting that belongs to no section, checked.
+
+    Raises:
+        UserError: no whole number, or one below `least`.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name}={value} is out of range: it must be a whole number of at least {least}.")
     return value
 
 
-def _sentence(section: str, error: ValidationError) -> str:
+@contextmanager
+def plain_config_errors() -> Iterator[None]:
+    """Turn an error of Hydra or OmegaConf, such as an unknown key, into a UserError of one sentence."""
+    from hydra.errors import HydraException  # hydra takes as long as the rest of this module
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(str(error).split("\nConfig search path:")[0]) from error
+
+
+def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -> str:
     first = error.errors()[0]
     own = first.get("ctx", {}).get("error")
     if isinstance(own, ValueError):
@@ -68,4 +99,19 @@ def _sentence(section: str, error: ValidationError) -> str:
     where = ".".join([section, *map(str, first["loc"])])
     if first["type"] == "missing":
         return f"{where} is missing: give it a value."
+    if first["type"] == "too_short":
+        return f"{where}={first['input']} has too few values: name at least {first['ctx']['min_length']}."
+    if first["type"].startswith(("greater_than", "less_than")):
+        return f"{where}={first['input']} is out of range: {_range(adapter, str(first['loc'][0]))}."
     return f"{where}={first['input']!r} cannot be used: {first['msg'][0].lower()}{first['msg'][1:]}."
+
+
+def _range(adapter: TypeAdapter[Any], field: str) -> str:
+    """The values that a field's `Field(...)` allows, as half a sentence."""
+    schema = adapter.json_schema()["properties"][field]
+    value, *null = schema.get("anyOf", [schema])
+    number = value.get("items", value)
+    bounds = " and ".join(f"{words} {number[key]:g}" for key, words in _BOUNDS.items() if key in number)
+    description = schema.get("description", number.get("description"))
+    allowed = f"it is {description}, {bounds}" if description else f"it must be {bounds}"
+    return f"{allowed}, or null" if null else allowed

@@ -22,7 +22,7 @@ from compression.policy import CacheView, Policy, Selection
 from harness.decode.engine import Engine
 from harness.decode.request import Branch, Request
 from harness.models.load import LoadedModel, load_model
-from harness.sweep.job import CONF, Job, plan
+from harness.sweep.job import CONF, Job, make_job
 
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs", "toy_groups")
 CERTAIN = 0.5
@@ -52,7 +52,7 @@ def main() -> None:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             overrides = ["experiment=methods", f"model={args.model}", f"benchmark={benchmark}"]
             overrides += [f"benchmark.limit={args.problems}", "grid.keep_ratio=[0.3]"]
-            job = plan(compose("config", overrides=overrides))
+            job = make_job(compose("config", overrides=overrides))
         model = model or load_model(job.model)
         for name, *figures in compare(job, model):
             counts[name] = [a + b for a, b in zip(counts[name], figures, strict=True)]

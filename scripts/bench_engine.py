@@ -45,7 +45,7 @@ from harness.decode.request import Branch, Request, needed_capacity
 from harness.decode.sampling import sample
 from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
-from harness.sweep.job import CONF, Job, plan
+from harness.sweep.job import CONF, Job, make_job
 
 Prompts = list[tuple[int, ...]]
 
@@ -104,7 +104,7 @@ def prepare(args: argparse.Namespace, problems: int) -> tuple[Job, LoadedModel, 
     overrides = [f"model={args.model}", "benchmark=toy_chain", "experiment=demo"]
     overrides += [f"benchmark.count={problems}", f"benchmark.limit={problems}"]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        job = plan(compose("config", overrides=[*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"]))
+        job = make_job(compose("config", overrides=[*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"]))
     model = load_model(replace(job.model, threads=1))
     return job, model, [model.prompt_ids(p.prompt) for p in job.benchmark.problems]
 

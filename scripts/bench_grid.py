@@ -21,7 +21,7 @@ from harness.decode.engine import Engine
 from harness.decode.request import Branch, Request
 from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
-from harness.sweep.job import CONF, Job, plan
+from harness.sweep.job import CONF, Job, make_job
 
 Written = dict[tuple[str, str, int], Completion]
 
@@ -30,7 +30,7 @@ def main() -> None:
     args = parse_args()
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         overrides = [f"model={args.model}", f"benchmark={args.benchmark}", f"benchmark.limit={args.problems}"]
-        job = plan(compose("config", overrides=[*overrides, "experiment=demo", "grid.policy=[dynts]"]))
+        job = make_job(compose("config", overrides=[*overrides, "experiment=demo", "grid.policy=[dynts]"]))
     model = load_model(job.model)
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in job.cells)
     ways = {"grid": [branches], "cell by cell": [(branch,) for branch in branches]}

@@ -141,15 +141,15 @@ def start_kvsweep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str
 
 @pytest.fixture
 def compose() -> Iterator[Callable[..., Any]]:
-    """`compose("key=value", ...)` is the configuration that the command would see."""
+    """`compose("key=value", ...)` is the configuration that the command would see; options are `hydra.compose`'s."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from harness.sweep.job import CONF
+    from harness.settings import CONF
 
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        yield lambda *overrides: hydra.compose("config", list(overrides))
+        yield lambda *overrides, **options: hydra.compose("config", list(overrides), **options)
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 import contextlib
 import importlib
 import io
+import os
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from harness.sweep import run
-from harness.sweep.job import CONF
+from analysis import command_line
+from harness.settings import CONF
+from harness.toy.paths import WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -27,6 +29,8 @@ BAD_INPUT = {
     "kvsweep-predictor": ["nothing"],
     "kvsweep-trace": ["missing"],
 }
+# Packages that take long to import.
+HEAVY = ("torch", "transformers", "datasets", "matplotlib", "seaborn", "statsmodels")
 
 
 class Ended(NamedTuple):
@@ -90,21 +94,106 @@ def test_help_names_keys_that_exist(call: Callable[..., Ended], compose: Callabl
     assert [key for key in keys if OmegaConf.select(config, key, default=missing) is missing] == []
 
 
+@pytest.fixture
+def fresh(tmp_path: Path) -> Callable[..., Ended]:
+    """`fresh(script, *arguments, without=(...))` runs a console script in an interpreter that lacks these packages.
+
+    `error` is what importing one of them raises.
+    """
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 7\n")
+    (tmp_path / "sbatch").chmod(0o755)
+
+    def run(script: str, *arguments: str, without: Iterable[str], error: str = "ImportError") -> Ended:
+        module, _, name = SCRIPTS[script].partition(":")
+        program = (
+            "import sys\n"
+            "class Lacking:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            f"        if name.split('.')[0] in {set(without)!r}: raise {error}(name)\n"
+            f"sys.meta_path.insert(0, Lacking()); sys.path.insert(0, {str(ROOT)!r}); sys.argv[0] = {script!r}\n"
+            f"from {module} import {name}; sys.exit({name}())\n"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", program, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+    return run
+
+
 @pytest.mark.parametrize(
     "arguments", [["--cfg", "job"], ["--help"], ["--info", "defaults-tree"], ["-sc", "install=bash"]]
 )
-def test_what_only_shows_something_needs_no_torch(arguments: list[str], tmp_path: Path) -> None:
-    program = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'kvsweep'\nfrom harness.sweep.command import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout
+def test_what_only_shows_something_needs_no_torch(arguments: list[str], fresh: Callable[..., Ended]) -> None:
+    ended = fresh("kvsweep", *arguments, without=HEAVY)
+    assert ended.code == 0, ended.err
+    assert ended.out
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.keys() - {"kvsweep"}))
+def test_help_needs_no_torch(script: str, fresh: Callable[..., Ended]) -> None:
+    ended = fresh(script, "--help", without=HEAVY)
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        *((script, BAD_INPUT.get(script, ["missing"])) for script in SCRIPTS),
+        ("kvsweep", ["+model.nothing=1"]),
+        ("kvsweep", ["model.dtype=float8"]),
+        ("kvsweep", ["benchmark.path=missing.jsonl"]),
+        ("kvsweep", ["decoding.top_p=2"]),
+        ("kvsweep", ["grid.policy=[full,nothing]"]),
+        ("kvsweep", ["grid.policy=[full,h2o,snapkv,rkv,tova,keydiff]", "draws=0"]),
+        ("kvsweep", ["model=toy_llama", f"policy.predictor={WEIGHTS}/predictors/toy_qwen/far_max"]),
+        ("kvsweep", ["launcher=slurm", "launcher.shards=0"]),
+    ],
+    ids=str,
+)
+def test_a_refusal_needs_no_torch(script: str, arguments: list[str], fresh: Callable[..., Ended]) -> None:
+    ended = fresh(script, *arguments, without=HEAVY)
+    assert ended.code == command_line.BAD_INPUT, ended.err
+    assert ended.err.startswith(f"{script}: error: ")
+    assert ended.err.count("\n") == 1
+
+
+def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Callable[..., Ended], tmp_path: Path) -> None:
+    sweep = ["experiment=demo", f"results_dir={tmp_path}"]
+    estimate = fresh("kvsweep", *sweep, "--dry-run", without=HEAVY)
+    assert estimate.code == 0, estimate.err
+    assert "21 cells (0 done)" in estimate.out
+    submitted = fresh("kvsweep", *sweep, "launcher=slurm", without=HEAVY)
+    assert submitted.code == 0, submitted.err
+    assert submitted.out.startswith("submitted 1 tasks as job 7\n")
+    status = fresh("kvsweep-status", str(tmp_path / "demo"), without=HEAVY)
+    assert status.code == 0, status.err
+    assert "queued" in status.out
+
+
+def test_a_decoding_job_needs_no_plotting_library(fresh: Callable[..., Ended], tiny: list[str], tmp_path: Path) -> None:
+    arguments = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}"]
+    for _ in ("decode", "nothing to do"):
+        ended = fresh("kvsweep", *arguments, without=("matplotlib", "seaborn", "statsmodels"))
+        assert ended.code == 0, ended.err
+    assert len(list((tmp_path / "default").glob("*/DONE"))) == 1
+
+
+@pytest.mark.parametrize("module", ["hydra", "pydantic", "submitit", "torch", "pandas"])
+def test_ctrl_c_during_an_import_is_one_sentence(
+    module: str, fresh: Callable[..., Ended], tiny: list[str], tmp_path: Path
+) -> None:
+    arguments = [*tiny, "benchmark=toy_add", "policy=window", f"results_dir={tmp_path}"]
+    ended = fresh("kvsweep", *arguments, without=(module,), error="KeyboardInterrupt")
+    assert ended.code == command_line.INTERRUPTED, ended.err
+    assert ended.err.rstrip("\n").split("\n")[-1].startswith("kvsweep: error: interrupted; ")
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("wrong", ["nothing=1", "-m", "benchmark=nothing"])
@@ -178,7 +267,13 @@ def documented() -> dict[int, str]:
 
 
 def test_the_table_has_every_status() -> None:
-    assert sorted(documented()) == [0, run.FAILED, run.BAD_INPUT, run.LOCKED, run.INTERRUPTED]
+    assert sorted(documented()) == [
+        0,
+        command_line.FAILED,
+        command_line.BAD_INPUT,
+        command_line.LOCKED,
+        command_line.INTERRUPTED,
+    ]
     help_text = (CONF / "hydra/help/kvsweep.yaml").read_text()
     told = re.search(r"Exit status: (.+)\.", help_text)
     assert told is not None
@@ -187,9 +282,9 @@ def test_the_table_has_every_status() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_bad_input_is_status_2_and_one_sentence(script: str, call: Callable[..., Ended]) -> None:
-    assert documented()[run.BAD_INPUT] == "all"
+    assert documented()[command_line.BAD_INPUT] == "all"
     ended = call(script, *BAD_INPUT.get(script, ["missing"]))
-    assert ended.code == run.BAD_INPUT
+    assert ended.code == command_line.BAD_INPUT
     assert ended.err.startswith(f"{script}: error: ")
     assert ended.err.count("\n") == 1
 
@@ -198,18 +293,18 @@ def test_bad_input_is_status_2_and_one_sentence(script: str, call: Callable[...,
 def test_a_failed_job_is_status_1(
     jobs: int, start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
 ) -> None:
-    assert "`kvsweep`" in documented()[run.FAILED]
+    assert "`kvsweep`" in documented()[command_line.FAILED]
     # The second job's benchmark is whole.
     setup = (
         "import harness.sweep.run as run; decode = run.decode\n"
-        "def fail(job, *rest):\n"
-        "    if job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
-        "    decode(job, *rest)\n"
+        "def fail(work):\n"
+        "    if work.job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
+        "    decode(work)\n"
         "run.decode = fail"
     )
     names = ["benchmark=toy_add"] if jobs == 1 else ["-m", "benchmark=toy_add,toy_regs"]
     process = start_kvsweep(*names, *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}", setup=setup)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode == run.FAILED
+    assert process.returncode == command_line.FAILED
     assert "broken" in errors
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == jobs - 1

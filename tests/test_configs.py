@@ -19,8 +19,8 @@ from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
 from harness.predictor.recipe import read_plan
-from harness.settings import build
-from harness.sweep.job import CONF, build_policies, plan
+from harness.settings import CONF, build
+from harness.sweep.job import build_policies, make_job
 from harness.toy.paths import WEIGHTS
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
@@ -71,7 +71,7 @@ def test_every_model(name: str, compose: Callable[..., Any]) -> None:
 def test_every_benchmark(name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
     config = compose(f"benchmark={name}", *offline(name))
     assert set(config.benchmark) == {field.name for field in fields(BenchmarkConfig)}
-    job = plan(config)
+    job = make_job(config)
     assert job.benchmark.name == name
     assert job.benchmark.problems
 
@@ -116,13 +116,9 @@ def test_every_decoding(name: str, compose: Callable[..., Any]) -> None:
     assert set(config.decoding) == settings - {"sampling"}
 
 
-def sweep(experiment: str) -> list[list[str]]:
+def sweep(experiment: str, compose: Callable[..., Any]) -> list[list[str]]:
     """The overrides of each job of an experiment's sweep, read as Hydra reads them."""
-    composed = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
-    for base in composed.get("defaults", []):
-        if isinstance(base, str) and base != "_self_" and not composed.get("hydra"):
-            return sweep(base)
-    parameters = composed.get("hydra", {}).get("sweeper", {}).get("params", {})
+    parameters = compose(f"experiment={experiment}", return_hydra_config=True).hydra.sweeper.params or {}
     overrides = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in parameters.items()])
     return [list(job) for job in itertools.product(*map(values_of, overrides))]
 
@@ -138,7 +134,7 @@ def values_of(override: Override) -> list[str]:
 def test_every_job_of_every_experiment(
     name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    jobs = sweep(name)
+    jobs = sweep(name, compose)
     cells: list[str] = []
     for overrides in jobs:
         chosen = dict(override.split("=", 1) for override in overrides)
@@ -146,7 +142,7 @@ def test_every_job_of_every_experiment(
         # The heads of the label study are for the embedded models alone.
         local = offline(benchmark) if name != "labels" else ["benchmark.limit=2", f"results_dir={tmp_path}"]
         write_labels(tmp_path, chosen.get("model", ""), benchmark)
-        job = plan(compose(f"experiment={name}", *overrides, *local))
+        job = make_job(compose(f"experiment={name}", *overrides, *local))
         assert job.run_directory.name != "default", "an experiment has a run directory of its own"
         assert "full" in {cell.policy.name for cell in job.cells}, "a grid without its baseline says little"
         cells += [cell.cell_id for cell in job.cells]
@@ -156,8 +152,8 @@ def test_every_job_of_every_experiment(
 
 
 def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
-    assert len(sweep("demo")) == 2 * 4
-    cells = plan(compose("experiment=demo", *offline("toy_chain"))).cells
+    assert len(sweep("demo", compose)) == 2 * 4
+    cells = make_job(compose("experiment=demo", *offline("toy_chain"))).cells
     ratios = {cell.policy.keep_ratio for cell in cells if cell.policy.name == "dynts"}
     windows = {cell.policy.local_window for cell in cells if cell.policy.name == "dynts"}
     assert ratios == {0.1, 0.2, 0.3, 0.4, 0.5}
@@ -170,7 +166,7 @@ def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callab
 def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], tmp_path: Path) -> None:
     other = WEIGHTS / "predictors/toy_llama/far_max"
     with pytest.raises(UserError, match=r"was made for toy_llama .* but model=toy_qwen is .*: give a predictor"):
-        plan(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={other}", "benchmark=toy_add"))
+        make_job(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={other}", "benchmark=toy_add"))
     save_predictor(ImportancePredictor(64, (5,)), tmp_path / "narrow", {})
     with pytest.raises(UserError, match="was made for hidden size 64, but model=toy_qwen has 128"):
-        plan(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={tmp_path}/narrow", "benchmark=toy_add"))
+        make_job(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={tmp_path}/narrow", "benchmark=toy_add"))

@@ -12,7 +12,7 @@ from compression.cache import SlotCache
 from compression.policy import Policy
 from harness.decode.sampling import SamplingConfig
 from harness.models.load import LoadedModel, free_memory
-from harness.settings import _container, build
+from harness.settings import build, plain
 
 # Beyond these little is gained (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 _MOST_SLOTS = {"cpu": 64, "cuda": 256}
@@ -116,6 +116,6 @@ def auto_slots(model: LoadedModel, *, capacity: int, requests: int) -> AutoSlots
 
 def build_decoding(node: DictConfig) -> DecodingConfig:
     """Make the decoding of its flat section: name and max_new_tokens beside the sampling's fields."""
-    values = _container(node)
+    values = plain(node)
     own: dict[str, Any] = {name: values.pop(name) for name in ("name", "max_new_tokens") if name in values}
     return build(DecodingConfig, "decoding", {**own, "sampling": build(SamplingConfig, "decoding", values)})

@@ -30,7 +30,7 @@ from harness.models.config import ModelConfig
 from harness.models.load import LoadedModel
 from harness.predictor.traces import Trace, trace_of_text
 from harness.settings import CONF, build
-from harness.sweep.job import Job, build_policies, check_predictors, plan
+from harness.sweep.job import Job, build_policies, check_predictors, make_job
 
 
 class NotInText(UserError):
@@ -208,7 +208,7 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
         UserError: settings that are no cell's, or more than one's; a problem that the benchmark does not have.
     """
     config = composed(overrides)
-    job = plan(config)
+    job = make_job(config)
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
     if question is not None:

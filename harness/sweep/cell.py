@@ -1,4 +1,4 @@
-"""One point of the sweep and the name it goes by."""
+"""One point of the sweep and its id."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Cell:
     """One point of the sweep: everything that decides its completions.
 
     Attributes:
-        dataset_hash: hash of the benchmark's problems, all of them, as the prompts ask them.
+        dataset_hash: hash of all problems of the benchmark, as the prompts ask them.
     """
 
     model: ModelConfig
@@ -37,19 +37,19 @@ class Cell:
 
     @property
     def _conditions(self) -> dict[str, Any]:
-        """What cells must share to be compared: all but the policy."""
+        """Everything but the policy: cells can be compared where this is the same."""
         sampling = dataclasses.asdict(self.decoding.sampling)
         return {
             "model": self.model.identity(),
             "dataset": self.dataset_hash,
             "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling},
             "seed": self.seed,
-            # Another implementation rounds otherwise; the reference goes unnamed, so that older ids stand.
+            # Another implementation rounds differently. The reference is not named, so that older ids stay valid.
             **({"impl": self.impl} if self.impl != "torch" else {}),
         }
 
     def describe(self) -> dict[str, Any]:
-        """The contents of cell.yaml: what the cell is, for people and for the analysis."""
+        """The contents of cell.yaml, for people and for the analysis."""
         decoding = dataclasses.asdict(self.decoding)
         return {
             "cell_id": self.cell_id,

@@ -4,8 +4,9 @@ import gc
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -20,27 +21,81 @@ from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_stretch
 from harness.sweep.cell import Cell
 from harness.sweep.heartbeat import Reporter
-from harness.sweep.job import Job
+from harness.sweep.job import Job, checked_implementation
 from harness.sweep.store import CellStore, Pair
 from kernels.implementation import check_available
 
 
-def _check_device(job: Job) -> None:
-    try:
-        check_available(job.impl)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+@dataclass(frozen=True, kw_only=True)
+class OpenCells:
+    """The unfinished cells of one job, open for writing.
+
+    Attributes:
+        stores: the cells' files, by cell_id.
+        reporter: keeps the job's status file.
+        progress: the progress bar of all jobs.
+    """
+
+    job: Job
+    stores: Mapping[str, CellStore]
+    reporter: Reporter
+    progress: tqdm
+
+    def lacks(self, cell_id: str, pair: Pair) -> bool:
+        """True if no shard has stored this completion of the cell."""
+        return pair not in self.stores[cell_id].finished_pairs
+
+    def append(self, cell_id: str, completion: Completion) -> None:
+        """Store a completion and count it."""
+        self.stores[cell_id].append(completion)
+        self.reporter.stored(cell_id)
+        self.progress.update()
 
 
-def decode(
-    job: Job, cells: Sequence[Cell], stores: Mapping[str, CellStore], progress: tqdm, reporter: Reporter
-) -> None:
-    """Decode what the cells lack, all cells side by side in one batch."""
-    _check_device(job)
+def decode(work: OpenCells) -> None:
+    """Decode what the cells lack, all cells side by side in one batch.
+
+    Raises:
+        UserError: the machine cannot run the job's implementation, or its memory does not hold one sequence.
+    """
+    job, pairs = work.job, work.job.own_pairs
+    cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
+    if not cells:
+        return
+    checked_implementation(job.impl, check_available)
     stretch, model = describe_stretch(), loaded(job.model)
+    _record_provenance(work, cells, model, stretch)
+    limit = job.decoding.max_new_tokens
+    longest = max(len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems)
+    _warn_beyond_context(model, longest + limit)
+    _warn_of_lost_questions(cells, longest)
+
+    # Slots are as long as the longest cell needs, so the cells that may need every row are decoded apart from the rest.
+    # They are decoded last, because much of their text is known by then: every completion that no eviction touched is
+    # theirs too, and of every other completion the part before the first eviction.
+    whole = [c for c in cells if c.policy.capacity(longest, limit) == longest + limit]
+    for group in ([c for c in cells if c not in whole], whole):
+        lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
+        known = _furthest_texts(work.stores.values(), lacking)
+        for cell_id, completion in _untouched(work, group, known):
+            work.append(cell_id, completion)
+        requests = list(_requests(work, model, group, known))
+        if requests:
+            _decode_requests(work, model, requests)
+
+
+@lru_cache(maxsize=1)
+def loaded(config: ModelConfig) -> LoadedModel:
+    """The model of this configuration, kept until another is asked for."""
+    return load_model(config)
+
+
+def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, stretch: Mapping[str, Any]) -> None:
+    job = work.job
     for cell in cells:
-        stores[cell.cell_id].unmark_done()
-        stores[cell.cell_id].write_provenance(
+        store = work.stores[cell.cell_id]
+        store.unmark_done()
+        store.write_provenance(
             {
                 "dataset_hash": cell.dataset_hash,
                 "dataset_origin": job.benchmark.origin,
@@ -52,37 +107,9 @@ def decode(
                 "packages": stretch["code"]["packages"],
                 "hardware": stretch["hardware"],
                 "config": dict(job.resolved),
-                "stretch": {k: stretch[k] for k in ("started", "command", "code", "hardware")},
+                "stretch": dict(stretch),
             }
         )
-    limit = job.decoding.max_new_tokens
-    longest = max(len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems)
-    _warn_beyond_context(model, longest + limit)
-    _warn_of_lost_questions(cells, longest)
-
-    # A cell that may need every row gets a cache of its own, which would make all the others' as large. It goes last:
-    # the texts that no eviction touched are its own, and of the others it knows the beginning.
-    unpruned = [c for c in cells if c.policy.capacity(longest, limit) == longest + limit]
-    for group in ([c for c in cells if c not in unpruned], unpruned):
-        known = _furthest_texts(stores.values(), _lacking_somewhere(job, group, stores))
-        for cell, completion in _untouched(group, stores, known):
-            stores[cell.cell_id].append(completion)
-            reporter.stored(cell.cell_id)
-            progress.update()
-        requests = list(_requests(job, model, group, stores, known))
-        if requests:
-            _decode_group(job, model, requests, stores, progress, reporter)
-
-
-@lru_cache(maxsize=1)
-def loaded(config: ModelConfig) -> LoadedModel:
-    """The model of this configuration, kept until another is asked for."""
-    return load_model(config)
-
-
-def _lacking_somewhere(job: Job, cells: Iterable[Cell], stores: Mapping[str, CellStore]) -> set[Pair]:
-    own = set(job.own_pairs)
-    return {pair for cell in cells for pair in own - stores[cell.cell_id].finished_pairs}
 
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
@@ -97,81 +124,69 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
 
 
 def _untouched(
-    cells: Iterable[Cell], stores: Mapping[str, CellStore], known: Mapping[Pair, Completion]
-) -> Iterator[tuple[Cell, Completion]]:
-    """The completions that cells lack and need not write: another cell's, which neither would have evicted."""
+    work: OpenCells, cells: Iterable[Cell], known: Mapping[Pair, Completion]
+) -> Iterator[tuple[str, Completion]]:
+    """Completions of other cells that these cells would have written too, because neither cell evicts in them."""
     for cell in cells:
-        finished = stores[cell.cell_id].finished_pairs
-        yield from ((cell, row) for pair, row in known.items() if pair not in finished and serves(row, cell.policy))
+        for pair, completion in known.items():
+            if work.lacks(cell.cell_id, pair) and serves(completion, cell.policy):
+                yield cell.cell_id, completion
 
 
 def _requests(
-    job: Job,
-    model: LoadedModel,
-    cells: Sequence[Cell],
-    stores: Mapping[str, CellStore],
-    known: Mapping[Pair, Completion],
+    work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]
 ) -> Iterator[Request]:
     """One request per problem and draw that any cell lacks, with those cells as its branches."""
-    own = set(job.own_pairs)
-    for problem in job.benchmark.problems:
-        prompt_ids = model.prompt_ids(problem.prompt)
-        for draw in (draw for draw in range(job.draws) if (problem.id, draw) in own):
-            pair = problem.id, draw
-            lacking = [c for c in cells if pair not in stores[c.cell_id].finished_pairs]
-            if lacking:
-                yield Request(
-                    problem_id=problem.id,
-                    draw=draw,
-                    prompt_ids=prompt_ids,
-                    branches=tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in lacking),
-                    forced=tuple(known[pair].shared_ids) if pair in known else (),
-                )
+    prompts = {problem.id: problem.prompt for problem in work.job.benchmark.problems}
+    for pair in work.job.own_pairs:
+        lacking = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
+        if lacking:
+            problem_id, draw = pair
+            yield Request(
+                problem_id=problem_id,
+                draw=draw,
+                prompt_ids=model.prompt_ids(prompts[problem_id]),
+                branches=tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in lacking),
+                forced=tuple(known[pair].shared_ids) if pair in known else (),
+            )
 
 
-def _decode_group(
-    job: Job,
-    model: LoadedModel,
-    requests: Sequence[Request],
-    stores: Mapping[str, CellStore],
-    progress: tqdm,
-    reporter: Reporter,
-) -> None:
-    """Decode the requests; where the memory gives out, what is left of them with half of the slots.
+def _decode_requests(work: OpenCells, model: LoadedModel, requests: Sequence[Request]) -> None:
+    """Decode the requests; where the memory runs out, decode the rest of them with half as many slots.
 
     Raises:
-        UserError: it gives out with a single slot.
+        UserError: the memory runs out with a single slot.
     """
+    job = work.job
     capacity, slots, reason = needed_capacity(requests, job.decoding), job.slots, "slots= asks for them"
+    one = SlotCache.bytes_per_slot(model.shape, capacity)
     if slots is None:
         found = auto_slots(model, capacity=capacity, requests=sum(len(r.branches) for r in requests))
         slots, reason = found.slots, found.reason
-    name = f"{job.model.name} {job.benchmark.name}"
-    progress.set_description(name)
+    work.progress.set_description(job.name)
     while requests:
-        one = SlotCache.bytes_per_slot(model.shape, capacity)
         wanted = [branch.cell_id for request in requests for branch in request.branches]
-        progress.write(
-            f"{name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
+        work.progress.write(
+            f"{job.name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
             f"{one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB of keys and values ({reason})"
         )
         try:
-            _write(job, model, requests, slots, stores, progress, reporter)
+            _write(work, model, requests, slots)
             return
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
             if slots == 1:
                 raise UserError(
-                    f"{name}: the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB) "
+                    f"{job.name}: the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB) "
                     "beside the model: lower policy.budget or decoding.max_new_tokens, or take a larger device."
                 ) from error
-        # Outside the handler, whose traceback would keep the old cache alive.
+        # Outside the handler, because the error's traceback keeps the old cache alive.
         gc.collect()
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
         slots, reason = slots // 2, f"out of memory with {slots}"
-        requests = _unfinished(requests, stores)
+        requests = _unfinished(work, requests)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -179,38 +194,27 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def _unfinished(requests: Iterable[Request], stores: Mapping[str, CellStore]) -> list[Request]:
-    left = (
-        replace(r, branches=tuple(b for b in r.branches if r.key not in stores[b.cell_id].finished_pairs))
-        for r in requests
-    )
+def _unfinished(work: OpenCells, requests: Iterable[Request]) -> list[Request]:
+    left = (replace(r, branches=tuple(b for b in r.branches if work.lacks(b.cell_id, r.key))) for r in requests)
     return [request for request in left if request.branches]
 
 
-def _write(
-    job: Job,
-    model: LoadedModel,
-    requests: Sequence[Request],
-    slots: int,
-    stores: Mapping[str, CellStore],
-    progress: tqdm,
-    reporter: Reporter,
-) -> None:
-    """Decode the requests with so many slots and store every completion as it ends; then what that cost."""
+def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
+    """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
+    job = work.job
     engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=slots, impl=job.impl)
     clock = engine.clock
-    reporter.counters.append(lambda: clock.tokens)
+    work.reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
-        stores[cell_id].append(completion)
-        reporter.stored(cell_id)
         written[cell_id].append(completion.num_tokens)
-        progress.set_postfix_str(f"{clock.tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
-        progress.update()
+        pace = clock.tokens / (time.perf_counter() - start)
+        work.progress.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
+        work.append(cell_id, completion)
     seconds = time.perf_counter() - start
     for cell_id, lengths in written.items():
-        stores[cell_id].append_stats(
+        work.stores[cell_id].append_stats(
             DecodeStats(
                 wall_seconds=seconds,
                 prefill_seconds=clock.prefill,

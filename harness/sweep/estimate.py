@@ -1,7 +1,7 @@
-"""What a sweep is going to take, before it is started: `kvsweep --dry-run`, and the arithmetic of the forked grid.
+"""What a sweep will take, before it is started: `kvsweep --dry-run`, and the arithmetic of the forked grid.
 
-Nothing is loaded and nothing written. Where cells of the run have finished, their lengths and speed are the measure;
-where none has, the bound is `max_new_tokens`, and it says so.
+Nothing is loaded and nothing written. Where cells of the run have stored completions, the estimate uses their lengths
+and their speed; where none has, it takes every text to be `max_new_tokens` long, and says so.
 """
 
 from collections import Counter
@@ -9,28 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, read_rows, shard_files
-from compression.cache import SlotCache
 from compression.policy import Policy
-from compression.signals import CacheShape
-from harness.models.load import read_architecture, shape_of
-from harness.sweep.job import Job
-from harness.sweep.store import is_done
+from harness.sweep.job import Job, read_shape
 
-# Of English and mathematics; only the size of a question among thousands of tokens hangs on it.
+# In English and mathematics. Only the length of the question depends on it, a small part of a text.
 _CHARACTERS_PER_TOKEN = 3
 _ENDLESS = 1 << 40
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
-    """The generated tokens fed when the policy first evicts; None if it never does."""
+    """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""
     capacity = policy.capacity(question_length, _ENDLESS)
     return None if capacity >= _ENDLESS else capacity - 1 - question_length
 
 
 def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:
-    """Tokens to decode for a grid in one batch: a text once up to the last fork it reaches, each branch from its own.
+    """Tokens to decode for a grid in one batch: each text once up to the last fork, and each branch from its own fork.
 
-    A cell whose texts keep the lengths that they have with the full cache is assumed; compression may lengthen them.
+    The lengths with the full cache are taken for every cell, although compression may make texts longer.
 
     Args:
         lengths: generated tokens of each (problem, draw).
@@ -50,7 +47,7 @@ def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the finished stretches of a run's cells tell.
+    """What has been measured in a run's cells so far.
 
     Attributes:
         lengths: generated tokens of stored completions.
@@ -74,7 +71,7 @@ def measure(job: Job) -> Measured | None:
             lengths += [int(row["num_tokens"]) for row in read_rows(path, on_bad=lambda *_: None)]
         for path in shard_files(folder, STATS_FILE).values():
             for row in map(DecodeStats.from_dict, read_rows(path, on_bad=lambda *_: None)):
-                # Each of a stretch's cells has its row: its share of the stretch.
+                # Each cell of a stretch has a row of its own, which counts as its share of the stretch.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells
     if not lengths or not seconds:
@@ -83,46 +80,45 @@ def measure(job: Job) -> Measured | None:
 
 
 def describe(jobs: Sequence[Job]) -> str:
-    """What the jobs will take, one paragraph each, and all together."""
-    parts = [_describe_job(job) for job in jobs]
+    """What the jobs will take, a paragraph each, and how many there are in all."""
     cells = sum(len(job.cells) for job in jobs)
-    return "\n".join([*parts, f"{len(jobs)} jobs, {cells} cells; nothing was run (--dry-run)."])
+    return "\n".join([*map(_describe_job, jobs), f"{len(jobs)} jobs, {cells} cells; nothing was run (--dry-run)."])
 
 
 def _describe_job(job: Job) -> str:
-    done = sum(is_done(job.run_directory, cell, job.problem_ids, job.draws) for cell in job.cells)
-    limit, pairs = job.decoding.max_new_tokens, len(job.own_pairs)
+    left, pairs = len(job.unfinished_cells()), len(job.own_pairs)
     question = max(len(p.prompt) for p in job.benchmark.problems) // _CHARACTERS_PER_TOKEN + 1
-    shape = shape_of(read_architecture(job.model), job.model.dtype)
     found = measure(job)
-    lengths = found.lengths if found else [limit]
+    lengths = found.lengths if found else [job.decoding.max_new_tokens]
     forks = [first_eviction(cell.policy, question) for cell in job.cells]
-    scale = pairs / len(lengths)
-    tokens = forked_tokens(lengths, forks) * scale * (1 - done / len(job.cells))
-    source = f"mean length {sum(lengths) / len(lengths):.0f} measured" if found else f"every text {limit} long at most"
-    name = f"{job.model.name} {job.benchmark.name}, shard {job.shard}"
-    lines = [
-        f"{name}: {len(job.cells)} cells ({done} done) of {pairs} completions",
-        f"  memory: {_memory(job, shape, question)}",
-        f"  left to decode: {tokens:.3g} tokens ({source}), {saving(lengths, forks):.2f} times fewer than cell by cell",
-    ]
+    tokens = forked_tokens(lengths, forks) * pairs / len(lengths) * left / len(job.cells)
+    fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
     if found:
-        hours = tokens / found.tokens_per_second / 3600
+        source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
+        pace, hours = found.tokens_per_second, tokens / found.tokens_per_second / 3600
         disk = found.bytes_per_completion * pairs * len(job.cells) / 2**20
-        lines.append(
-            f"  time: {hours:.2f} hours at {found.tokens_per_second:.0f} tokens/s; disk: {disk:.1f} MiB in all"
-        )
+        time_and_disk = f"time: {hours:.2f} hours at {pace:.0f} tokens/s; disk: {disk:.1f} MiB in all"
     else:
-        lines.append("  time and disk: not known until a cell has stored something")
-    return "\n".join(lines)
+        source = f"every text {lengths[0]} long at most"
+        time_and_disk = "time and disk: not known until a cell has stored something"
+    return (
+        f"{job.name}, shard {job.shard}: {len(job.cells)} cells ({len(job.cells) - left} done) of {pairs} completions\n"
+        f"  memory: {_memory(job, question)}\n"
+        f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
+        f"  {time_and_disk}"
+    )
 
 
-def _memory(job: Job, shape: CacheShape, question: int) -> str:
+def _memory(job: Job, question: int) -> str:
+    shape, itemsize = read_shape(job.model), _BYTES[job.model.dtype]
+    layers, heads = shape.num_hidden_layers, shape.num_key_value_heads
+    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    token = 2 * layers * heads * head_dim * itemsize
     capacities = [cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells]
     parts = [
-        f"{SlotCache.bytes_per_slot(shape, rows) / 2**20:.1f} MiB a slot of {rows} tokens ({count} cells)"
+        f"{rows * token / 2**20:.1f} MiB a slot of {rows} tokens ({count} cells)"
         for rows, count in sorted(Counter(capacities).items())
     ]
-    heads = f"2 x {shape.layers} layers x {shape.kv_heads} heads x {shape.head_dim} x {shape.dtype.itemsize} bytes"
+    formula = f"2 x {layers} layers x {heads} heads x {head_dim} x {itemsize} bytes"
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
-    return f"{', '.join(parts)} ({heads} a token; a question of about {question}); {slots}"
+    return f"{', '.join(parts)} ({formula} a token; a question of about {question}); {slots}"

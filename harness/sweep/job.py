@@ -1,63 +1,65 @@
-"""From a composed Hydra configuration to checked, frozen dataclasses: the edge of the program.
+"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program.
 
-Everything wrong with the input is said here, in one sentence, before a model is loaded.
+Every mistake in the input is refused here, in one sentence, before a model is loaded. Neither torch nor transformers is
+imported for a model whose plain config.json lies on this disk.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
 from analysis.records import WHOLE, Shard, UserError
 from compression.policy import BudgetPolicy, Policy
-from compression.predictor import read_card
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
 from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
-from harness.models.load import read_architecture
 from harness.provenance import command_line
-from harness.settings import CONF, _container, _whole, build
+from harness.settings import CONF, build, plain, whole_number
 from harness.sweep.cell import Cell
+from harness.sweep.heartbeat import CellProgress, State, TaskStatus, policy_label, task_name
+from harness.sweep.store import is_done
 from harness.sweep.tracker import UNTRACKED, TrackerConfig
 from kernels.implementation import Implementation, check_installed
 
+# The config.json of these architectures alone says what has to be known of a model before it is loaded.
+_PLAIN_ARCHITECTURES = {"llama", "qwen2", "qwen3"}
+_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """The axes of a grid; None leaves an axis at the single value that `policy` has.
+class GridAxes:
+    """The axes of a grid; None leaves an axis at the single value that `policy` has."""
 
-    Raises:
-        UserError: an axis without a value.
-    """
-
-    policy: Sequence[str] | None = None
-    keep_ratio: Sequence[float] | None = None
-    local_window: Sequence[int] | None = None
-    budget: Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        for axis, values in dataclasses.asdict(self).items():
-            if values is not None and not values:
-                raise UserError(f"grid.{axis}=[] is empty: name at least one value, or null for the policy's own.")
+    policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
+    keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
+    local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What one process works through: the cells of one grid, on one model and one benchmark.
+    """The work of one process: the cells of one grid, on one model and one benchmark.
 
     Attributes:
         draws: completions per problem.
         slots: sequences decoded at once, None for as many as fit.
         resolved: the whole configuration, for provenance.
-        shard: the part of the pairs that is this process's.
-        command: the command line that asked for it.
-        tracker: who is told of it beside the files.
+        shard: the part of the pairs that this process takes.
+        command: the command line that asked for the job.
+        tracker: the tracker that follows the job.
     """
 
     model: ModelConfig
@@ -70,6 +72,11 @@ class Job:
     shard: Shard = WHOLE
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
+
+    @property
+    def name(self) -> str:
+        """Model and benchmark, for progress and messages."""
+        return f"{self.model.name} {self.benchmark.name}"
 
     @property
     def decoding(self) -> DecodingConfig:
@@ -87,27 +94,51 @@ class Job:
         return self.cells[0].impl
 
     @property
+    def problem_ids(self) -> list[str]:
+        """The ids of the problems, in the benchmark's order."""
+        return [problem.id for problem in self.benchmark.problems]
+
+    @property
     def pairs(self) -> list[tuple[str, int]]:
         """(problem_id, draw) of every completion that each cell must have."""
-        return [(p.id, draw) for p in self.benchmark.problems for draw in range(self.draws)]
+        return list(itertools.product(self.problem_ids, range(self.draws)))
 
     @property
     def own_pairs(self) -> list[tuple[str, int]]:
         """The pairs of this job's shard."""
         return self.shard.of(self.pairs)
 
-    @property
-    def problem_ids(self) -> list[str]:
-        """The problems, by id."""
-        return [problem.id for problem in self.benchmark.problems]
-
-    def of_shard(self, shard: Shard) -> "Job":
+    def of_shard(self, shard: Shard) -> Job:
         """The same job for one part of the pairs."""
         return dataclasses.replace(self, shard=shard)
 
+    def unfinished_cells(self) -> list[Cell]:
+        """The cells that are not marked DONE for all problems and draws of this job."""
+        return [c for c in self.cells if not is_done(self.run_directory, c, self.problem_ids, self.draws)]
 
-def plan(config: DictConfig) -> Job:
-    """Check a composed configuration and say what is to be done.
+    def status(self, state: State) -> TaskStatus:
+        """A status of this job in which no completion is counted yet."""
+        cells = {
+            cell.cell_id: CellProgress(
+                model=self.model.name,
+                benchmark=self.benchmark.name,
+                policy=policy_label(cell.policy.identity()),
+                finished=0,
+                expected=len(self.own_pairs),
+            )
+            for cell in self.cells
+        }
+        return TaskStatus(
+            task=task_name(self.model.name, self.benchmark.name, cells, str(self.shard)),
+            state=state,
+            shard=str(self.shard),
+            command=self.command,
+            cells=cells,
+        )
+
+
+def make_job(config: DictConfig) -> Job:
+    """Check a composed configuration and make its job; what takes longest to check is checked last.
 
     Raises:
         UserError: any value that is missing, unknown or out of range; data that cannot be used.
@@ -115,11 +146,16 @@ def plan(config: DictConfig) -> Job:
     model = build(ModelConfig, "model", config.model)
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     decoding = build_decoding(config.decoding)
-    seed = _whole("seed", config.seed, least=0)
-    impl = _implementation(config.impl)
+    seed = whole_number("seed", config.seed, least=0)
+    draws = whole_number("draws", config.draws, least=1)
+    slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
+    shard = Shard.parse(str(config.shard))
+    tracker = build(TrackerConfig, "tracker", config.tracker)
+    # Not check_available: the machine that submits a job to SLURM need not have a GPU.
+    impl = checked_implementation(config.impl, check_installed)
     policies = build_policies(config)
-    check_predictors(model, policies)
     benchmark = load_problems(benchmark_config)
+    check_predictors(model, policies)
     cells = [
         Cell(
             model=model,
@@ -136,26 +172,35 @@ def plan(config: DictConfig) -> Job:
         model=model,
         benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
-        draws=_whole("draws", config.draws, least=1),
-        slots=None if config.slots == "auto" else _whole("slots", config.slots, least=1),
+        draws=draws,
+        slots=slots,
         run_directory=Path(str(config.results_dir)) / str(config.run_name),
-        resolved=_container(config),
-        shard=Shard.parse(str(config.shard)),
+        resolved=plain(config),
+        shard=shard,
         command=command_line(),
-        tracker=build(TrackerConfig, "tracker", config.tracker),
+        tracker=tracker,
     )
+
+
+def checked_implementation(name: Any, check: Callable[[str], None]) -> Implementation:
+    """The name, if `check` of kernels.implementation accepts it; else its ValueError becomes a UserError."""
+    try:
+        check(str(name))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return name
 
 
 def build_policies(config: DictConfig) -> list[Policy]:
     """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
 
-    The composed `policy` gives the settings that all share (keep_ratio, local_window, budget, question_on_top), so that
-    a grid's policies hold the same memory; what is a policy's own comes from its YAML.
+    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget,
+    question_on_top), so that they hold the same memory; each policy's other settings come from its YAML.
     """
-    grid = build(Grid, "grid", config.grid)
-    composed = _container(config.policy)
+    grid = build(GridAxes, "grid", config.grid)
+    composed = plain(config.policy)
     names = grid.policy or [composed["name"]]
-    axes = {a: v for a in ("keep_ratio", "local_window", "budget") if (v := getattr(grid, a)) is not None}
+    axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
     for name, *point in itertools.product(names, *axes.values()):
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
@@ -176,23 +221,24 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
     if not path.is_file():
         choices = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
         raise UserError(f"grid.policy={name} is unknown: choose from {choices}.")
-    # Composed with the rest of the configuration, so that ${model.predictor} and the like find what they name.
+    # Merged into the rest of the configuration, so that ${model.predictor} and the like find what they name.
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
     whole = OmegaConf.merge(rest, {"policy": OmegaConf.load(path)})
-    values = _container(whole.policy)
+    values = plain(whole.policy)
     shared = {k: composed[k] for k in BudgetPolicy.SHARED if k in composed and k in values}
     return {**values, **shared}
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Refuse policies whose importance predictor was made for another model.
+    """Refuse a model that cannot be had, and an importance predictor that was made for another model.
 
     Raises:
-        UserError: there is one.
+        UserError: either of them.
     """
-    directories = {d for p in policies if (d := getattr(p, "predictor", None))}
-    hidden_size = read_architecture(model).hidden_size
-    for directory in directories:
+    from compression.predictor import read_card
+
+    hidden_size = read_shape(model).hidden_size
+    for directory in {d for p in policies if (d := getattr(p, "predictor", None))}:
         card = read_card(Path(directory))
         expected, weights = card["hidden_size"], model.identity()["weights"]
         if expected != hidden_size:
@@ -209,9 +255,31 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
             )
 
 
-def _implementation(name: Any) -> Implementation:
-    try:
-        check_installed(str(name))  # where a job is submitted from, there need be no GPU
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    return name
+def read_shape(model: ModelConfig) -> Any:
+    """The architecture's fields as attributes, hidden_size and the counts of layers and heads among them.
+
+    They come from the model's config.json where that lies on this disk and says it all, else through transformers,
+    which takes seconds to import.
+
+    Raises:
+        UserError: the architecture cannot be had, or describes a model that a slot cache cannot serve.
+    """
+    if not model.is_built:
+        with suppress(OSError, ValueError):
+            found = json.loads((Path(model.path) / "config.json").read_text())
+            if _is_plain(found):
+                return SimpleNamespace(**found)
+    from harness.models.load import read_architecture
+
+    return read_architecture(model)
+
+
+def _is_plain(config: Any) -> bool:
+    """True if a config.json names full attention in every layer and every size that is asked for."""
+    return (
+        isinstance(config, dict)
+        and config.get("model_type") in _PLAIN_ARCHITECTURES
+        and not config.get("use_sliding_window")
+        and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        and all(isinstance(config.get(name), int) for name in _SHAPE)
+    )

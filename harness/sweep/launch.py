@@ -1,19 +1,26 @@
-"""Where jobs run: in this process, several at once on this machine, or as one SLURM array. The work is submitit's."""
+"""Start jobs: in this process, as several processes of this machine, or as one SLURM array; submitit does the work."""
 
 import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import submitit
+from pydantic import Field
 from submitit.helpers import Checkpointable
 from tqdm import tqdm
 
-from analysis.records import Shard, UserError
-from harness.sweep.job import Job
+from analysis.command_line import FAILED
+from analysis.records import STATUS_FOLDER, Shard, UserError, plain_disk_errors
+from harness.sweep.heartbeat import TaskStatus
+from harness.sweep.job import Job, checked_implementation
+from kernels.implementation import check_available
+
+_AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,41 +30,35 @@ class LauncherConfig:
     Attributes:
         kind: `inline`: one after the other in this process; `local`: up to `parallel` processes of this machine;
             `slurm`: one array, and this command returns once it is submitted.
-        shards: parts that every job is split into, each a task of its own.
-        cells_per_task: put small jobs together into one task until it has at least so many cells; None: a job a task.
+        shards: parts that every job is split into, each a task.
+        cells_per_task: small jobs are put into one task until it has at least so many cells; None: a job a task.
         parallel: tasks that run at once; None for no limit of our own.
-        timeout_min: minutes a task may run before it is stopped and, `max_requeues` times, queued again.
-        signal_delay_s: how many seconds before the time limit a task is told of it.
+        timeout_min: minutes a task may run before SLURM stops it; it is queued again `max_requeues` times.
+        signal_delay_s: seconds between SLURM's signal to a task and the time limit.
         setup: shell lines that run before each task, such as loading a module.
         additional: any other `#SBATCH` parameter, by sbatch's own name.
 
     Raises:
-        UserError: a number out of range.
+        UserError: the signal would come before the task starts.
     """
 
     kind: Literal["inline", "local", "slurm"] = "inline"
-    shards: int = 1
-    cells_per_task: int | None = None
-    parallel: int | None = None
+    shards: _AtLeastOne = 1
+    cells_per_task: _AtLeastOne | None = None
+    parallel: _AtLeastOne | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    gpus: int = 0
-    cpus: int = 1
+    gpus: Annotated[int, Field(ge=0)] = 0
+    cpus: _AtLeastOne = 1
     memory_gb: float | None = None
-    timeout_min: int = 240
-    max_requeues: int = 20
-    signal_delay_s: int = 120
+    timeout_min: _AtLeastOne = 240
+    max_requeues: Annotated[int, Field(ge=0)] = 20
+    signal_delay_s: _AtLeastOne = 120
     setup: Sequence[str] = ()
     additional: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        least = {"shards": 1, "cells_per_task": 1, "parallel": 1, "gpus": 0, "cpus": 1, "timeout_min": 1}
-        least |= {"max_requeues": 0, "signal_delay_s": 1}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise UserError(f"launcher.{name}={value} is out of range: it must be at least {bound}.")
         if self.signal_delay_s >= self.timeout_min * 60:
             raise UserError(
                 f"launcher.signal_delay_s={self.signal_delay_s} is not below the time limit of {self.timeout_min} "
@@ -65,24 +66,68 @@ class LauncherConfig:
             )
 
 
-class Task(Checkpointable):
-    """Some jobs for one process. Stopped by a time limit it is queued again as it is, and goes on from its files.
+class RunJobs(Checkpointable):
+    """One task's function. When the time limit stops it, it is queued again as it is, and resumes from its files.
 
     Raises:
-        RuntimeError: a job failed, so that the scheduler is told as well.
+        RuntimeError: a job failed; the scheduler then calls the task failed.
     """
 
     def __call__(self, jobs: Sequence[Job]) -> None:
         """Work through the jobs."""
-        from harness.sweep.run import run
+        from harness.sweep.run import run  # imports torch, which the submitting process does not need
 
         if failed := run(jobs):
             raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
 
 
+def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
+    """Run the jobs as the launcher says, and print the results or where to look for them.
+
+    Exits with code 1 if a process of `launcher=local` fails.
+
+    Raises:
+        Exception: that of the first job that failed in this process, after all jobs have ended.
+    """
+    directories = list(dict.fromkeys(job.run_directory for job in jobs))
+    if not any(job.unfinished_cells() for job in jobs):
+        cells = len({(job.run_directory, cell.cell_id) for job in jobs for cell in job.cells})
+        print(f"nothing to do: all {cells} cells are done")
+        for directory in directories:
+            print(f"results: {directory}\nreport:  kvsweep-report {directory}")
+        return
+    tasks = split(jobs, launcher)
+    if launcher.kind != "slurm":
+        for job in jobs:
+            checked_implementation(job.impl, check_available)
+    for task in tasks:
+        for job in task:
+            _queue(job)
+    if launcher.kind == "slurm":
+        submitted = submit(tasks, launcher)
+        print(f"submitted {len(submitted)} tasks as job {submitted[0].job_id.partition('_')[0]}")
+        for directory in directories:
+            print(f"progress: kvsweep-status {directory} --watch\nreport:   kvsweep-report {directory}")
+        return
+    if launcher.kind == "local":
+        if failed := run_local(tasks, launcher):
+            print(f"kvsweep: error: {failed} of {len(tasks)} tasks failed: kvsweep-status says which.", file=sys.stderr)
+            sys.exit(FAILED)
+    else:
+        from harness.sweep.run import run
+
+        if failures := run([job for task in tasks for job in task]):
+            raise failures[0]
+    from analysis.report.tables import summary_table  # imports pandas
+
+    for directory in directories:
+        print(summary_table(directory))
+        print(f"results: {directory}\nreport:  kvsweep-report {directory}")
+
+
 def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
-    """The tasks: every job's shards, small jobs together where asked for."""
-    parts = [part for job in jobs for part in shards_of(job, launcher.shards)]
+    """The tasks: every job's shards, with small jobs together where the launcher asks for it."""
+    parts = [part for job in jobs for part in _shards_of(job, launcher.shards)]
     tasks: list[list[Job]] = [[]]
     for part in parts:
         tasks[-1].append(part)
@@ -91,12 +136,7 @@ def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
     return [task for task in tasks if task]
 
 
-def shards_of(job: Job, count: int) -> list[Job]:
-    """The job's shards.
-
-    Raises:
-        UserError: the job is one shard of several already.
-    """
+def _shards_of(job: Job, count: int) -> list[Job]:
     if count == 1:
         return [job]
     if job.shard.count > 1:
@@ -104,16 +144,29 @@ def shards_of(job: Job, count: int) -> list[Job]:
     return [job.of_shard(Shard(index=i, count=count)) for i in range(1, count + 1)]
 
 
+def _queue(job: Job) -> None:
+    """Write the status that the job is queued, unless it is running already or nothing of it is left to do."""
+    if not job.unfinished_cells():
+        return
+    status = job.status("queued")
+    path = job.run_directory / STATUS_FOLDER / f"{status.task}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        if path.exists() and TaskStatus.read(path).seen(time.time()) == "running":
+            return
+    with plain_disk_errors(job.run_directory):
+        status.write(job.run_directory)
+
+
 def submit(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> list[submitit.Job[None]]:
     """Hand the tasks to SLURM as one array; returns at once.
 
     Raises:
-        UserError: this machine has no sbatch, or it refuses the job.
+        UserError: this machine has no sbatch, or sbatch refuses the job.
     """
     executor = submitit.SlurmExecutor(folder=_folder(tasks), max_num_timeout=launcher.max_requeues)
     executor.update_parameters(**_slurm_parameters(launcher))
     try:
-        return executor.map_array(Task(), [list(task) for task in tasks])
+        return executor.map_array(RunJobs(), [list(task) for task in tasks])
     except (FileNotFoundError, submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         raise UserError(f"launcher=slurm cannot submit: {error}") from error
 
@@ -123,13 +176,13 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
     executor = submitit.LocalExecutor(folder=_folder(tasks))
     executor.update_parameters(timeout_min=60 * 24 * 365, setup=list(launcher.setup) or None)
     waiting, running, failed = [list(task) for task in tasks], list[submitit.Job[None]](), 0
-    # Each process gets its share of the cores; more threads than cores are many times slower than one.
+    # The processes share the cores; a process with more threads than cores is many times slower than one thread.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tqdm(total=len(waiting), unit="task", desc="launcher=local") as progress:
         try:
             while waiting or running:
                 while waiting and len(running) < (launcher.parallel or os.cpu_count() or 1):
-                    running.append(executor.submit(Task(), waiting.pop(0)))
+                    running.append(executor.submit(RunJobs(), waiting.pop(0)))
                 for job in [job for job in running if job.done()]:
                     running.remove(job)
                     progress.update()
@@ -145,7 +198,7 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
 
 
 def _folder(tasks: Sequence[Sequence[Job]]) -> Path:
-    """Where submitit keeps its scripts, pickles and outputs."""
+    """The folder in which submitit keeps its scripts, pickles and outputs."""
     folder = tasks[0][0].run_directory / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

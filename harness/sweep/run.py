@@ -1,4 +1,4 @@
-"""The command `kvsweep`: compose, check everything, skip what is finished, decode, grade, sum up."""
+"""Work through jobs: open the cells' files, decode what they lack, grade, mark what is complete."""
 
 import sys
 from collections.abc import Sequence
@@ -7,15 +7,16 @@ from contextlib import ExitStack, suppress
 from tqdm import tqdm
 
 from harness.grading.grader import Grader
-from harness.sweep.decode_cells import decode
-from harness.sweep.heartbeat import CellProgress, Reporter, State, TaskStatus, last_lines, policy_label, task_name
+from harness.sweep.cell import Cell
+from harness.sweep.decode_cells import OpenCells, decode
+from harness.sweep.heartbeat import Reporter, last_lines
 from harness.sweep.job import Job
-from harness.sweep.store import CellLockedError, CellStore, is_done
+from harness.sweep.store import CellLockedError, CellStore
 from harness.sweep.tracker import Tracking
 
 
 def run(jobs: Sequence[Job]) -> list[Exception]:
-    """Work through all jobs, each model loaded once; a job that fails does not keep the others from running."""
+    """Work through all jobs and return the errors of those that failed; a failed job does not stop the others."""
     failures: list[Exception] = []
     total = sum(len(job.cells) * len(job.own_pairs) for job in jobs)
     with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
@@ -25,62 +26,42 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
             except Exception as error:
                 failures.append(error)
                 if len(jobs) > 1:
-                    progress.write(f"{job.model.name} {job.benchmark.name} failed: {error}", file=sys.stderr)
+                    progress.write(f"{job.name} failed: {error}", file=sys.stderr)
     return failures
 
 
 def execute(job: Job, grader: Grader, progress: tqdm) -> None:
     """Write the completions that the job's cells lack, grade them, mark the cells that are complete."""
-    pairs = job.own_pairs
-    cells = [c for c in job.cells if not is_done(job.run_directory, c, job.problem_ids, job.draws)]
-    progress.update(len(pairs) * (len(job.cells) - len(cells)))
+    cells = job.unfinished_cells()
+    progress.update(len(job.own_pairs) * (len(job.cells) - len(cells)))
     if not cells:
         return
-    status = _status(job, "running")
+    status = job.status("running")
     with ExitStack() as stack:
         try:
-            stores = {
-                cell.cell_id: stack.enter_context(
-                    CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard)
-                )
-                for cell in cells
-            }
+            stores = _open_stores(job, cells, stack)
         except CellLockedError:
-            raise  # the status is its holder's to write
+            raise  # the status file belongs to the process that holds the lock
         except Exception as error:
             status.state, status.error = "failed", last_lines(error)
             with suppress(OSError):
                 status.write(job.run_directory)
             raise
         for cell_id, store in stores.items():
-            status.cells[cell_id].finished = len(store.finished_pairs.intersection(pairs))
+            status.cells[cell_id].finished = len(store.finished_pairs.intersection(job.own_pairs))
             progress.update(status.cells[cell_id].finished)
         reporter = stack.enter_context(Reporter(job.run_directory, status))
         by_id = {cell.cell_id: cell for cell in cells}
         tracking = stack.enter_context(Tracking(job.tracker, job.run_directory.name, by_id, reporter))
-        missing = [cell for cell in cells if not stores[cell.cell_id].finished_pairs.issuperset(pairs)]
-        if missing:
-            decode(job, missing, stores, progress, reporter)
-        for store in stores.values():
-            tracking.graded[store.cell.cell_id] = grader.grade_cell(store.directory, shard=job.shard)
+        decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
+        for cell_id, store in stores.items():
+            tracking.graded[cell_id] = grader.grade_cell(store.directory, shard=job.shard)
             store.mark_done(job.problem_ids, job.draws)
 
 
-def _status(job: Job, state: State) -> TaskStatus:
-    cells = {
-        cell.cell_id: CellProgress(
-            model=job.model.name,
-            benchmark=job.benchmark.name,
-            policy=policy_label(cell.policy.identity()),
-            finished=0,
-            expected=len(job.own_pairs),
-        )
-        for cell in job.cells
+def _open_stores(job: Job, cells: Sequence[Cell], stack: ExitStack) -> dict[str, CellStore]:
+    """The cells' files by cell_id, locked until the stack closes."""
+    return {
+        cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard))
+        for cell in cells
     }
-    return TaskStatus(
-        task=task_name(job.model.name, job.benchmark.name, cells, str(job.shard)),
-        state=state,
-        shard=str(job.shard),
-        command=job.command,
-        cells=cells,
-    )

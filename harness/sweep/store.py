@@ -25,6 +25,7 @@ import msgspec
 import yaml
 from filelock import FileLock, Timeout
 
+from analysis.command_line import LOCKED
 from analysis.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
@@ -56,6 +57,8 @@ Pair = tuple[str, int]
 
 class CellLockedError(UserError):
     """Another process writes this cell."""
+
+    exit_code = LOCKED
 
 
 class CellStore:

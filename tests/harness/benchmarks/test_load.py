@@ -19,7 +19,7 @@ from analysis.records import UserError, content_hash
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
 from harness.benchmarks.prompts import option_orders
-from harness.sweep.job import plan
+from harness.sweep.job import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -525,5 +525,5 @@ def test_the_real_problems_load_whole(
     routes = [path, tmp_path / "saved", tmp_path / "rows.parquet"]
     loaded = [load_problems(BenchmarkConfig(**{**fields, "path": str(route)})) for route in routes]
     assert {one.content_hash for one in loaded} == {benchmark.content_hash}
-    jobs = [plan(compose(f"benchmark={name}", f"benchmark.path={route}", *tiny)) for route in routes]
+    jobs = [make_job(compose(f"benchmark={name}", f"benchmark.path={route}", *tiny)) for route in routes]
     assert len({job.cells[0].cell_id for job in jobs}) == 1

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from compression.cache import SlotCache
 from compression.policies.full import FullCache
 from compression.policies.random import Random
+from harness.models.config import ModelConfig
+from harness.models.load import read_architecture, shape_of
 from harness.sweep.estimate import first_eviction, forked_tokens, saving
+from harness.toy.paths import WEIGHTS
 
 
 def test_forked_tokens_by_hand() -> None:
@@ -62,6 +66,16 @@ def test_the_command_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path, n
         assert part in ended.out
     assert not (tmp_path / "runs").exists()
     assert kvsweep("--dry-run", *arguments, "policy.budget=-1").code == 2
+
+
+@pytest.mark.parametrize("model", ["toy_qwen", "toy_llama"])
+def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    """The estimate reads config.json by hand; transformers reads the same file, and the cache counts its own bytes."""
+    shape = shape_of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model))), "bfloat16")
+    ended = kvsweep(
+        "--dry-run", f"model={model}", "model.dtype=bfloat16", "policy.budget=2000", f"results_dir={tmp_path}"
+    )
+    assert f"{SlotCache.bytes_per_slot(shape, 2001) / 2**20:.1f} MiB a slot of 2001 tokens" in ended.out
 
 
 def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from harness.decode.request import DecodingConfig
 from harness.decode.sampling import SamplingConfig
 from harness.models.config import ModelConfig
 from harness.sweep.cell import Cell
-from harness.sweep.job import Job, build_policies, plan
+from harness.sweep.job import Job, build_policies, make_job
 
 ROWS = [{"id": "a", "problem": "1+1?", "answer": 2}, {"id": "b", "problem": "2+2?", "answer": 4}]
 
@@ -107,6 +107,20 @@ def test_a_bad_value(override: str, named: str, refused: Callable[..., str]) -> 
     assert named in refused(override)
 
 
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        *((f"{name}=0", "at least 1") for name in ("shards", "cells_per_task", "parallel", "timeout_min", "cpus")),
+        *((f"{name}=-1", "at least 0") for name in ("gpus", "max_requeues")),
+        ("signal_delay_s=14400", "time limit of 240 minutes"),
+    ],
+)
+def test_a_bad_launcher(setting: str, named: str, refused: Callable[..., str]) -> None:
+    message = refused("launcher=slurm", f"launcher.{setting}")
+    assert message.startswith(f"launcher.{setting} is ")
+    assert named in message
+
+
 def test_a_bad_value_in_one_job_of_a_sweep(refused: Callable[..., str]) -> None:
     assert "keep_ratio=7" in refused("-m", "policy.keep_ratio=0.5,7")
     assert "nope" in refused("-m", "benchmark=toy_add,nope")
@@ -188,14 +202,14 @@ def sentence_after_progress(ended: Any) -> str:
 
 def test_values_at_their_ends_are_taken(compose: Callable[..., Any], tiny: list[str]) -> None:
     ends = ["policy.keep_ratio=1", "policy.local_window=1", "policy.budget=1", "slots=1", "draws=1", "seed=0"]
-    assert len(plan(compose(*tiny, *ends, "decoding.top_p=1", "decoding.temperature=0")).cells) == 1
+    assert len(make_job(compose(*tiny, *ends, "decoding.top_p=1", "decoding.temperature=0")).cells) == 1
     equal = ["policy.local_window=128", "policy.budget=128", "policy.keep_ratio=1e-9", "slots=auto"]
-    assert plan(compose(*tiny, *equal)).slots is None
+    assert make_job(compose(*tiny, *equal)).slots is None
 
 
 def test_numbers_keep_their_type(compose: Callable[..., Any], tiny: list[str]) -> None:
     """A ratio of 1 and one of 1.0 are one cell."""
-    one, other = (plan(compose(*tiny, f"policy.keep_ratio={value}")) for value in ("1", "1.0"))
+    one, other = (make_job(compose(*tiny, f"policy.keep_ratio={value}")) for value in ("1", "1.0"))
     assert one.cells[0].cell_id == other.cells[0].cell_id
 
 
@@ -250,7 +264,7 @@ def test_where_full_is_chosen_the_others_keep_their_own(compose: Callable[..., A
 
 
 def test_a_job_lists_each_pair_once(compose: Callable[..., Any], tiny: list[str]) -> None:
-    job = plan(compose(*tiny, "draws=3", "benchmark.limit=2"))
+    job = make_job(compose(*tiny, "draws=3", "benchmark.limit=2"))
     first, second = (problem.id for problem in job.benchmark.problems)
     assert job.pairs == [(first, 0), (first, 1), (first, 2), (second, 0), (second, 1), (second, 2)]
 
@@ -334,7 +348,7 @@ def test_seed_data_and_class_change_the_id() -> None:
 @pytest.fixture
 def cell_id(compose: Callable[..., Any], tiny: list[str], tiny_policy: list[str]) -> Callable[..., str]:
     def of(*overrides: str) -> str:
-        [cell] = plan(compose(*tiny, *tiny_policy, *overrides)).cells
+        [cell] = make_job(compose(*tiny, *tiny_policy, *overrides)).cells
         return cell.cell_id
 
     return of
@@ -415,7 +429,7 @@ def test_a_large_checkpoint_is_told_from_one_of_the_same_size(tmp_path: Path) ->
 
 
 def test_describe_holds_what_the_cell_is(compose: Callable[..., Any], tiny: list[str], tiny_policy: list[str]) -> None:
-    job: Job = plan(compose(*tiny, *tiny_policy))
+    job: Job = make_job(compose(*tiny, *tiny_policy))
     text = yaml.safe_dump(job.cells[0].describe())
     described = yaml.safe_load(text)
     assert described["cell_id"] == job.cells[0].cell_id

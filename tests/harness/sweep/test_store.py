@@ -321,9 +321,9 @@ def test_a_lock_is_let_go_of_where_opening_fails(tmp_path: Path) -> None:
 def test_the_command_ends_with_3_where_a_cell_is_locked(
     kvsweep: Callable[..., Any], short: list[str], tmp_path: Path, no_model: None, compose: Callable[..., Any]
 ) -> None:
-    from harness.sweep.job import plan
+    from harness.sweep.job import make_job
 
-    [cell] = plan(compose(*short)).cells
+    [cell] = make_job(compose(*short)).cells
     with other_process_holds(tmp_path / "runs/default" / cell.cell_id / ".lock"):
         ended = kvsweep(*short)
     assert ended.code == 3

@@ -13,7 +13,7 @@ import pytest
 
 from analysis.records import UserError
 from harness.sweep import tracker
-from harness.sweep.job import plan
+from harness.sweep.job import make_job
 from harness.sweep.tracker import RUNS, TrackerConfig
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -280,12 +280,12 @@ def test_times_are_above_zero(name: str, value: float) -> None:
 
 
 def test_nobody_is_told_unless_asked(compose: Callable[..., Any]) -> None:
-    assert plan(compose()).tracker == tracker.UNTRACKED
+    assert make_job(compose()).tracker == tracker.UNTRACKED
 
 
 def test_every_tracker_has_its_configuration_and_its_extra(compose: Callable[..., Any], fake: FakeTracker) -> None:
     assert {path.stem for path in (ROOT / "conf/tracker").glob("*.yaml")} == {"none", *KINDS}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for kind in KINDS:
-        assert plan(compose(f"tracker={kind}")).tracker == TrackerConfig(kind=kind)  # type: ignore[arg-type]
+        assert make_job(compose(f"tracker={kind}")).tracker == TrackerConfig(kind=kind)  # type: ignore[arg-type]
         assert extras[kind][0].startswith(kind)
