@@ -1,6 +1,5 @@
 """The status file that each task keeps while it runs."""
 
-import json
 import os
 import platform
 import threading
@@ -8,81 +7,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from analysis.records import STATUS_FOLDER, UserError, content_hash
+from analysis.records import CellProgress as CellProgress
+from analysis.records import State as State
+from analysis.records import TaskStatus, UserError, content_hash
 
-State = Literal["queued", "running", "done", "failed", "stopped"]
 HEARTBEAT_S = 5.0
-
-# A file system shared over a network may show a change half a minute late.
-LOST_AFTER_S = 60.0
 _ERROR_LINES = 12
-
-
-@dataclass(kw_only=True)
-class CellProgress:
-    """One cell within a task: its name for people, and how many of its completions are there."""
-
-    model: str
-    benchmark: str
-    policy: str
-    finished: int
-    expected: int
-
-
-@dataclass(kw_only=True)
-class TaskStatus:
-    """One task's file.
-
-    Attributes:
-        state: as the task last said it; `seen` also knows of tasks that died without a word.
-        heartbeat: seconds since the epoch at the last sign of life.
-        tokens: live tokens decoded since `started`.
-        made: completions stored since `started`.
-        error: the last lines of what made it fail.
-        command: what to run to try again; finished work is not repeated.
-    """
-
-    task: str
-    state: State
-    shard: str
-    command: str
-    cells: dict[str, CellProgress]
-    started: float = 0.0
-    heartbeat: float = 0.0
-    host: str = ""
-    pid: int = 0
-    scheduler_job: str | None = None
-    tokens: int = 0
-    made: int = 0
-    error: str | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read one task's file; raises ValueError, KeyError or TypeError where it is none."""
-        row = json.loads(path.read_text())
-        return cls(**{**row, "cells": {k: CellProgress(**v) for k, v in row["cells"].items()}})
-
-    def write(self, run_directory: Path) -> None:
-        """Replace the task's file; readers see the old one or the new one, whole."""
-        folder = run_directory / STATUS_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.task}.json"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(asdict(self)) + "\n")
-        temporary.replace(path)
-
-    def seen(self, now: float) -> State:
-        """The state as it looks from outside: a task that says it is running and gives no sign of life has stopped."""
-        if self.state != "running":
-            return self.state
-        if self.host == platform.node() and not Path(f"/proc/{self.pid}").exists() and Path("/proc/self").exists():
-            return "stopped"
-        return "running" if now - self.heartbeat < LOST_AFTER_S else "stopped"
 
 
 def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from rich.console import Console
 from rich.live import Live
@@ -210,7 +211,7 @@ def as_json(sweep: SweepStatus) -> dict[str, Any]:
         "seconds_left": sweep.seconds_left,
         "states": dict(Counter(cell.state for cell in sweep.cells)),
         "cells": [asdict(cell) for cell in sweep.cells],
-        "tasks": [{**asdict(task), "state": task.seen(now)} for task in sweep.tasks],
+        "tasks": [{**msgspec.to_builtins(task), "state": task.seen(now)} for task in sweep.tasks],
         "retry": sorted({task.command for task in sweep.failed}),
     }
 

@@ -16,14 +16,24 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from analysis.records import Completion, DecodeStats, Eviction, Problem, Shard, UserError, drop_torn_line, read_rows
+from analysis.records import (
+    Completion,
+    DecodeStats,
+    Eviction,
+    PairRow,
+    Problem,
+    Shard,
+    UserError,
+    drop_torn_line,
+    read_rows,
+)
 from compression.policies.full import FullCache
 from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig
 from harness.decode.sampling import SamplingConfig
 from harness.models.config import ModelConfig
 from harness.sweep.cell import Cell
-from harness.sweep.store import CellLockedError, CellStore, is_done, read_pairs
+from harness.sweep.store import CellLockedError, CellStore, is_done
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
 CELL = Cell(
@@ -53,8 +63,12 @@ def completion(problem_id: str = "a", draw: int = 0, text: str = "so 1") -> Comp
 
 
 def stats(**changes: Any) -> DecodeStats:
-    numbers = dict.fromkeys(DecodeStats.__dataclass_fields__, 1)
+    numbers = dict.fromkeys(DecodeStats.__struct_fields__, 1)
     return DecodeStats(**{**numbers, **changes})
+
+
+def pairs(path: Path) -> list[tuple[str, int]]:
+    return [row.key for row in read_rows(path, PairRow)]
 
 
 def store(run: Path, problems: list[Problem] = PROBLEMS) -> CellStore:
@@ -118,7 +132,7 @@ def test_a_torn_last_line_is_cut(tail: bytes, tmp_path: Path) -> None:
         assert again.finished_pairs == {("a", 0)}
         assert path.read_bytes() == whole
         again.append(completion("b"))
-    assert list(read_pairs(path)) == [("a", 0), ("b", 0)]
+    assert pairs(path) == [("a", 0), ("b", 0)]
 
 
 def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
@@ -383,7 +397,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     with store(tmp_path) as again:
         assert again.finished_pairs == {("a", 0)}
         again.append(completion("b"))
-    assert list(read_pairs(opened.directory / "completions.jsonl")) == [("a", 0), ("b", 0)]
+    assert pairs(opened.directory / "completions.jsonl") == [("a", 0), ("b", 0)]
 
 
 @contextmanager
@@ -475,7 +489,7 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert ended.code == 0, ended.err
     assert len(appended) == len(rows) - before.count(b"\n"), "what was stored is not made anew"
     assert read_completions(run) == whole
-    assert len(set(read_pairs(path))) == len(rows) == 36
+    assert len(set(pairs(path))) == len(rows) == 36
     assert (run / cell_id / "DONE").exists()
     stretches = json.loads((run / cell_id / "provenance.json").read_text())["stretches"]
     assert len(stretches) == 2
