@@ -10,14 +10,25 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
 from analysis import words as formats
-from analysis.load import StoredCompletion, StoredGrade, load_grades, load_problems, load_settings, stream_completions
-from analysis.records import CELL_FILE, UserError
+from analysis.load import load_problems, load_settings, skipped
+from analysis.records import (
+    CELL_FILE,
+    COMPLETIONS_FILE,
+    GRADES_FILE,
+    Completion,
+    Grade,
+    UserError,
+    read_shards,
+    replace_text,
+    replacing,
+)
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
@@ -118,7 +129,7 @@ def export(
         if stale.stem not in tallies:
             stale.unlink()
     text = card(table, tallies, schema.names, problems=problems, digest=_digest(output / DATA_FOLDER))
-    (output / CARD_FILE).write_text(text, encoding="utf-8")
+    replace_text(output / CARD_FILE, text)
     return output, notices
 
 
@@ -148,38 +159,35 @@ def _withheld(cell: dict[str, Any]) -> bool:
 
 
 def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:
-    grades = load_grades(folder, notices.append)
-    prompts = {} if withheld else {name: row.get("prompt") for name, row in load_problems(folder).items()}
+    on_bad = skipped(notices.append)
+    grades = {grade.key: grade for grade in read_shards(folder, GRADES_FILE, Grade, on_bad=on_bad)}
+    prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
-    for row in stream_completions(folder, notices.append):
-        grade = grades.get((row.problem_id, row.draw))
-        yield {**setting, **_completion(row), **_grade(grade), "prompt": prompts.get(row.problem_id)}
+    for row in read_shards(folder, COMPLETIONS_FILE, Completion, on_bad=on_bad):
+        yield {**setting, **_completion(row), **_grade(grades.get(row.key)), "prompt": prompts.get(row.problem_id)}
 
 
-def _completion(row: StoredCompletion) -> dict[str, Any]:
+def _completion(row: Completion) -> dict[str, Any]:
     evictions = [{field.name: getattr(e, field.name) for field in _EVICTION} for e in row.evictions]
-    # Half a surrogate pair, which a model may write, is no UTF-8.
-    text = row.text.encode("utf-8", "replace").decode()
-    return {**{name: getattr(row, name) for name in row.__struct_fields__}, "evictions": evictions, "text": text}
+    return {**msgspec.structs.asdict(row), "evictions": evictions, "text": _utf8(row.text)}
 
 
-def _grade(grade: StoredGrade | None) -> dict[str, Any]:
+def _grade(grade: Grade | None) -> dict[str, Any]:
     if grade is None:
         return {}
-    answer = None if grade.answer is None else str(grade.answer).encode("utf-8", "replace").decode()
-    return {
-        "answer": answer,
-        "gold": None if grade.gold is None else str(grade.gold),
-        "outcome": grade.outcome,
-        "correct": grade.outcome == "correct",
-    }
+    answer = None if grade.answer is None else _utf8(grade.answer)
+    return {"answer": answer, "gold": grade.gold, "outcome": grade.outcome, "correct": grade.outcome == "correct"}
+
+
+def _utf8(text: str) -> str:
+    """The text with a mark for each half of a surrogate pair, which a model may write and Parquet refuses."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Tally:
     """Write one cell's file, a group of rows at a time; it takes its name when it is whole."""
     tally = Tally()
-    half = path.with_suffix(".tmp")
-    with pq.ParquetWriter(half, schema) as writer:
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for group in _groups(rows):
             for row in group:
                 tally.rows += 1
@@ -187,7 +195,6 @@ def _write(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Tal
                 if "correct" in row:
                     tally.correct.setdefault(row["problem_id"], []).append(row["correct"])
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
-    half.replace(path)
     return tally
 
 

@@ -6,15 +6,14 @@ skipped with a notice.
 """
 
 import json
-import warnings
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 import yaml
@@ -28,10 +27,22 @@ from analysis.records import (
     PROBLEMS_FILE,
     PROVENANCE_FILE,
     STATS_FILE,
-    Outcome,
+    Completion,
+    DecodeStats,
+    Eviction,
+    Grade,
+    OnBad,
+    Pair,
+    Problem,
     UserError,
     content_hash,
+    ignore,
+    leaves,
+    read_cell,
+    read_rows,
+    read_shards,
     shard_files,
+    view,
 )
 from analysis.words import POLICY_TITLES
 
@@ -78,67 +89,14 @@ STAT_SUMS = ("decode_seconds", "eviction_seconds", "tokens_total")
 STAT_MAXIMA = ("kv_bytes_allocated", "kv_bytes_analytic")
 
 
-class EvictionRow(msgspec.Struct):
-    """One eviction as it is stored; `held` as in results/README.md, empty where its row has none."""
-
-    step: int
-    length_before: int
-    length_after: int
-    held: list[int] = []
-
-
-class _Lengths(msgspec.Struct):
-    step: int
-    length_before: int
-    length_after: int
-
-
-class _CompletionRow(msgspec.Struct):
-    """What the numbers need of a completion: the decoder passes over all other fields without building them."""
-
-    problem_id: str
-    draw: int
-    num_tokens: int
-    prompt_tokens: int
-    thinking_tokens: int
-    peak_length: int
-    stop_reason: str
-    evictions: list[_Lengths]
-
-
-class CompletionTexts(msgspec.Struct):
-    """What the drill-down needs of a completion."""
-
-    problem_id: str
-    draw: int
-    text: str
-    token_ids: list[int]
-    prompt_tokens: int
-    thinking_tokens: int
-    evictions: list[EvictionRow]
-
-
-class StoredCompletion(CompletionTexts):
-    """A completion with all its fields; rows of before `fork_step` have none."""
-
-    num_tokens: int
-    peak_length: int
-    stop_reason: str
-    seed: int
-    fork_step: int | None = None
-
-
-class StoredGrade(msgspec.Struct):
-    """A grade as it is stored."""
-
-    problem_id: str
-    draw: int
-    outcome: Outcome
-    answer: Any = None
-    gold: Any = None
-
-
-_YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# The fields that become numbers; the texts and their tokens are not read.
+_Lengths = view(Eviction, "step", "length_before", "length_after")
+_Counts = view(
+    Completion,
+    *("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length", "stop_reason"),
+    evictions=list[_Lengths],  # type: ignore[valid-type]
+)
+_Costs = view(DecodeStats, *STAT_SUMS, *STAT_MAXIMA)
 _Notify = Callable[[str], None]
 
 
@@ -146,13 +104,20 @@ _Notify = Callable[[str], None]
 class Run:
     """Everything read from one run directory.
 
-    cells: one row per cell, as `load_cells` describes.
-    completions: one row per (cell, problem, draw), as `load_completions` describes.
-    events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
-    stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their
-    peak.
-    provenance: what provenance.json holds, by cell_id.
-    notices: one sentence for each thing that was skipped or looks wrong.
+    Attributes:
+        cells: one row per cell, ordered by model, benchmark and policy: cell_id, model, model_title, benchmark,
+            benchmark_title, policy, keep_ratio, local_window, budget (missing for `full`), variant (other settings that
+            differ between cells of one policy, as text), decoding and `decoding_*`, seed, random_weights, status (done
+            or partial), completions and expected (counts), draws, condition (hash of model, benchmark, decoding and
+            seed: cells that share it differ in their policy only).
+        completions: one row per (cell, problem, draw): cell_id, problem_id, draw, lengths in tokens (num_tokens,
+            prompt_tokens, thinking_tokens, peak_length), evictions (their number), sums over the evictions
+            (length_before_sum, length_after_sum, and freed_step_sum: of tokens freed times step), stop_reason, and of
+            the grade outcome, correct (0 or 1), answer, gold. A completion without a grade has none of these four.
+        events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
+        stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their peak.
+        provenance: the contents of provenance.json, by cell_id.
+        notices: one sentence for each thing that was skipped or looks wrong.
     """
 
     directory: Path
@@ -164,68 +129,20 @@ class Run:
     notices: list[str]
 
 
-def load_cells(directory: Path | str) -> pd.DataFrame:
-    """One row per cell, ordered by model, benchmark and policy.
-
-    Columns: cell_id, model, model_title, benchmark, benchmark_title, policy, keep_ratio, local_window, budget
-    (missing for `full`), variant (other settings that differ between cells of one policy, as text), decoding
-    and `decoding_*`, seed, status (done or partial), completions and expected (counts), draws, condition
-    (hash of model,
-    benchmark, decoding and seed: cells that share it differ in their policy only).
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
-    """
-    return _warned(load_run(directory)).cells
+def load_texts(folder: Path, limit: int | None = None) -> dict[Pair, Completion]:
+    """The first `limit` completions of one cell by (problem_id, draw); a row that cannot be read is left out."""
+    rows = read_shards(folder, COMPLETIONS_FILE, Completion, on_bad=ignore)
+    return {row.key: row for row in islice(rows, limit)}
 
 
-def load_completions(directory: Path | str) -> pd.DataFrame:
-    """One row per (cell, problem, draw) with its grade.
-
-    Columns: cell_id, problem_id, draw, lengths in tokens (num_tokens, prompt_tokens, thinking_tokens,
-    peak_length), evictions (how often it was evicted), sums over its evictions (length_before_sum,
-    length_after_sum, and freed_step_sum: of tokens freed times step), stop_reason, outcome, correct (0 or 1),
-    answer, gold. The last four are missing for an ungraded completion.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
-    """
-    return _warned(load_run(directory)).completions
-
-
-def load_texts(folder: Path, limit: int | None = None) -> dict[tuple[str, int], CompletionTexts]:
-    """The texts of one cell's first `limit` completions by (problem_id, draw); an unreadable row is left out."""
-    texts: dict[tuple[str, int], CompletionTexts] = {}
-    for path in shard_files(folder, COMPLETIONS_FILE).values():
-        for row in _rows(path, CompletionTexts, lambda notice: None):
-            if limit is not None and len(texts) >= limit:
-                return texts
-            texts[row.problem_id, row.draw] = row
-    return texts
-
-
-def stream_completions(folder: Path, notify: _Notify) -> Iterator[StoredCompletion]:
-    """Yield one cell's completions, one in memory at a time, each (problem, draw) once: the later row of two."""
-    paths = list(shard_files(folder, COMPLETIONS_FILE).values())
-    newest: dict[tuple[str, int], tuple[Path, int]] = {}
-    for path in paths:
-        newest |= {(row.problem_id, row.draw): (path, i) for i, row in enumerate(_rows(path, StoredCompletion, notify))}
-    for path in paths:
-        for i, row in enumerate(_rows(path, StoredCompletion, lambda notice: None)):
-            if newest.get((row.problem_id, row.draw)) == (path, i):
-                yield row
-
-
-def load_grades(folder: Path, notify: _Notify) -> dict[tuple[str, int], StoredGrade]:
-    """The grades of one cell by (problem_id, draw)."""
-    paths = shard_files(folder, GRADES_FILE).values()
-    return {(row.problem_id, row.draw): row for path in paths for row in _rows(path, StoredGrade, notify)}
-
-
-def load_problems(folder: Path) -> dict[str, dict[str, Any]]:
+def load_problems(folder: Path) -> dict[str, Problem]:
     """The problems of one cell as they were asked, by id; none if the file is missing."""
-    rows = _rows(folder / PROBLEMS_FILE, dict[str, Any], lambda notice: None)
-    return {str(row["id"]): row for row in rows if "id" in row}
+    return {row.id: row for row in read_rows(folder / PROBLEMS_FILE, Problem, on_bad=ignore)}
+
+
+def skipped(notify: _Notify) -> OnBad:
+    """Tell `notify` of each line that a reader skips."""
+    return lambda line: notify(f"{line}; the line was skipped.")
 
 
 def load_run(directory: Path | str) -> Run:
@@ -257,9 +174,9 @@ def load_run(directory: Path | str) -> Run:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells as `load_cells` has them, without their counts; reads no completion.
+    """The cells as `Run.cells` has them, without their counts; reads no completion.
 
-    Beside these columns: licence (of the problems) and revision (git's, of the code), empty where unknown.
+    Two more columns: licence (of the problems) and revision (git's, of the code), empty where unknown.
 
     Raises:
         UserError: the directory is missing or holds no cell.
@@ -281,12 +198,6 @@ def _described(directory: Path, notify: _Notify) -> tuple[list[Path], list[dict[
     return list(settings), list(settings.values()), provenance
 
 
-def _warned(run: Run) -> Run:
-    for notice in run.notices:
-        warnings.warn(notice, stacklevel=3)
-    return run
-
-
 def _cell_folders(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give a run directory, <results_dir>/<run_name>.")
@@ -299,15 +210,14 @@ def _cell_folders(directory: Path) -> list[Path]:
 
 
 def _read_cell(folder: Path, notify: _Notify) -> dict[str, Any] | None:
-    path = folder / CELL_FILE
     try:
-        cell = yaml.load(path.read_text(encoding="utf-8"), _YamlLoader)
+        cell = read_cell(folder)
         sections = [cell[name] for name in SECTIONS]
         if all(isinstance(section["name"], str) for section in sections):
             return cell
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         pass
-    notify(f"{path} does not describe a cell; its folder was left out.")
+    notify(f"{folder / CELL_FILE} does not describe a cell; its folder was left out.")
     return None
 
 
@@ -415,15 +325,6 @@ def _condition(cell: dict[str, Any]) -> str:
     return content_hash([names, rest])
 
 
-def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values of nested dictionaries, each with the names that lead to it."""
-    for name, item in value.items():
-        if isinstance(item, dict):
-            yield from leaves(item, (*path, name))
-        else:
-            yield (*path, name), item
-
-
 def _same_settings(cells: pd.DataFrame, settings: list[dict[str, Any]]) -> list[str]:
     same = defaultdict(list)
     for cell_id, cell in zip(cells["cell_id"], settings, strict=True):
@@ -453,15 +354,15 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     events = _Columns({"completion": "int64", "step": "int64", "freed": "int64"})
     for cell, folder in enumerate(folders):
         for path in shard_files(folder, COMPLETIONS_FILE).values():
-            for row in _rows(path, _CompletionRow, notify):
+            for row in read_rows(path, _Counts, on_bad=skipped(notify)):
                 for e in row.evictions:
                     events.append((completions.length, e.step, e.length_before - e.length_after))
-                completions.append((cell, *_completion(row)))
+                completions.append((cell, *_numbers(row)))
         for path in shard_files(folder, GRADES_FILE).values():
-            for grade in _rows(path, StoredGrade, notify):
+            for grade in read_rows(path, Grade, on_bad=skipped(notify)):
                 correct = float(grade.outcome == "correct")
                 grades.append((cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold))
-    # A pair that was written twice (a shard run again) counts once.
+    # Of repeated pairs the last row counts, as in `latest_rows`; one pass over the files is enough for it here.
     table = completions.frame().drop_duplicates(KEY, keep="last")
     places = np.full(completions.length, -1)
     places[table.index] = np.arange(len(table))
@@ -479,15 +380,12 @@ def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
     stats = _Columns({"cell": "int32", **dict.fromkeys(names, "float64")})
     for cell, folder in enumerate(folders):
         for path in shard_files(folder, STATS_FILE).values():
-            for row in _rows(path, _StatsRow, notify):
+            for row in read_rows(path, _Costs, on_bad=skipped(notify)):
                 stats.append((cell, *(getattr(row, name) for name in names)))
     rules = {**dict.fromkeys(STAT_SUMS, "sum"), **dict.fromkeys(STAT_MAXIMA, "max")}
     table = stats.frame().groupby("cell").agg(rules).reset_index()
     table.insert(0, "cell_id", table.pop("cell").map(dict(enumerate(folder.name for folder in folders))))
     return table
-
-
-_StatsRow = msgspec.defstruct("_StatsRow", [(name, float) for name in (*STAT_SUMS, *STAT_MAXIMA)])
 
 
 class _Columns:
@@ -508,45 +406,7 @@ class _Columns:
         return pd.DataFrame({name: pd.Series(values, dtype=dtype) for (name, dtype), values in named})
 
 
-def _rows(path: Path, kind: Any, notify: _Notify) -> Iterator[Any]:
-    """The rows of a file of lines as `kind`, whose fields alone are decoded; others are passed over unread.
-
-    A torn last line is passed over in silence: its writer died, and the row will be made again.
-    """
-    if not path.exists():
-        return
-    decode = msgspec.json.Decoder(kind).decode
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = _decoded(decode, kind, line)
-            except (ValueError, msgspec.ValidationError) as error:
-                if line.endswith(b"\n") and line.strip():
-                    notify(_bad_line(path, number, line, error))
-                continue
-            yield row
-
-
-def _decoded(decode: Callable[[bytes], Any], kind: Any, line: bytes) -> Any:
-    try:
-        return decode(line)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # Half a surrogate pair is no text to msgspec; a model may write one, and Python reads it.
-        return msgspec.convert(json.loads(line), kind)
-
-
-def _bad_line(path: Path, number: int, line: bytes, error: Exception) -> str:
-    try:
-        row = json.loads(line)
-        pair = f"{row.get('problem_id')!r}, draw {row.get('draw')!r}"
-    except (ValueError, AttributeError):
-        return f"{path}:{number} is not a JSON object; the line was skipped."
-    return f"{path}: the row of {pair} was skipped: {error}."
-
-
-def _completion(row: _CompletionRow) -> tuple[Any, ...]:
+def _numbers(row: Any) -> tuple[Any, ...]:
     before = after = freed_steps = 0
     for e in row.evictions:
         before += e.length_before

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, overload
 
 import msgspec
+import yaml
 
 StopReason = Literal["stop", "length"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
@@ -366,6 +367,10 @@ def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse)
     Raises:
         UserError: a broken line, unless `on_bad` takes it.
     """
+    return (row for _, row in _numbered_rows(path, kind, on_bad))
+
+
+def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[int, _T]]:
     if not path.exists():
         return
     decoder = msgspec.json.Decoder(kind)
@@ -379,7 +384,7 @@ def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse)
                 if line.strip():
                     on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
                 continue
-            yield row
+            yield number, row
 
 
 def latest_rows(paths: Iterable[Path], kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]:
@@ -389,15 +394,15 @@ def latest_rows(paths: Iterable[Path], kind: type[_T], *, on_bad: OnBad = refuse
     that only one row at a time is in memory.
 
     Raises:
-        UserError: a broken line, unless `on_bad` takes it; `on_bad` hears of each line once.
+        UserError: a broken line, unless `on_bad` takes it.
     """
     paths = list(paths)
     last: dict[Pair, tuple[Path, int]] = {}
     for path in paths:
-        last |= {_key(row): (path, place) for place, row in enumerate(read_rows(path, kind, on_bad=on_bad))}
+        last |= {row.key: (path, number) for number, row in _numbered_rows(path, PairRow, ignore)}
     for path in paths:
-        for place, row in enumerate(read_rows(path, kind, on_bad=ignore)):
-            if last.get(_key(row)) == (path, place):
+        for number, row in _numbered_rows(path, kind, on_bad):
+            if last.get(_key(row)) == (path, number):
                 yield row
 
 
@@ -427,6 +432,12 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 def _key(row: Any) -> Pair:
     return row.key if isinstance(row, PairRow) else (row["problem_id"], row["draw"])
+
+
+def read_cell(folder: Path) -> Any:
+    """The contents of a cell's cell.yaml; raises OSError, UnicodeDecodeError or yaml.YAMLError where it has none."""
+    text = (folder / CELL_FILE).read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 # --- The one writer -----------------------------------------------------------------------------------------
