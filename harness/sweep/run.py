@@ -11,7 +11,7 @@ from harness.sweep.decode_cells import decode
 from harness.sweep.heartbeat import CellProgress, Reporter, State, TaskStatus, last_lines, policy_label, task_name
 from harness.sweep.job import Job
 from harness.sweep.store import CellLockedError, CellStore, is_done
-from harness.sweep.tracker import Tracking
+from harness.sweep.tracker import tracked
 
 
 def run(jobs: Sequence[Job]) -> list[Exception]:
@@ -55,14 +55,13 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
         for cell_id, store in stores.items():
             status.cells[cell_id].finished = len(store.finished_pairs.intersection(pairs))
             progress.update(status.cells[cell_id].finished)
+        stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
         reporter = stack.enter_context(Reporter(job.run_directory, status))
-        by_id = {cell.cell_id: cell for cell in cells}
-        tracking = stack.enter_context(Tracking(job.tracker, job.run_directory.name, by_id, reporter))
         missing = [cell for cell in cells if not stores[cell.cell_id].finished_pairs.issuperset(pairs)]
         if missing:
             decode(job, missing, stores, progress, reporter)
         for store in stores.values():
-            tracking.graded[store.cell.cell_id] = grader.grade_cell(store.directory, shard=job.shard)
+            grader.grade_cell(store.directory, shard=job.shard)
             store.mark_done(job.problem_ids, job.draws)
 
 
