@@ -34,7 +34,7 @@ EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
 CARD_FILE = "README.md"
 TAG = "kvsweep"
-# Held in memory together; the longest texts have some hundred kilobytes each, and their tokens.
+# Rows held in memory together; the longest texts take some hundred kilobytes each, and so do their tokens.
 ROWS_AT_ONCE = 100
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 
@@ -77,7 +77,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 
 @dataclass
 class Tally:
-    """What the card says of one cell."""
+    """The counts of one cell for the card; `correct` holds a verdict per draw, by problem."""
 
     rows: int = 0
     truncated: int = 0
@@ -85,7 +85,7 @@ class Tally:
 
     @property
     def pass_at_1(self) -> float | None:
-        """Mean over problems of the mean over draws; None where nothing is graded."""
+        """Mean over problems of the mean over draws; None without grades."""
         return mean(mean(draws) for draws in self.correct.values()) if self.correct else None
 
 
@@ -143,7 +143,7 @@ def _digest(folder: Path) -> str:
 
 
 def _claim(output: Path) -> None:
-    """Make the folder ours, by its card: only what is ours is written over, an export cut short as well."""
+    """Mark the folder by a card; a folder with such a mark may be written over, also after an export cut short."""
     path, mark = output / CARD_FILE, f"- {TAG}\n"
     if path.is_file() and mark in path.read_text(encoding="utf-8"):
         return
@@ -154,7 +154,7 @@ def _claim(output: Path) -> None:
 
 
 def _withheld(cell: dict[str, Any]) -> bool:
-    """Whether the problems' texts are not ours to pass on: `benchmark.licence` calls them gated."""
+    """True if `benchmark.licence` calls the problems gated, so that their texts may not be passed on."""
     return "gated" in cell["licence"]
 
 
@@ -185,7 +185,7 @@ def _utf8(text: str) -> str:
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Tally:
-    """Write one cell's file, a group of rows at a time; it takes its name when it is whole."""
+    """Write one cell's file, a group of rows at a time."""
     tally = Tally()
     with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for group in _groups(rows):
@@ -205,10 +205,10 @@ def _groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def card(table: pd.DataFrame, tallies: dict[str, Tally], columns: Sequence[str], *, problems: bool, digest: str) -> str:
-    """The dataset card: YAML front matter, then what the dataset holds, its columns, and whose the texts are."""
+    """The dataset card: YAML front matter, then the contents, the cells, the columns and the licence."""
     rows = sum(tally.rows for tally in tallies.values())
     models, benchmarks = _titles(table, "model"), _titles(table, "benchmark")
-    # `datasets` names its cache by this front matter alone: without the digest it would open another export's rows.
+    # `datasets` names its cache by this front matter: without the digest it would open the rows of another export.
     config = {"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet", "description": f"content {digest}"}
     front = {
         "pretty_name": f"KV-cache compression of {', '.join(models.values())}",
@@ -246,7 +246,7 @@ def _titles(table: pd.DataFrame, kind: str) -> dict[str, str]:
 
 
 def _decodings(table: pd.DataFrame) -> Iterator[str]:
-    """Each way of decoding with its settings."""
+    """Each set of sampling settings, by name and value."""
     columns = [name for name in table.columns if name == "decoding" or name.startswith("decoding_")]
     for row in table[columns].drop_duplicates().to_dict("records"):
         settings = [
@@ -305,7 +305,7 @@ def _markdown(rows: Sequence[dict[str, str]]) -> str:
 
 
 def check_login() -> None:
-    """Say early that the hub would refuse.
+    """Refuse an upload that the hub would refuse.
 
     Raises:
         UserError: nobody is logged in.
@@ -327,9 +327,9 @@ def push(folder: Path, name: str, *, public: bool) -> None:
 
     try:
         datasets.load_dataset(str(folder), split="train").push_to_hub(name, private=not public)
-        # After the data: that upload writes a card of its own.
+        # The upload of the data writes a card of its own, so ours comes after it.
         DatasetCard.load(folder / CARD_FILE).push_to_hub(name)
-    except Exception as error:  # the hub's client lets its transport's own errors through
+    except Exception as error:  # the hub's client lets the errors of its transport through
         reason = " ".join(str(error).split())
         raise UserError(f"--push-to-hub {name} failed ({reason}): the export itself lies whole in {folder}.") from error
 

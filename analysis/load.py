@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ ORDER = ("model", "benchmark", "policy", "variant", "budget", "keep_ratio", "loc
 SECTIONS = ("model", "benchmark", "policy", "decoding")
 NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "title")}
 AXES = {"policy.keep_ratio", "policy.local_window", "policy.budget"}
-# How and on how much of a benchmark a cell ran changes no completion; dataset_hash says which problems.
+# These settings change no completion; dataset_hash names the problems.
 ASIDE = {"model.device", "model.threads"} | {
     f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")
 }
@@ -70,12 +71,9 @@ COMPLETION_DTYPES = {
     "prompt_tokens": "int64",
     "thinking_tokens": "int64",
     "peak_length": "int64",
-    "evictions": "int32",
-    "length_before_sum": "int64",
-    "length_after_sum": "int64",
-    "freed_step_sum": "int64",
     "stop_reason": "str",
 }
+EVICTION_DTYPES = dict.fromkeys(("completion", "step", "length_before", "length_after"), "int64")
 GRADE_DTYPES = {
     "cell": "int32",
     "problem_id": "str",
@@ -153,22 +151,23 @@ def load_run(directory: Path | str) -> Run:
     """
     directory = Path(directory)
     notices: list[str] = []
-    readable, settings, provenance = _described(directory, notices.append)
-    completions, events = _completion_table(readable, notices.append)
-    cells = _cell_table(readable, settings, provenance)
+    read = _read_cells(directory, notices.append)
+    folders = [cell.folder for cell in read]
+    completions, events = _completion_table(folders, notices.append)
+    cells = _cell_table(read)
     counts = completions["cell"].value_counts()
     cells["completions"] = counts.reindex(range(len(cells)), fill_value=0).to_numpy()
-    notices += _same_settings(cells, settings)
-    names = [folder.name for folder in readable]
-    cell_ids = pd.Categorical.from_codes(completions.pop("cell").to_numpy(), dtype=pd.CategoricalDtype(names))
+    notices += _same_settings(read)
+    names = pd.CategoricalDtype([folder.name for folder in folders])
+    cell_ids = pd.Categorical.from_codes(completions.pop("cell").to_numpy(), dtype=names)
     completions.insert(0, "cell_id", pd.Series(cell_ids))
     return Run(
         directory=directory,
         cells=in_order(cells),
         completions=completions,
         events=events,
-        stats=_stat_table(readable, notices.append),
-        provenance=provenance,
+        stats=_stat_table(folders, notices.append),
+        provenance={cell.folder.name: cell.provenance for cell in read},
         notices=notices,
     )
 
@@ -181,21 +180,29 @@ def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
     Raises:
         UserError: the directory is missing or holds no cell.
     """
-    folders, settings, provenance = _described(Path(directory), notify)
-    cells = _cell_table(folders, settings, provenance).drop(columns="completions")
-    cells["licence"] = [cell["benchmark"].get("licence") or "" for cell in settings]
-    cells["revision"] = [(provenance[folder.name].get("git") or {}).get("revision") or "" for folder in folders]
+    read = _read_cells(Path(directory), notify)
+    cells = _cell_table(read).drop(columns="completions")
+    cells["licence"] = [cell.settings["benchmark"].get("licence") or "" for cell in read]
+    cells["revision"] = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in read]
     return in_order(cells)
 
 
-def _described(directory: Path, notify: _Notify) -> tuple[list[Path], list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The folders of the cells that can be read, with their cell.yaml and, by cell_id, provenance."""
-    found = {folder: _read_cell(folder, notify) for folder in _cell_folders(directory)}
-    settings = {folder: cell for folder, cell in found.items() if cell is not None}
-    if not settings:
+@dataclass(frozen=True)
+class _Cell:
+    """A cell's folder with the contents of its cell.yaml and provenance.json."""
+
+    folder: Path
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+
+
+def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
+    """The cells of a run directory that can be read."""
+    found = {folder: _read_settings(folder, notify) for folder in _cell_folders(directory)}
+    cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
+    if not cells:
         raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
-    provenance = {folder.name: _read_provenance(folder, notify) for folder in settings}
-    return list(settings), list(settings.values()), provenance
+    return cells
 
 
 def _cell_folders(directory: Path) -> list[Path]:
@@ -209,7 +216,7 @@ def _cell_folders(directory: Path) -> list[Path]:
     return folders
 
 
-def _read_cell(folder: Path, notify: _Notify) -> dict[str, Any] | None:
+def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
         cell = read_cell(folder)
         sections = [cell[name] for name in SECTIONS]
@@ -222,7 +229,7 @@ def _read_cell(folder: Path, notify: _Notify) -> dict[str, Any] | None:
 
 
 def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
-    """What the cell's writers recorded: the first shard's, with the stretches of all."""
+    """The provenance of a cell: that of its first shard, with the stretches of all shards."""
     whole: dict[str, Any] = {}
     for path in shard_files(folder, PROVENANCE_FILE).values() or [folder / PROVENANCE_FILE]:
         try:
@@ -236,16 +243,14 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     return whole
 
 
-def _cell_table(
-    folders: list[Path], settings: list[dict[str, Any]], provenance: dict[str, dict[str, Any]]
-) -> pd.DataFrame:
+def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     rows = []
-    for folder, cell, variant in zip(folders, settings, _variants(settings), strict=True):
-        model, benchmark, policy, decoding = (cell[k] for k in SECTIONS)
+    for cell, variant in zip(cells, _variants([cell.settings for cell in cells]), strict=True):
+        model, benchmark, policy, decoding = (cell.settings[name] for name in SECTIONS)
         rows.append(
             {
                 # The folder names the cell: a YAML reader takes an all-digit id for a number.
-                "cell_id": folder.name,
+                "cell_id": cell.folder.name,
                 "model": model["name"],
                 "model_title": _model_title(model),
                 "benchmark": benchmark["name"],
@@ -256,13 +261,13 @@ def _cell_table(
                 "budget": policy.get("budget"),
                 "variant": variant,
                 "decoding": decoding["name"],
-                "seed": cell.get("seed"),
+                "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),
-                "status": "done" if (folder / DONE_FILE).exists() else "partial",
+                "status": "done" if (cell.folder / DONE_FILE).exists() else "partial",
                 "completions": 0,
-                "expected": provenance[folder.name].get("expected"),
-                "draws": provenance[folder.name].get("draws"),
-                "condition": _condition(cell),
+                "expected": cell.provenance.get("expected"),
+                "draws": cell.provenance.get("draws"),
+                "condition": _condition(cell.settings),
                 **{f"decoding_{name}": value for name, value in decoding.items() if name != "name"},
             }
         )
@@ -278,9 +283,9 @@ def _model_title(model: dict[str, Any]) -> str:
 
 
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
-    """Per cell, as `field=value` text, what differs between cells of one model, benchmark and policy.
+    """Each cell's settings that differ between cells of one model, benchmark and policy, as `field=value` text.
 
-    A grid's own axes are left out. What differs only from benchmark to benchmark or from model to model (a
+    A grid's own axes are left out. A setting that differs only from benchmark to benchmark or from model to model (a
     longer token limit, another model's predictor) is no variant.
     """
     flat = [_settings(cell) for cell in settings]
@@ -307,7 +312,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
 
 
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
-    """What decides a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
+    """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
     named = {".".join(path): item for path, item in leaves(sections)}
     return {
@@ -325,10 +330,10 @@ def _condition(cell: dict[str, Any]) -> str:
     return content_hash([names, rest])
 
 
-def _same_settings(cells: pd.DataFrame, settings: list[dict[str, Any]]) -> list[str]:
+def _same_settings(cells: list[_Cell]) -> list[str]:
     same = defaultdict(list)
-    for cell_id, cell in zip(cells["cell_id"], settings, strict=True):
-        same[content_hash({k: v for k, v in cell.items() if k != "cell_id"})].append(cell_id)
+    for cell in cells:
+        same[content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"})].append(cell.folder.name)
     return [
         f"Cells {', '.join(ids)} have the same settings; the pictures show the first of them."
         for ids in same.values()
@@ -350,29 +355,45 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
-    completions, grades = _Columns(COMPLETION_DTYPES), _Columns(GRADE_DTYPES)
-    events = _Columns({"completion": "int64", "step": "int64", "freed": "int64"})
+    """`Run.completions`, with the number of a folder in place of `cell_id`, and `Run.events`."""
+    completions, grades, evictions = _Columns(COMPLETION_DTYPES), _Columns(GRADE_DTYPES), _Columns(EVICTION_DTYPES)
+    counts = attrgetter(*list(COMPLETION_DTYPES)[1:])
+    on_bad = skipped(notify)
     for cell, folder in enumerate(folders):
         for path in shard_files(folder, COMPLETIONS_FILE).values():
-            for row in read_rows(path, _Counts, on_bad=skipped(notify)):
+            for row in read_rows(path, _Counts, on_bad=on_bad):
                 for e in row.evictions:
-                    events.append((completions.length, e.step, e.length_before - e.length_after))
-                completions.append((cell, *_numbers(row)))
+                    evictions.append((completions.length, e.step, e.length_before, e.length_after))
+                completions.append((cell, *counts(row)))
         for path in shard_files(folder, GRADES_FILE).values():
-            for grade in read_rows(path, Grade, on_bad=skipped(notify)):
+            for grade in read_rows(path, Grade, on_bad=on_bad):
                 correct = float(grade.outcome == "correct")
                 grades.append((cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold))
-    # Of repeated pairs the last row counts, as in `latest_rows`; one pass over the files is enough for it here.
-    table = completions.frame().drop_duplicates(KEY, keep="last")
+    events = evictions.frame().assign(freed=lambda rows: rows["length_before"] - rows["length_after"])
+    table = pd.concat([completions.frame(), _eviction_sums(events, completions.length)], axis="columns")
+    # Of repeated pairs the last row counts, as in `latest_rows`; one pass over the files is enough here.
+    table = table.drop_duplicates(KEY, keep="last")
     places = np.full(completions.length, -1)
     places[table.index] = np.arange(len(table))
-    happened = events.frame().assign(completion=lambda rows: places[rows["completion"]])
+    events["completion"] = places[events["completion"]]
     verdicts = grades.frame().drop_duplicates(KEY, keep="last")
     table = table.merge(verdicts, on=KEY, how="left", validate="one_to_one")
     table["stop_reason"] = table["stop_reason"].astype("category")
     table["problem_id"] = table["problem_id"].astype("category")
     table["outcome"] = pd.Categorical(table["outcome"], categories=OUTCOMES)
-    return table, happened[happened["completion"] >= 0].reset_index(drop=True)
+    happened = events.loc[events["completion"] >= 0, ["completion", "step", "freed"]]
+    return table, happened.reset_index(drop=True)
+
+
+def _eviction_sums(events: pd.DataFrame, completions: int) -> pd.DataFrame:
+    """One row per completion: the number of its evictions, and sums over them."""
+    sums: dict[str, Any] = {
+        "evictions": 1,
+        "length_before_sum": events["length_before"],
+        "length_after_sum": events["length_after"],
+        "freed_step_sum": events["freed"] * events["step"],
+    }
+    return events.assign(**sums).groupby("completion")[list(sums)].sum().reindex(range(completions), fill_value=0)
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
@@ -389,7 +410,7 @@ def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
 
 
 class _Columns:
-    """Grows a table by rows without holding a dict per row; whole numbers take eight bytes each."""
+    """A table that grows by rows and holds no object per row; whole numbers take eight bytes each."""
 
     def __init__(self, dtypes: dict[str, str]):
         self.dtypes = dtypes
@@ -404,24 +425,3 @@ class _Columns:
     def frame(self) -> pd.DataFrame:
         named = zip(self.dtypes.items(), self.values, strict=True)
         return pd.DataFrame({name: pd.Series(values, dtype=dtype) for (name, dtype), values in named})
-
-
-def _numbers(row: Any) -> tuple[Any, ...]:
-    before = after = freed_steps = 0
-    for e in row.evictions:
-        before += e.length_before
-        after += e.length_after
-        freed_steps += (e.length_before - e.length_after) * e.step
-    return (
-        row.problem_id,
-        row.draw,
-        row.num_tokens,
-        row.prompt_tokens,
-        row.thinking_tokens,
-        row.peak_length,
-        len(row.evictions),
-        before,
-        after,
-        freed_steps,
-        row.stop_reason,
-    )

@@ -20,17 +20,17 @@ _ERROR_LINES = 12
 
 
 def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
-    """The same for the same cells and shard, so that a rerun takes over its predecessor's file."""
+    """The name of a task's file. The same cells and shard give the same name, so that a rerun replaces the old file."""
     return f"{model}-{benchmark}-{shard.replace('/', 'of')}-{content_hash([sorted(cell_ids), shard])[:8]}"
 
 
 class Reporter:
-    """Keeps a task's file up to date while it runs. A context manager: what ends it, ends the file's story too.
+    """Keeps a task's status file up to date while the task runs, and writes at the end how it ended. A context manager.
 
-    A status that cannot be written does not stop the work: the results themselves say so soon enough.
+    A status that cannot be written does not stop the task.
 
     Attributes:
-        counters: each says how many live tokens one of the task's engines has decoded.
+        counters: each returns the live tokens that one of the task's engines has decoded so far.
     """
 
     def __init__(self, run_directory: Path, status: TaskStatus) -> None:
@@ -62,7 +62,7 @@ class Reporter:
         self._write()
 
     def stored(self, cell_id: str) -> None:
-        """Count one completion of a cell."""
+        """Count one stored completion of a cell."""
         self.status.cells[cell_id].finished += 1
         self.status.made += 1
 
@@ -77,22 +77,20 @@ class Reporter:
 
 
 def last_lines(error: BaseException) -> str:
-    """What to show of an error: one sentence for a user's mistake, the end of the traceback for anything else."""
+    """The text to show of an error: one sentence for a user's mistake, the end of the traceback for any other error."""
     if isinstance(error, UserError):
         return str(error)
     return "\n".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-_ERROR_LINES:])
 
 
 def scheduler_job() -> str | None:
-    """The SLURM job that this process runs in, as squeue names it."""
+    """The SLURM job of this process, as squeue names it; None outside SLURM."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def policy_label(settings: Mapping[str, Any]) -> str:
-    """A policy and the settings that tell a grid's cells apart, short: `dynts 0.3 w64 b5000`."""
-    parts = [str(settings["name"])]
-    for key, prefix in (("keep_ratio", ""), ("local_window", "w"), ("budget", "b")):
-        if settings.get(key) is not None:
-            parts.append(f"{prefix}{settings[key]}")
-    return " ".join(parts)
+    """A policy's name and the settings that tell a grid's cells apart: `dynts 0.3 w64 b5000`."""
+    prefixes = {"keep_ratio": "", "local_window": "w", "budget": "b"}
+    values = [f"{prefix}{settings[key]}" for key, prefix in prefixes.items() if settings.get(key) is not None]
+    return " ".join([str(settings["name"]), *values])

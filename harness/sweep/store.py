@@ -1,11 +1,11 @@
 """The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
 
 `<results_dir>/<run_name>/<cell_id>/` holds cell.yaml, provenance.json, problems.jsonl, completions.jsonl, grades.jsonl,
-stats.jsonl and DONE; results/README.md has the schema. A shard writes completions-1of4.jsonl and so on beside the
-other shards', and whoever reads takes all of them together.
+stats.jsonl and DONE; results/README.md has the schema. Each shard writes files of its own, such as
+completions-1of4.jsonl, and a reader takes the files of all shards together.
 
-Locks are `flock` locks: they end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
-on Lustre the mount option `flock`; where a file system has none, two writers are told apart by nothing.
+Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
+on Lustre the mount option `flock`. A file system without such locks cannot keep two writers apart.
 """
 
 import json
@@ -53,7 +53,7 @@ from harness.sweep.cell import Cell
 
 LOCK_FILE = ".lock"
 
-# A killed process loses nothing that it wrote; only a machine that dies can lose the rows of the last second.
+# A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
 _SYNC_SECONDS = 1.0
 
 
@@ -62,7 +62,7 @@ class CellLockedError(UserError):
 
 
 class CellStore:
-    """One cell's folder, open for writing by one shard's process alone. A context manager.
+    """One cell's folder, open for writing by the process of one shard. A context manager.
 
     Raises:
         CellLockedError: on entering, when another process holds the shard, or a shard of another count.
@@ -92,8 +92,8 @@ class CellStore:
         replace_text(self.directory / CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
         problems = "".join(problem.to_line() for problem in self.problems)
         path = self.directory / PROBLEMS_FILE
-        # A smaller limit takes the first of the same problems; the stored rows still need the others.
-        if not (path.exists() and path.read_text().startswith(problems)):
+        # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
+        if not (path.exists() and path.read_bytes().startswith(problems.encode())):
             replace_text(path, problems)
         path = self.directory / self.shard.file(COMPLETIONS_FILE)
         drop_torn_line(path)
@@ -117,14 +117,14 @@ class CellStore:
     ) -> None:
         assert self._completions is not None
         try:
-            # On a full disk closing fails once more, at what could not be written before.
+            # On a full disk closing fails again, because it writes what an earlier write could not.
             with plain_disk_errors(self.directory), self._completions as file:
                 os.fsync(file.fileno())
         finally:
             self._lock.release()
 
     def append(self, completion: Completion) -> None:
-        """Add one completion as one line. It is on disk within a second and safe from a kill at once."""
+        """Add one completion as one line, which survives a kill at once and a crash of the machine after a second."""
         assert self._completions is not None, "enter the store first"
         assert completion.key not in self.finished_pairs, f"{completion.key} written twice"
         with plain_disk_errors(self.directory):
@@ -136,12 +136,12 @@ class CellStore:
         self.finished_pairs.add(completion.key)
 
     def append_stats(self, stats: DecodeStats) -> None:
-        """Add what one stretch of decoding cost."""
+        """Add the cost of one stretch of decoding."""
         with plain_disk_errors(self.directory):
             append_row(self.directory / self.shard.file(STATS_FILE), stats)
 
     def write_provenance(self, provenance: dict[str, Any]) -> None:
-        """Record where the rows come from; a later stretch of the same cell adds its own entry."""
+        """Record where the rows come from; each stretch of the same cell adds its own entry."""
         path = self.directory / self.shard.file(PROVENANCE_FILE)
         earlier = json.loads(path.read_text())["stretches"] if path.exists() else []
         document = {**provenance, "stretches": [*earlier, provenance["stretch"]]}
@@ -150,15 +150,14 @@ class CellStore:
             replace_text(path, json.dumps(document, indent=2) + "\n")
 
     def unmark_done(self) -> None:
-        """Take DONE away: completions are about to be added, more than it speaks of."""
+        """Delete DONE, because completions are about to be added."""
         with plain_disk_errors(self.directory):
             (self.directory / DONE_FILE).unlink(missing_ok=True)
 
     def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
-        """Write DONE if every draw of every problem has its completion, whoever stored it; else take DONE away.
+        """Write DONE if every draw of every problem has its completion, of whatever shard; else delete DONE.
 
-        DONE says what it vouches for: the problems and draws, and the sizes of the files that hold them, so that
-        `is_done` need not read them again.
+        DONE lists the problems and draws and the sizes of the files that hold them, so that `is_done` reads no rows.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / DONE_FILE
@@ -187,7 +186,7 @@ class CellStore:
 
 
 def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int) -> bool:
-    """Whether DONE vouches for all these completions and its files are as it left them; reads no rows."""
+    """True if DONE lists all these completions and the files still have the sizes that it lists; reads no rows."""
     directory = run_directory / cell.cell_id
     try:
         done = json.loads((directory / DONE_FILE).read_text())
@@ -211,7 +210,7 @@ def _lock_of(directory: Path, shard: Shard) -> FileLock:
 
 
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
-    """The locks of writers that share the pairs out in another way, and so could write the same pair."""
+    """The locks of shards of another count, whose writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
         part = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2] if path.name != LOCK_FILE else "1"
         if part.isdigit() and int(part) != shard.count:

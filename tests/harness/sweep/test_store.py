@@ -13,26 +13,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from analysis.export import export
+from analysis.load import load_run, load_texts
 from analysis.records import (
     Completion,
     DecodeStats,
     Eviction,
+    Grade,
     PairRow,
     Problem,
     Shard,
     UserError,
     drop_torn_line,
     read_rows,
+    read_shards,
 )
 from compression.policies.full import FullCache
 from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig
 from harness.decode.sampling import SamplingConfig
+from harness.grading.grader import Grader
 from harness.models.config import ModelConfig
 from harness.sweep.cell import Cell
+from harness.sweep.status import read_sweep
 from harness.sweep.store import CellLockedError, CellStore, is_done
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
@@ -293,6 +301,41 @@ def test_stretches_of_provenance_add_up(tmp_path: Path) -> None:
         opened.write_provenance({"draws": 2, "stretch": {"started": "now"}})
     provenance = json.loads((opened.directory / "provenance.json").read_text())
     assert provenance == {"draws": 2, "stretches": [{"started": "then"}, {"started": "now"}]}
+
+
+def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> None:
+    """Two shards of another count and a whole run may each have stored a pair; one rule says which row counts."""
+    run, last = tmp_path / "run", "</think>\\boxed{1}"
+    with store(run, PROBLEMS[:2]) as opened:
+        opened.append(completion("a", text="</think>\\boxed{2}"))
+        opened.append(completion("b", text="</think>\\boxed{1}"))
+    folder = opened.directory
+    with (folder / "completions.jsonl").open("a") as file:
+        file.write(completion("a", text="</think>\\boxed{3}").to_line())
+    longer = msgspec.structs.replace(completion("a", text=last), num_tokens=9)
+    with Grader(workers=1) as grader:
+        grader.grade_cell(folder)
+        assert [(g.key, g.answer) for g in read_shards(folder, "grades.jsonl", Grade)] == [
+            (("b", 0), "1"),
+            (("a", 0), "3"),
+        ]
+        (folder / "completions-1of2.jsonl").write_text(longer.to_line())
+        grader.grade_cell(folder)
+    answers = {grade.key: grade.answer for grade in read_shards(folder, "grades.jsonl", Grade)}
+    assert answers == {("a", 0): "1", ("b", 0): "1"}
+
+    rows = load_run(run).completions.set_index("problem_id")
+    assert (rows["num_tokens"]["a"], rows["correct"]["a"], len(rows)) == (9, 1, 2)
+    assert load_texts(folder)["a", 0].text == last
+    exported = pq.read_table(next(export(run)[0].glob("data/*"))).to_pylist()
+    assert {row["problem_id"]: row["text"] for row in exported} == {"a": last, "b": last}
+    assert len(exported) == 2
+
+    with store(run, PROBLEMS[:2]) as again:
+        assert again.finished_pairs == {("a", 0), ("b", 0)}
+        assert [row.text for row in again.read_completions({("a", 0)})] == [last]
+        assert again.mark_done(["a", "b"], 1)
+    assert read_sweep(run).finished == 2
 
 
 # --- One writer ---------------------------------------------------------------------------------------------
