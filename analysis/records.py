@@ -5,6 +5,7 @@ The harness writes what is declared here and the analysis reads it. results/READ
 
 import hashlib
 import json
+import mmap
 import os
 import platform
 import re
@@ -452,19 +453,11 @@ def append_row(path: Path, row: Row) -> None:
 
 def drop_torn_line(path: Path) -> None:
     """Cut off a last line whose writer did not live to end it."""
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return
     with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            size, end = len(data), data.rfind(b"\n") + 1
         if end < size:
             file.truncate(end)
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -44,6 +44,8 @@ from analysis.records import (
 
 Kind = Literal["none", "wandb", "trackio", "mlflow"]
 _LOOK_S = 0.5
+# MLflow's server refuses a longer value of a parameter.
+MLFLOW_CHARACTERS = 6000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,84 +131,56 @@ def _note(kind: str, reason: str) -> str:
 # --- In the tracker's process -------------------------------------------------------------------------------
 
 
-class TrackerRun(Protocol):
-    """One cell's run at a tracker."""
+@dataclass(frozen=True)
+class TrackerRun:
+    """One cell's run at a tracker: `log(values, step)` with ascending steps, then `finish(ok)`."""
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Add the values at a step; steps ascend."""
-
-    def finish(self, *, ok: bool) -> None:
-        """Close the run."""
+    log: Callable[[dict[str, float], int], object]
+    finish: Callable[[bool], object]
 
 
-class WandbRun:
-    """A run of Weights & Biases; several are open side by side."""
+def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of Weights & Biases; several are open side by side."""
+    import wandb
 
-    def __init__(self, *, project: str, group: str, name: str, config: Mapping[str, Any]) -> None:
-        import wandb
-
-        # Twenty cells would record the console and the machine twenty times.
-        settings = {"console": "off", "silent": True, "x_disable_stats": True}
-        self._run = wandb.init(
-            project=project, group=group, name=name, config=dict(config), reinit="create_new", settings=settings
-        )
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """As `TrackerRun.log`."""
-        self._run.log(dict(values), step=step)
-
-    def finish(self, *, ok: bool) -> None:
-        """As `TrackerRun.finish`."""
-        self._run.finish(exit_code=0 if ok else 1)
+    # Twenty cells would record the console and the machine twenty times.
+    settings = {"console": "off", "silent": True, "x_disable_stats": True}
+    run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
+    return TrackerRun(
+        log=lambda values, step: run.log(values, step=step),
+        finish=lambda ok: run.finish(exit_code=0 if ok else 1),
+    )
 
 
-class TrackioRun:
-    """A run of trackio."""
+def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of trackio, which has no failed runs."""
+    import trackio
 
-    def __init__(self, *, project: str, group: str, name: str, config: Mapping[str, Any]) -> None:
-        import trackio
-
-        # In one context a second `init` would end the run before it.
-        self._run = contextvars.Context().run(
-            trackio.init, project=project, group=group, name=name, config=dict(config), embed=False
-        )
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """As `TrackerRun.log`."""
-        self._run.log(dict(values), step=step)
-
-    def finish(self, *, ok: bool) -> None:
-        """As `TrackerRun.finish`; trackio has no failed runs."""
-        self._run.finish()
+    # In one context a second `init` would end the run before it.
+    context = contextvars.Context()
+    run = context.run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
+    return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
 
 
-class MlflowRun:
-    """A run of MLflow, by its client: the fluent functions know only one open run."""
+def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of MLflow by its client, because the fluent functions know only one open run."""
+    import mlflow
 
-    # MLflow's server refuses a longer value of a parameter.
-    MOST_CHARACTERS = 6000
+    client = mlflow.MlflowClient()
+    found = client.get_experiment_by_name(project)
+    experiment = client.create_experiment(project) if found is None else found.experiment_id
+    run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
+    for path, value in leaves(config):
+        client.log_param(run_id, ".".join(path), str(value)[:MLFLOW_CHARACTERS])
 
-    def __init__(self, *, project: str, group: str, name: str, config: Mapping[str, Any]) -> None:
-        import mlflow
-
-        self._client = mlflow.MlflowClient()
-        found = self._client.get_experiment_by_name(project)
-        experiment = self._client.create_experiment(project) if found is None else found.experiment_id
-        self._id = self._client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
-        for path, value in leaves(config):
-            self._client.log_param(self._id, ".".join(path), str(value)[: self.MOST_CHARACTERS])
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """As `TrackerRun.log`."""
+    def log(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
-            self._client.log_metric(self._id, key, value, step=step)
+            client.log_metric(run_id, key, value, step=step)
 
-    def finish(self, *, ok: bool) -> None:
-        """As `TrackerRun.finish`."""
-        self._client.set_terminated(self._id, "FINISHED" if ok else "FAILED")
+    return TrackerRun(log=log, finish=lambda ok: client.set_terminated(run_id, "FINISHED" if ok else "FAILED"))
 
 
-TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": WandbRun, "trackio": TrackioRun, "mlflow": MlflowRun}
+TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "trackio": trackio_run, "mlflow": mlflow_run}
 
 
 def follow(
@@ -230,12 +204,12 @@ def follow(
     while state == "running":
         step += 1
         for cell_id, run in runs.items():
-            run.log(_progress(status, cell_id), step=step)
+            run.log(_progress(status, cell_id), step)
         status, state = _look(path, interval_s)
     for cell_id, run in runs.items():
         result = cell_result(run_directory / cell_id, Shard.parse(status.shard))
-        run.log({**_progress(status, cell_id), **result}, step=step + 1)
-        run.finish(ok=state == "done")
+        run.log({**_progress(status, cell_id), **result}, step + 1)
+        run.finish(state == "done")
 
 
 def _look(path: Path, seconds: float) -> tuple[TaskStatus, State]:
