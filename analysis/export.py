@@ -102,7 +102,7 @@ def export(
         ids: `token_ids` as well.
 
     Returns:
-        The dataset's folder, and notices of what was skipped or looks wrong.
+        The dataset's folder, and one notice for each thing that was skipped or looks wrong.
 
     Raises:
         UserError: no such cell, or a folder that holds another dataset.

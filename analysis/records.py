@@ -337,10 +337,12 @@ class BadLine:
     def __str__(self) -> str:
         try:
             row = json.loads(self.text)
-            pair = f" ({row['problem_id']!r}, draw {row.get('draw')!r})" if "problem_id" in row else ""
-            return f"{self.path} row {self.number}{pair} is broken ({self.reason})"
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
             return f"{self.path}:{self.number} is not a JSON object"
+        pair = f" ({row['problem_id']!r}, draw {row.get('draw')!r})" if "problem_id" in row else ""
+        return f"{self.path} row {self.number}{pair} is broken ({self.reason})"
 
 
 OnBad = Callable[[BadLine], object]

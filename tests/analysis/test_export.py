@@ -259,7 +259,7 @@ def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What is sent to the hub, somebody being logged in."""
+    """The calls that reach the hub while somebody is logged in."""
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""What kvsweep-status says, of tasks in every state, without reading a row."""
+"""kvsweep-status tells every state of a task apart without reading a row."""
 
 import json
 import os

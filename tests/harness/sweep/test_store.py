@@ -1,4 +1,4 @@
-"""What is written stays, once: after a kill, a full disk, a torn line, and with a second writer at the door."""
+"""Stored rows stay, once each: after a kill, a full disk, a torn line, and while a second writer tries to write."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""A tracker sees what a run does and can neither break, hold up nor change it."""
+"""A tracker follows a run and can neither break, hold up nor change the run."""
 
 import json
 import os
@@ -74,7 +74,7 @@ class FakeTracker:
         monkeypatch.setenv("TOLD", str(self._told))
 
     def before(self, statement: str) -> None:
-        """What happens when a run is opened."""
+        """Run this statement when a run is opened."""
         self._set("BEFORE", statement)
 
     @property
@@ -94,7 +94,7 @@ class FakeTracker:
         return list(found.values())
 
     def last(self, run: dict[str, Any]) -> dict[str, float]:
-        """What a run was told at its last step."""
+        """The values of a run at its last step."""
         return run["logged"][max(run["logged"])]
 
 
