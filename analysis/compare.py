@@ -15,7 +15,7 @@ from analysis.numbers.inference import paired_tests, score_array
 from analysis.numbers.metrics import graded_rows
 from analysis.records import UserError
 
-# What must agree for two cells to be compared. Everything else (code, decoding, weights, seed) is what may differ.
+# Two cells are compared if these agree. Everything else (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]
 
 
@@ -23,7 +23,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     """B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
     Returns:
-        `MATCH`, cell_id_a, cell_id_b, and the columns of `inference.paired_tests`, corrected over all of them.
+        `MATCH`, cell_id_a, cell_id_b, and the columns of `inference.paired_tests`, corrected over all settings.
 
     Raises:
         UserError: no setting is in both.
@@ -41,7 +41,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         pair = [graded[i][graded[i]["cell_id"] == name] for i, name in enumerate((row.cell_id_a, row.cell_id_b))]
         both = pd.concat([rows.assign(cell_id=side) for side, rows in zip("ab", pair, strict=True)])
         differences.append(score_array(both, ["a", "b"]))
-    # Padded to one array, so that the correction runs over all settings.
+    # One padded array, because the correction runs over all settings.
     shape = np.max([scores.shape for scores in differences], axis=0)
     padded = np.full((len(differences), *shape), np.nan)
     for place, scores in enumerate(differences):
@@ -51,7 +51,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The comparison as plain text, a line per setting and a closing sentence."""
+    """The comparison as plain text: a line per setting and a closing sentence."""
     rows: Any = table.itertuples()
     lines = [
         f"{row.model_title} | {row.benchmark_title}: {formats.setting(row)}: "

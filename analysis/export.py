@@ -10,20 +10,31 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
 from analysis import words as formats
-from analysis.load import StoredCompletion, StoredGrade, load_grades, load_problems, load_settings, stream_completions
-from analysis.records import CELL_FILE, UserError
+from analysis.load import load_problems, load_settings, skipped
+from analysis.records import (
+    CELL_FILE,
+    COMPLETIONS_FILE,
+    GRADES_FILE,
+    Completion,
+    Grade,
+    UserError,
+    read_shards,
+    replace_text,
+    replacing,
+)
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
 CARD_FILE = "README.md"
 TAG = "kvsweep"
-# Held in memory together; the longest texts have some hundred kilobytes each, and their tokens.
+# Rows held in memory together; the longest texts take some hundred kilobytes each, and so do their tokens.
 ROWS_AT_ONCE = 100
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 
@@ -66,7 +77,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 
 @dataclass
 class Tally:
-    """What the card says of one cell."""
+    """The counts of one cell for the card; `correct` holds a verdict per draw, by problem."""
 
     rows: int = 0
     truncated: int = 0
@@ -74,7 +85,7 @@ class Tally:
 
     @property
     def pass_at_1(self) -> float | None:
-        """Mean over problems of the mean over draws; None where nothing is graded."""
+        """Mean over problems of the mean over draws; None without grades."""
         return mean(mean(draws) for draws in self.correct.values()) if self.correct else None
 
 
@@ -91,7 +102,7 @@ def export(
         ids: `token_ids` as well.
 
     Returns:
-        The dataset's folder, and notices of what was skipped or looks wrong.
+        The dataset's folder, and one notice for each thing that was skipped or looks wrong.
 
     Raises:
         UserError: no such cell, or a folder that holds another dataset.
@@ -118,7 +129,7 @@ def export(
         if stale.stem not in tallies:
             stale.unlink()
     text = card(table, tallies, schema.names, problems=problems, digest=_digest(output / DATA_FOLDER))
-    (output / CARD_FILE).write_text(text, encoding="utf-8")
+    replace_text(output / CARD_FILE, text)
     return output, notices
 
 
@@ -132,7 +143,7 @@ def _digest(folder: Path) -> str:
 
 
 def _claim(output: Path) -> None:
-    """Make the folder ours, by its card: only what is ours is written over, an export cut short as well."""
+    """Mark the folder by a card; a folder with such a mark may be written over, also after an export cut short."""
     path, mark = output / CARD_FILE, f"- {TAG}\n"
     if path.is_file() and mark in path.read_text(encoding="utf-8"):
         return
@@ -143,43 +154,40 @@ def _claim(output: Path) -> None:
 
 
 def _withheld(cell: dict[str, Any]) -> bool:
-    """Whether the problems' texts are not ours to pass on: `benchmark.licence` calls them gated."""
+    """True if `benchmark.licence` calls the problems gated, so that their texts may not be passed on."""
     return "gated" in cell["licence"]
 
 
 def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:
-    grades = load_grades(folder, notices.append)
-    prompts = {} if withheld else {name: row.get("prompt") for name, row in load_problems(folder).items()}
+    on_bad = skipped(notices.append)
+    grades = {grade.key: grade for grade in read_shards(folder, GRADES_FILE, Grade, on_bad=on_bad)}
+    prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
-    for row in stream_completions(folder, notices.append):
-        grade = grades.get((row.problem_id, row.draw))
-        yield {**setting, **_completion(row), **_grade(grade), "prompt": prompts.get(row.problem_id)}
+    for row in read_shards(folder, COMPLETIONS_FILE, Completion, on_bad=on_bad):
+        yield {**setting, **_completion(row), **_grade(grades.get(row.key)), "prompt": prompts.get(row.problem_id)}
 
 
-def _completion(row: StoredCompletion) -> dict[str, Any]:
+def _completion(row: Completion) -> dict[str, Any]:
     evictions = [{field.name: getattr(e, field.name) for field in _EVICTION} for e in row.evictions]
-    # Half a surrogate pair, which a model may write, is no UTF-8.
-    text = row.text.encode("utf-8", "replace").decode()
-    return {**{name: getattr(row, name) for name in row.__struct_fields__}, "evictions": evictions, "text": text}
+    return {**msgspec.structs.asdict(row), "evictions": evictions, "text": _utf8(row.text)}
 
 
-def _grade(grade: StoredGrade | None) -> dict[str, Any]:
+def _grade(grade: Grade | None) -> dict[str, Any]:
     if grade is None:
         return {}
-    answer = None if grade.answer is None else str(grade.answer).encode("utf-8", "replace").decode()
-    return {
-        "answer": answer,
-        "gold": None if grade.gold is None else str(grade.gold),
-        "outcome": grade.outcome,
-        "correct": grade.outcome == "correct",
-    }
+    answer = None if grade.answer is None else _utf8(grade.answer)
+    return {"answer": answer, "gold": grade.gold, "outcome": grade.outcome, "correct": grade.outcome == "correct"}
+
+
+def _utf8(text: str) -> str:
+    """The text with a mark for each half of a surrogate pair, which a model may write and Parquet refuses."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _write(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Tally:
-    """Write one cell's file, a group of rows at a time; it takes its name when it is whole."""
+    """Write one cell's file, a group of rows at a time."""
     tally = Tally()
-    half = path.with_suffix(".tmp")
-    with pq.ParquetWriter(half, schema) as writer:
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for group in _groups(rows):
             for row in group:
                 tally.rows += 1
@@ -187,7 +195,6 @@ def _write(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Tal
                 if "correct" in row:
                     tally.correct.setdefault(row["problem_id"], []).append(row["correct"])
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
-    half.replace(path)
     return tally
 
 
@@ -198,10 +205,10 @@ def _groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def card(table: pd.DataFrame, tallies: dict[str, Tally], columns: Sequence[str], *, problems: bool, digest: str) -> str:
-    """The dataset card: YAML front matter, then what the dataset holds, its columns, and whose the texts are."""
+    """The dataset card: YAML front matter, then the contents, the cells, the columns and the licence."""
     rows = sum(tally.rows for tally in tallies.values())
     models, benchmarks = _titles(table, "model"), _titles(table, "benchmark")
-    # `datasets` names its cache by this front matter alone: without the digest it would open another export's rows.
+    # `datasets` names its cache by this front matter: without the digest it would open the rows of another export.
     config = {"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet", "description": f"content {digest}"}
     front = {
         "pretty_name": f"KV-cache compression of {', '.join(models.values())}",
@@ -239,7 +246,7 @@ def _titles(table: pd.DataFrame, kind: str) -> dict[str, str]:
 
 
 def _decodings(table: pd.DataFrame) -> Iterator[str]:
-    """Each way of decoding with its settings."""
+    """Each set of sampling settings, by name and value."""
     columns = [name for name in table.columns if name == "decoding" or name.startswith("decoding_")]
     for row in table[columns].drop_duplicates().to_dict("records"):
         settings = [
@@ -298,7 +305,7 @@ def _markdown(rows: Sequence[dict[str, str]]) -> str:
 
 
 def check_login() -> None:
-    """Say early that the hub would refuse.
+    """Refuse an upload that the hub would refuse.
 
     Raises:
         UserError: nobody is logged in.
@@ -320,9 +327,9 @@ def push(folder: Path, name: str, *, public: bool) -> None:
 
     try:
         datasets.load_dataset(str(folder), split="train").push_to_hub(name, private=not public)
-        # After the data: that upload writes a card of its own.
+        # The upload of the data writes a card of its own, so ours comes after it.
         DatasetCard.load(folder / CARD_FILE).push_to_hub(name)
-    except Exception as error:  # the hub's client lets its transport's own errors through
+    except Exception as error:  # the hub's client lets the errors of its transport through
         reason = " ".join(str(error).split())
         raise UserError(f"--push-to-hub {name} failed ({reason}): the export itself lies whole in {folder}.") from error
 

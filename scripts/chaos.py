@@ -1,8 +1,8 @@
-"""Kill a running grid again and again, then finish it: is anything lost, doubled, or changed?
+"""Kill a running grid again and again, finish it, and count the rows that are lost, doubled or changed.
 
 Two shards of one grid run side by side on toy_qwen. Each process is killed (SIGKILL) at a random moment of its life,
-start-up included, and started again, until `--kills` kills have been made; then both run to their end. The rows are
-compared with those of a run that nobody touched. The last line printed is one JSON object; exit code 1 if they differ.
+start-up included, and started again, until `--kills` kills have been made; then both run to their end. Their rows are
+compared with those of an undisturbed run. The last line printed is one JSON object; exit code 1 says that rows differ.
 
     python scripts/chaos.py --kills 50
 """
@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from analysis.records import COMPLETIONS_FILE, shard_files
+from analysis.records import COMPLETIONS_FILE, PairRow, decode, shard_files
 
 GRID = [
     "model=toy_qwen",
@@ -47,9 +47,7 @@ def main() -> None:
         calm = time.monotonic() - start
         expected = rows(Path(folder, "calm"))
         kills = storm(grid, Path(folder, "storm"), arguments.kills, arguments.longest, dice)
-        torn = sum(
-            not path.read_bytes().endswith(b"\n") for path in row_files(Path(folder, "storm")) if path.stat().st_size
-        )
+        torn = sum(map(is_torn, row_files(Path(folder, "storm"))))
         before = sum(map(len, rows(Path(folder, "storm")).values()))
         finish([start_shard(grid, Path(folder, "storm"), f"{i}/{SHARDS}") for i in range(1, SHARDS + 1)])
         report = compare(expected, rows(Path(folder, "storm")))
@@ -66,7 +64,7 @@ def main() -> None:
 
 
 def storm(grid: list[str], results: Path, kills: int, longest: float, dice: random.Random) -> int:
-    """Kill shards at random moments, each started again at once; returns the number of kills of living processes."""
+    """Kill shards at random moments and start each again at once; return the number of living processes killed."""
     shards = [f"{i}/{SHARDS}" for i in range(1, SHARDS + 1)]
     running = {shard: start_shard(grid, results, shard) for shard in shards}
     ends = {shard: time.monotonic() + dice.uniform(0, longest) for shard in shards}
@@ -98,7 +96,7 @@ def start_shard(grid: list[str], results: Path, shard: str) -> subprocess.Popen[
 
 
 def finish(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for processes that are to end well."""
+    """Wait for processes; raise RuntimeError if one fails."""
     for process in processes:
         if process.wait(timeout=CALM_S):
             raise RuntimeError(f"a run ended with {process.returncode}")
@@ -110,12 +108,12 @@ def row_files(results: Path) -> list[Path]:
 
 
 def is_torn(path: Path) -> bool:
-    """Whether the file's last line was never ended."""
+    """True if the file's last line has no newline."""
     return not (b"\n" + path.read_bytes()).endswith(b"\n")
 
 
 def rows(results: Path) -> dict[str, Counter[bytes]]:
-    """Every cell's whole lines, with how often each is there."""
+    """Every cell's whole lines, each with its count."""
     found: dict[str, Counter[bytes]] = {}
     for path in row_files(results):
         lines = path.read_bytes().split(b"\n")[:-1]
@@ -124,7 +122,7 @@ def rows(results: Path) -> dict[str, Counter[bytes]]:
 
 
 def compare(expected: dict[str, Counter[bytes]], found: dict[str, Counter[bytes]]) -> dict[str, int]:
-    """How many pairs are lost, doubled, or have another row than expected."""
+    """The numbers of pairs that are lost, doubled, or have another row than expected."""
     lost = doubled = changed = 0
     for cell_id, lines in expected.items():
         here = found.get(cell_id, Counter())
@@ -136,8 +134,7 @@ def compare(expected: dict[str, Counter[bytes]], found: dict[str, Counter[bytes]
 
 
 def _pair(line: bytes) -> tuple[str, int]:
-    row = json.loads(line)
-    return row["problem_id"], row["draw"]
+    return decode(line, PairRow).key
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,8 +14,9 @@ import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from analysis.load import CompletionTexts, Run, load_problems, load_texts
+from analysis.load import Run, load_problems, load_texts
 from analysis.numbers.metrics import graded_rows
+from analysis.records import Completion
 
 # Up to so many bytes of completions.jsonl the page carries its drill-down itself.
 MAX_EMBEDDED_BYTES = 64_000_000
@@ -86,10 +87,9 @@ def _problems(
     columns = [rows[name].iloc[:limit] for name in ("problem_id", "draw", "outcome", "answer", "num_tokens", "correct")]
     found: dict[str, dict[str, Any]] = {}
     for problem_id, draw, outcome, answer, tokens, correct in zip(*columns, strict=True):
-        problem = asked.get(problem_id, {})
-        entry = found.setdefault(
-            problem_id, {"id": problem_id, "question": problem.get("prompt"), "gold": problem.get("gold"), "draws": []}
-        )
+        problem = asked.get(problem_id)
+        question, gold = (problem.prompt, problem.gold) if problem else (None, None)
+        entry = found.setdefault(problem_id, {"id": problem_id, "question": question, "gold": gold, "draws": []})
         text = texts.get((problem_id, draw))
         entry["draws"].append(
             {
@@ -104,7 +104,7 @@ def _problems(
     return [found[name] for name in sorted(found)]
 
 
-def _text_data(row: CompletionTexts, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _text_data(row: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
     events = [[e.step, e.length_before, e.length_after] for e in row.evictions]
     data: dict[str, Any] = {"text": row.text, "evictions": events}
     if any(e.held for e in row.evictions):
@@ -114,7 +114,7 @@ def _text_data(row: CompletionTexts, tokenizer: Tokenizer | None) -> dict[str, A
     return data
 
 
-def token_lengths(row: CompletionTexts, tokenizer: Tokenizer | None) -> list[int] | None:
+def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | None:
     """Characters (UTF-16 units, as a browser counts) of each token in the text; None if they do not add up to it.
 
     A token that ends inside a character has none, the one that completes it has it.

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import yaml
 
@@ -37,7 +37,9 @@ from analysis.records import (
     Problem,
     Shard,
     UserError,
+    latest_rows,
     read_rows,
+    replace_text,
     shard_files,
 )
 from harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
@@ -223,7 +225,7 @@ class Grader:
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in
         the order of the completions, by a temporary file; a shard's completions have grades of their own. A
         grade whose gold has changed since is made anew; a grade without a completion is dropped. Of
-        completions with the same problem and draw the first counts.
+        completions with the same problem and draw the last counts, as for every reader.
 
         Args:
             directory: the cell's folder.
@@ -245,7 +247,8 @@ class Grader:
     def _grade_shard(
         self, directory: Path, shard: Shard, kind: AnswerKind | None, *, regrade: bool, lenient: bool
     ) -> CellSummary:
-        completions = _by_key(directory / shard.file(COMPLETIONS_FILE), Completion)
+        stored = latest_rows([directory / shard.file(COMPLETIONS_FILE)], Completion)
+        completions = {row.key: row for row in stored}
         if not completions:
             return CellSummary(directory=directory, graded=0)
         kind = kind or read_answer_kind(directory)
@@ -258,18 +261,15 @@ class Grader:
                     f"{directory / shard.file(COMPLETIONS_FILE)} holds problem {completion.problem_id!r}, and "
                     f"{PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
                 )
-        old = _by_key(directory / grades_file, Grade)
+        old = latest_rows([directory / grades_file], Grade)
         grades = {
-            key: row
-            for key, row in old.items()
-            if not regrade and key in completions and row.gold == golds[completions[key].problem_id]
+            row.key: row for row in old if not regrade and row.key in completions and row.gold == golds[row.problem_id]
         }
         missing = [completion for key, completion in completions.items() if key not in grades]
         for row in self._grade(missing, golds, kind, rule):
             grades[row.key] = row
         ordered = [grades[key] for key in completions]
-        if missing or list(old.values()) != ordered:
-            _write_grades(directory / grades_file, ordered)
+        replace_text(directory / grades_file, "".join(row.to_line() for row in ordered))
         outcomes = Counter(row.outcome for row in ordered)
         return CellSummary(directory=directory, graded=len(missing), outcomes=outcomes)
 
@@ -398,42 +398,11 @@ def _read_cell(directory: Path) -> Any:
 def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:
     if not path.exists():
         raise UserError(f"{path} is missing, and with it the reference answers; run the cell again.")
-    golds = {problem.id: problem.gold for problem in _rows(path, Problem)}
+    golds = {problem.id: problem.gold for problem in read_rows(path, Problem)}
     for problem_id, gold in golds.items():
         if canonical_gold(gold, kind) is None:
             raise UserError(f"{path} has the gold {gold!r} for {problem_id!r}, which is no {kind}; correct it.")
     return golds
-
-
-_Row = TypeVar("_Row", Completion, Grade, Problem)
-_KeyedRow = TypeVar("_KeyedRow", Completion, Grade)
-
-
-def _by_key(path: Path, row_type: type[_KeyedRow]) -> dict[tuple[str, int], _KeyedRow]:
-    rows: dict[tuple[str, int], _KeyedRow] = {}
-    for row in _rows(path, row_type):
-        rows.setdefault(row.key, row)
-    return rows
-
-
-def _rows(path: Path, row_type: type[_Row]) -> Iterator[_Row]:
-    for number, fields in enumerate(read_rows(path), start=1):
-        try:
-            yield row_type.from_dict(fields)
-        except (TypeError, KeyError, AttributeError):
-            raise UserError(
-                f"{path} row {number} is no whole {row_type.__name__.lower()}; delete its line and run again."
-            ) from None
-
-
-def _write_grades(path: Path, grades: Sequence[Grade]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        for row in grades:
-            file.write(json.dumps(row.to_dict()) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

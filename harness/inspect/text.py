@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
@@ -196,7 +197,7 @@ def of_text(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
 def _of_row(row: Mapping[str, Any], name: str, draw: int, where: str, model: LoadedModel) -> Traced:
     trace = trace_of_text(dict(row), name, model.config.tags, model, where)
-    return Traced(model=model, trace=replace(trace, draw=draw))
+    return Traced(model=model, trace=msgspec.structs.replace(trace, draw=draw))
 
 
 def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> Source:

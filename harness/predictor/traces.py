@@ -1,8 +1,6 @@
 """Stage 1: correct, closed traces of a model, written by it here or taken from stored texts."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -13,9 +11,9 @@ from analysis.records import (
     GRADES_FILE,
     PROBLEMS_FILE,
     Completion,
+    PairRow,
     Problem,
     UserError,
-    _Row,
     drop_torn_line,
     read_rows,
     read_shards,
@@ -33,12 +31,9 @@ from harness.toy.tasks import TASKS, training_problems
 TRACES_FILE = "traces.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace(_Row):
+class Trace(PairRow, frozen=True, kw_only=True):
     """One correct text: question, thinking, closing tag at `think_end`, answer. `kept` is false for a useless one."""
 
-    problem_id: str
-    draw: int
     kept: bool
     token_ids: list[int]
     think_start: int
@@ -55,7 +50,7 @@ def make_traces(plan: Plan, load: Callable[[], LoadedModel]) -> int:
     with path.open("a") as file:
         for trace in source:
             if (trace.problem_id, trace.draw) not in done:
-                file.write(json.dumps(trace.to_dict(), separators=(",", ":")) + "\n")
+                file.write(trace.to_line())
                 file.flush()
     return len(read_traces(plan.recipe.directory))
 

@@ -12,7 +12,7 @@ from harness.sweep.decode_cells import OpenCells, decode
 from harness.sweep.heartbeat import Reporter, last_lines
 from harness.sweep.job import Job
 from harness.sweep.store import CellLockedError, CellStore
-from harness.sweep.tracker import Tracking
+from harness.sweep.tracker import tracked
 
 
 def run(jobs: Sequence[Job]) -> list[Exception]:
@@ -50,12 +50,11 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
         for cell_id, store in stores.items():
             status.cells[cell_id].finished = len(store.finished_pairs.intersection(job.own_pairs))
             progress.update(status.cells[cell_id].finished)
+        stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
         reporter = stack.enter_context(Reporter(job.run_directory, status))
-        by_id = {cell.cell_id: cell for cell in cells}
-        tracking = stack.enter_context(Tracking(job.tracker, job.run_directory.name, by_id, reporter))
         decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
-        for cell_id, store in stores.items():
-            tracking.graded[cell_id] = grader.grade_cell(store.directory, shard=job.shard)
+        for store in stores.values():
+            grader.grade_cell(store.directory, shard=job.shard)
             store.mark_done(job.problem_ids, job.draws)
 
 

@@ -1,8 +1,8 @@
-"""What every task of a sweep is doing, told by the tasks themselves; the command `kvsweep-status`.
+"""The progress of a sweep, read from its tasks' status files; the command `kvsweep-status`.
 
-A scheduler's word is not enough: it calls a task completed that raised. So each task keeps one small file,
-`<run_directory>/status/<task>.json`, and replaces it every few seconds while it lives. Reading the progress of a
-sweep takes these files and the cells' DONE, never a row of results.
+A scheduler calls a task completed that has raised. So each task keeps one small file,
+`<run_directory>/status/<task>.json`, and replaces it every few seconds while it lives. The progress of a sweep is read
+from these files and the cells' DONE; no row of results is read.
 """
 
 import argparse
@@ -12,24 +12,24 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from analysis.records import CELL_FILE, DONE_FILE, STATUS_FOLDER, UserError
-from harness.sweep.heartbeat import State, TaskStatus, policy_label
+from analysis.records import CELL_FILE, DONE_FILE, STATUS_FOLDER, State, TaskStatus, UserError, read_cell
+from harness.sweep.heartbeat import policy_label
 
 STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
 
 
 @dataclass(kw_only=True)
 class CellStatus:
-    """One cell as the sweep's folder shows it."""
+    """The progress of one cell, all its shards together."""
 
     cell_id: str
     model: str
@@ -42,11 +42,12 @@ class CellStatus:
 
 @dataclass(kw_only=True)
 class SweepStatus:
-    """All cells of a run directory, and what its tasks do.
+    """All cells and tasks of a run directory.
 
     Attributes:
         tokens_per_second: live tokens of the tasks that run now.
-        seconds_left: for what is missing, at the pace of the tasks that run now; None where none has got anywhere.
+        seconds_left: time for the missing completions at the pace of the tasks that run now; None without such a pace.
+        failed: tasks that failed or stopped before all their cells were done.
     """
 
     directory: Path
@@ -54,33 +55,33 @@ class SweepStatus:
     tasks: list[TaskStatus]
     tokens_per_second: float
     seconds_left: float | None
-    failed: list[TaskStatus] = field(default_factory=list)
+    failed: list[TaskStatus]
 
     @property
     def finished(self) -> int:
-        """Completions that are there."""
+        """Number of stored completions."""
         return sum(cell.finished for cell in self.cells)
 
     @property
     def expected(self) -> int:
-        """Completions that the sweep is to have."""
+        """Number of completions of the whole sweep."""
         return sum(cell.expected for cell in self.cells)
 
 
-def read_sweep(directory: Path, *, now: float | None = None) -> SweepStatus:
+def read_sweep(directory: Path) -> SweepStatus:
     """Read a run directory's status files and DONE marks.
 
     Raises:
         UserError: no such folder, or nothing of a sweep in it.
     """
-    now = time.time() if now is None else now
+    now = time.time()
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
     tasks = _read_tasks(directory)
     cells = _cells_of_tasks(directory, tasks, now)
     for path in directory.glob(f"*/{CELL_FILE}"):
         if path.parent.name not in cells:
-            cells[path.parent.name] = _cell_without_task(path)
+            cells[path.parent.name] = _cell_without_task(path.parent)
     if not cells:
         raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
     running = [task for task in tasks if task.seen(now) == "running"]
@@ -103,7 +104,7 @@ def read_sweep(directory: Path, *, now: float | None = None) -> SweepStatus:
 def _read_tasks(directory: Path) -> list[TaskStatus]:
     tasks = []
     for path in sorted((directory / STATUS_FOLDER).glob("*.json")):
-        with suppress(ValueError, KeyError, TypeError, OSError):
+        with suppress(ValueError, OSError):
             tasks.append(TaskStatus.read(path))
     return tasks
 
@@ -115,7 +116,7 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus], now: float) ->
             by_cell.setdefault(cell_id, []).append(task)
     cells = {}
     for cell_id, entries in by_cell.items():
-        # A sweep that was split anew has files of both ways; the newest says how it is split now.
+        # After a sweep was split in another way there are status files of both; the newest shows the present one.
         newest = max(entries, key=lambda task: task.heartbeat)
         parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
         done = (directory / cell_id / DONE_FILE).exists()
@@ -134,23 +135,23 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus], now: float) ->
 
 
 def _worst(states: Iterable[State]) -> State:
-    """A cell is what the unhappiest of its shards is; one whose shards all ended without a DONE has stopped."""
+    """The state of a cell from those of its shards; a cell without DONE whose shards have all ended has stopped."""
     found = set(states)
     order: tuple[State, ...] = ("failed", "stopped", "running", "queued")
     return next((state for state in order if state in found), "stopped")
 
 
-def _cell_without_task(path: Path) -> CellStatus:
-    described = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    done = path.with_name(DONE_FILE)
+def _cell_without_task(folder: Path) -> CellStatus:
+    settings = read_cell(folder)
+    done = folder / DONE_FILE
     count = 0
     with suppress(OSError, ValueError, KeyError, TypeError):
         count = int(json.loads(done.read_text())["completions"])
     return CellStatus(
-        cell_id=path.parent.name,
-        model=described["model"]["name"],
-        benchmark=described["benchmark"]["name"],
-        policy=policy_label(described["policy"]),
+        cell_id=folder.name,
+        model=settings["model"]["name"],
+        benchmark=settings["benchmark"]["name"],
+        policy=policy_label(settings["policy"]),
         state="done" if done.exists() else "stopped",
         finished=count,
         expected=count,
@@ -158,7 +159,7 @@ def _cell_without_task(path: Path) -> CellStatus:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Console script: exit code 0; 1 if anything failed or stopped; 2 after a user's mistake."""
+    """Console script: exit code 0, 1 if a task failed or stopped, 2 after a user's mistake, 130 interrupted."""
     arguments = _parser().parse_args(argv)
     try:
         sweep = read_sweep(arguments.dir)
@@ -200,7 +201,7 @@ def _watch(directory: Path, interval: float) -> SweepStatus:
 
 
 def as_json(sweep: SweepStatus) -> dict[str, Any]:
-    """The sweep's status as plain values: totals, cells, tasks, and how to try the failed ones again."""
+    """The sweep's status as plain values: totals, cells, tasks, and the commands that try the failed tasks again."""
     now = time.time()
     return {
         "directory": str(sweep.directory),
@@ -210,13 +211,13 @@ def as_json(sweep: SweepStatus) -> dict[str, Any]:
         "seconds_left": sweep.seconds_left,
         "states": dict(Counter(cell.state for cell in sweep.cells)),
         "cells": [asdict(cell) for cell in sweep.cells],
-        "tasks": [{**asdict(task), "state": task.seen(now)} for task in sweep.tasks],
+        "tasks": [{**msgspec.to_builtins(task), "state": task.seen(now)} for task in sweep.tasks],
         "retry": sorted({task.command for task in sweep.failed}),
     }
 
 
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Table:
-    """The sweep as a table: a line for each model and benchmark, or for each cell."""
+    """The sweep as a table with one line for each model and benchmark, or for each cell."""
     left = "unknown" if sweep.seconds_left is None else _duration(sweep.seconds_left)
     done = sum(cell.state == "done" for cell in sweep.cells)
     caption = (

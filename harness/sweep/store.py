@@ -1,11 +1,11 @@
 """The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
 
 `<results_dir>/<run_name>/<cell_id>/` holds cell.yaml, provenance.json, problems.jsonl, completions.jsonl, grades.jsonl,
-stats.jsonl and DONE; results/README.md has the schema. A shard writes completions-1of4.jsonl and so on beside the
-other shards', and whoever reads takes all of them together.
+stats.jsonl and DONE; results/README.md has the schema. Each shard writes files of its own, such as
+completions-1of4.jsonl, and a reader takes the files of all shards together.
 
-Locks are `flock` locks: they end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
-on Lustre the mount option `flock`; where a file system has none, two writers are told apart by nothing.
+Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
+on Lustre the mount option `flock`. A file system without such locks cannot keep two writers apart.
 """
 
 import json
@@ -15,13 +15,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-import msgspec
 import yaml
 from filelock import FileLock, Timeout
 
@@ -35,24 +32,30 @@ from analysis.records import (
     PROVENANCE_FILE,
     STATS_FILE,
     WHOLE,
+    BadLine,
     Completion,
     DecodeStats,
+    Pair,
+    PairRow,
     Problem,
     Shard,
     UserError,
-    _line,
-    _replace,
+    append_row,
     drop_torn_line,
+    ignore,
+    latest_rows,
     plain_disk_errors,
+    read_rows,
+    replace_text,
+    replacing,
     shard_files,
 )
 from harness.sweep.cell import Cell
 
 LOCK_FILE = ".lock"
 
-# A killed process loses nothing that it wrote; only a machine that dies can lose the rows of the last second.
+# A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
 _SYNC_SECONDS = 1.0
-Pair = tuple[str, int]
 
 
 class CellLockedError(UserError):
@@ -62,7 +65,7 @@ class CellLockedError(UserError):
 
 
 class CellStore:
-    """One cell's folder, open for writing by one shard's process alone. A context manager.
+    """One cell's folder, open for writing by the process of one shard. A context manager.
 
     Raises:
         CellLockedError: on entering, when another process holds the shard, or a shard of another count.
@@ -89,12 +92,12 @@ class CellStore:
         return self
 
     def _open(self) -> None:
-        _replace(self.directory / CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
-        problems = "".join(_line(p.to_dict()) for p in self.problems)
+        replace_text(self.directory / CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
+        problems = "".join(problem.to_line() for problem in self.problems)
         path = self.directory / PROBLEMS_FILE
-        # A smaller limit takes the first of the same problems; the stored rows still need the others.
-        if not (path.exists() and path.read_text().startswith(problems)):
-            _replace(path, problems)
+        # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
+        if not (path.exists() and path.read_bytes().startswith(problems.encode())):
+            replace_text(path, problems)
         path = self.directory / self.shard.file(COMPLETIONS_FILE)
         drop_torn_line(path)
         quarantine_broken_lines(path)
@@ -103,14 +106,13 @@ class CellStore:
 
     def read_finished_pairs(self) -> set[Pair]:
         """Read (problem_id, draw) of every completion that any shard has stored."""
-        return {pair for path in self._completion_files() for pair in read_pairs(path)}
+        return {row.key for path in self._files() for row in read_rows(path, PairRow, on_bad=ignore)}
 
     def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
         """Yield the completions of the wanted pairs that any shard has stored."""
-        for path in self._completion_files():
-            yield from read_completions(path, wanted)
+        return (row for row in latest_rows(self._files(), Completion, on_bad=ignore) if row.key in wanted)
 
-    def _completion_files(self) -> Iterable[Path]:
+    def _files(self) -> Iterable[Path]:
         return shard_files(self.directory, COMPLETIONS_FILE).values()
 
     def __exit__(
@@ -118,18 +120,18 @@ class CellStore:
     ) -> None:
         assert self._completions is not None
         try:
-            # On a full disk closing fails once more, at what could not be written before.
+            # On a full disk closing fails again, because it writes what an earlier write could not.
             with plain_disk_errors(self.directory), self._completions as file:
                 os.fsync(file.fileno())
         finally:
             self._lock.release()
 
     def append(self, completion: Completion) -> None:
-        """Add one completion as one line. It is on disk within a second and safe from a kill at once."""
+        """Add one completion as one line, which survives a kill at once and a crash of the machine after a second."""
         assert self._completions is not None, "enter the store first"
         assert completion.key not in self.finished_pairs, f"{completion.key} written twice"
         with plain_disk_errors(self.directory):
-            self._completions.write(_line(completion.to_dict()).encode())
+            self._completions.write(completion.to_line().encode())
             self._completions.flush()
             if time.monotonic() - self._synced > _SYNC_SECONDS:
                 os.fsync(self._completions.fileno())
@@ -137,32 +139,28 @@ class CellStore:
         self.finished_pairs.add(completion.key)
 
     def append_stats(self, stats: DecodeStats) -> None:
-        """Add what one stretch of decoding cost."""
-        path = self.directory / self.shard.file(STATS_FILE)
+        """Add the cost of one stretch of decoding."""
         with plain_disk_errors(self.directory):
-            drop_torn_line(path)
-            with path.open("ab") as file:
-                file.write(_line(stats.to_dict()).encode())
+            append_row(self.directory / self.shard.file(STATS_FILE), stats)
 
     def write_provenance(self, provenance: dict[str, Any]) -> None:
-        """Record where the rows come from; a later stretch of the same cell adds its own entry."""
+        """Record where the rows come from; each stretch of the same cell adds its own entry."""
         path = self.directory / self.shard.file(PROVENANCE_FILE)
         earlier = json.loads(path.read_text())["stretches"] if path.exists() else []
         document = {**provenance, "stretches": [*earlier, provenance["stretch"]]}
         del document["stretch"]
         with plain_disk_errors(self.directory):
-            _replace(path, json.dumps(document, indent=2) + "\n")
+            replace_text(path, json.dumps(document, indent=2) + "\n")
 
     def unmark_done(self) -> None:
-        """Take DONE away: completions are about to be added, more than it speaks of."""
+        """Delete DONE, because completions are about to be added."""
         with plain_disk_errors(self.directory):
             (self.directory / DONE_FILE).unlink(missing_ok=True)
 
     def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
-        """Write DONE if every draw of every problem has its completion, whoever stored it; else take DONE away.
+        """Write DONE if every draw of every problem has its completion, of whatever shard; else delete DONE.
 
-        DONE says what it vouches for: the problems and draws, and the sizes of the files that hold them, so that
-        `is_done` need not read them again.
+        DONE lists the problems and draws and the sizes of the files that hold them, so that `is_done` reads no rows.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / DONE_FILE
@@ -172,7 +170,7 @@ class CellStore:
                 path.unlink(missing_ok=True)
                 return False
             done = {"completions": len(pairs), "draws": draws, "problems": list(problem_ids)}
-            _replace(path, json.dumps({**done, "files": _sizes(self.directory)}) + "\n")
+            replace_text(path, json.dumps({**done, "files": _sizes(self.directory)}) + "\n")
         return True
 
     def _take_lock(self) -> None:
@@ -191,7 +189,7 @@ class CellStore:
 
 
 def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int) -> bool:
-    """Whether DONE vouches for all these completions and its files are as it left them; reads no rows."""
+    """True if DONE lists all these completions and the files still have the sizes that it lists; reads no rows."""
     directory = run_directory / cell.cell_id
     try:
         done = json.loads((directory / DONE_FILE).read_text())
@@ -215,7 +213,7 @@ def _lock_of(directory: Path, shard: Shard) -> FileLock:
 
 
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
-    """The locks of writers that share the pairs out in another way, and so could write the same pair."""
+    """The locks of shards of another count, whose writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
         part = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2] if path.name != LOCK_FILE else "1"
         if part.isdigit() and int(part) != shard.count:
@@ -233,78 +231,21 @@ def _owner(lock: Path) -> str:
         return "another process"
 
 
-@dataclass(frozen=True)
-class _BadLine:
-    number: int
-    text: bytes
-
-
-class _Key(msgspec.Struct):
-    """What a row of completions must have to count; the decoder checks the rest of the line to be JSON and skips it."""
-
-    problem_id: str
-    draw: int
-
-
-def read_pairs(path: Path) -> Iterator[Pair]:
-    """Yield (problem_id, draw) of every stored completion; broken lines and a torn last one are passed over."""
-    for pair, _ in _keyed_lines(path):
-        yield pair
-
-
-def read_completions(path: Path, wanted: Collection[Pair]) -> Iterator[Completion]:
-    """Yield the stored completions of the wanted pairs; rows that are not whole are passed over."""
-    for pair, line in _keyed_lines(path):
-        if pair in wanted:
-            with suppress(KeyError, TypeError):
-                yield Completion.from_dict(json.loads(line))
-
-
-def _keyed_lines(path: Path, bad: list[_BadLine] | None = None) -> Iterator[tuple[Pair, bytes]]:
-    """Yield every row's key and line; `bad` takes the broken lines. A torn last line is nobody's."""
-    decoder = msgspec.json.Decoder(_Key)
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                return  # its writer is at it, or died
-            try:
-                key: _Key | None = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                # Half a surrogate pair is no text to msgspec; a model may write one, and Python reads it back.
-                key = _decode_with_json(line)
-            if key is not None:
-                yield (key.problem_id, key.draw), line
-            elif bad is not None and line.strip():
-                bad.append(_BadLine(number, line))
-
-
-def _decode_with_json(line: bytes) -> _Key | None:
-    try:
-        return msgspec.convert(json.loads(line), _Key)
-    except (ValueError, msgspec.ValidationError):
-        return None
-
-
 def quarantine_broken_lines(path: Path) -> int:
-    """Move lines that are no completions to `<file>.quarantine`, say so, and return how many; the rest stays as it is.
+    """Move lines that are no rows of a pair to `<file>.quarantine`, print a note, and return how many were moved.
 
-    Their completions are made again by the run that goes on.
+    The run that goes on makes their completions again; the other lines stay as they are.
     """
-    bad: list[_BadLine] = []
-    if path.exists():
-        deque(_keyed_lines(path, bad), maxlen=0)
+    bad: list[BadLine] = []
+    deque(read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
     if not bad:
         return 0
     quarantine = path.with_name(f"{path.name}.quarantine")
     with quarantine.open("ab") as file:
         file.writelines(line.text for line in bad)
     numbers = {line.number for line in bad}
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with path.open("rb") as lines, temporary.open("wb") as file:
+    with path.open("rb") as lines, replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines(line for number, line in enumerate(lines, start=1) if number not in numbers)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
     print(
         f"note: {path} had {len(bad)} broken lines (first: line {bad[0].number}); they lie in {quarantine.name} now, "
         "and their completions are made again.",

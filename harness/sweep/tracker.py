@@ -1,8 +1,8 @@
 """Progress and results of each cell for Weights & Biases, trackio or MLflow; off unless asked for (`tracker=`).
 
-No run waits for a tracker. It lives in a process of its own, which is told by a thread what the task's status says now
-and then: where it fails, hangs or asks for a password, the run does not notice. Its error is told once, and at a job's
-end it has `patience_s` to finish before it is stopped.
+The tracker lives in a process of its own that reads the task's status file and the cells' result files, as
+`kvsweep-status` does. The job starts this process and sends it nothing, so a tracker that fails, hangs or asks for a
+password cannot disturb the job. At its end the job waits at most `patience_s` for the last values to arrive.
 """
 
 import contextvars
@@ -11,39 +11,51 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import Any, Literal
 
-import msgspec
 from tqdm import tqdm
 
-from analysis.records import COMPLETIONS_FILE, OUTCOMES, STATS_FILE, Shard, UserError, read_rows
-from harness.sweep.heartbeat import Reporter, policy_label
-
-if TYPE_CHECKING:  # the tracker's process has no need of torch
-    from harness.grading.grader import CellSummary
-    from harness.sweep.cell import Cell
-
+from analysis.records import (
+    COMPLETIONS_FILE,
+    GRADES_FILE,
+    OUTCOMES,
+    STATS_FILE,
+    Completion,
+    DecodeStats,
+    Grade,
+    Shard,
+    State,
+    TaskStatus,
+    UserError,
+    ignore,
+    latest_rows,
+    leaves,
+    read_cell,
+    read_rows,
+    view,
+)
 
 Kind = Literal["none", "wandb", "trackio", "mlflow"]
+_LOOK_S = 0.5
+# MLflow's server refuses a longer value of a parameter.
+MLFLOW_CHARACTERS = 6000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerConfig:
-    """Which tracker is told, and how often (`conf/tracker/`).
+    """The tracker of a job, and how often it gets values (`conf/tracker/`).
 
     Attributes:
-        kind: the tracker's package; `none` tells nobody.
-        project: what the tracker calls the collection of runs.
-        interval_s: seconds between two looks at the progress.
+        kind: the tracker's package, or `none`.
+        project: the tracker's name for the collection of runs.
+        interval_s: seconds between two reports of the progress.
         patience_s: seconds that the end of a job waits for the tracker.
 
     Raises:
@@ -69,233 +81,195 @@ class TrackerConfig:
 UNTRACKED = TrackerConfig()
 
 
-class Run(Protocol):
-    """One cell's run at a tracker."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Add the values at a step; steps ascend."""
-
-    def finish(self, *, ok: bool) -> None:
-        """Close the run."""
+# --- In the job ---------------------------------------------------------------------------------------------
 
 
-class WandbRun:
-    """A run of Weights & Biases, one of several that are open side by side."""
+@contextmanager
+def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]) -> Iterator[None]:
+    """Let a tracker follow this process's task while the block runs. Enter it before the task's `Reporter`.
 
-    def __init__(self, *, project: str, group: str, name: str, config: Mapping[str, Any]) -> None:
-        import wandb
-
-        # Neither the console nor the machine is ours to watch: twenty cells would do it twenty times.
-        settings = {"console": "off", "silent": True, "x_disable_stats": True}
-        self._run = wandb.init(
-            project=project, group=group, name=name, config=dict(config), reinit="create_new", settings=settings
-        )
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """As `Run.log`."""
-        self._run.log(dict(values), step=step)
-
-    def finish(self, *, ok: bool) -> None:
-        """As `Run.finish`."""
-        self._run.finish(exit_code=0 if ok else 1)
-
-
-class TrackioRun:
-    """A run of trackio."""
-
-    def __init__(self, *, project: str, group: str, name: str, config: Mapping[str, Any]) -> None:
-        import trackio
-
-        # A context of its own: in the same one, `init` would end the run before.
-        self._run = contextvars.Context().run(
-            trackio.init, project=project, group=group, name=name, config=dict(config), embed=False
-        )
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """As `Run.log`."""
-        self._run.log(dict(values), step=step)
-
-    def finish(self, *, ok: bool) -> None:
-        """As `Run.finish`; trackio knows no failed runs."""
-        self._run.finish()
-
-
-class MlflowRun:
-    """A run of MLflow, by its client: the fluent functions know only one open run."""
-
-    # What its server takes of a parameter's value.
-    MOST_CHARACTERS = 6000
-
-    def __init__(self, *, project: str, group: str, name: str, config: Mapping[str, Any]) -> None:
-        import mlflow
-
-        self._client = mlflow.MlflowClient()
-        found = self._client.get_experiment_by_name(project)
-        experiment = self._client.create_experiment(project) if found is None else found.experiment_id
-        self._id = self._client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
-        for key, value in _flat(config):
-            self._client.log_param(self._id, key, str(value)[: self.MOST_CHARACTERS])
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """As `Run.log`."""
-        for key, value in values.items():
-            self._client.log_metric(self._id, key, value, step=step)
-
-    def finish(self, *, ok: bool) -> None:
-        """As `Run.finish`."""
-        self._client.set_terminated(self._id, "FINISHED" if ok else "FAILED")
-
-
-RUNS: Mapping[str, Callable[..., Run]] = {"wandb": WandbRun, "trackio": TrackioRun, "mlflow": MlflowRun}
-
-
-def serve(kind: str) -> None:
-    """What the tracker's process does: each line calls one cell's run, as JSON `[cell_id, method, arguments]`."""
-    runs: dict[str, Run] = {}
-    for line in sys.stdin:
-        cell_id, method, arguments = json.loads(line)
-        if method == "open":
-            runs[cell_id] = RUNS[kind](**arguments)
-        else:
-            getattr(runs[cell_id], method)(**arguments)
-
-
-class Tracking:
-    """Tells the tracker of a task's cells while it runs. A context manager.
-
-    Attributes:
-        graded: what grading found, by cell_id; the task adds each cell's when it is there.
+    Args:
+        task: the name of the task's status file.
+        cells: the cell_ids to follow; each becomes a run of the tracker.
     """
-
-    def __init__(self, config: TrackerConfig, group: str, cells: Mapping[str, "Cell"], reporter: Reporter) -> None:
-        self.graded: dict[str, CellSummary] = {}
-        self._config, self._group, self._cells, self._reporter = config, group, cells, reporter
-        self._ok = self._late = False
-        self._process: subprocess.Popen[str] | None = None
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self) -> Self:
-        if self._config.kind == "none":
-            return self
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        try:
-            self._errors = tempfile.TemporaryFile("w+")
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from harness.sweep.tracker import serve; serve({self._config.kind!r})"],
-                env={**os.environ, "PYTHONPATH": path},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                text=True,
-                start_new_session=True,  # a Ctrl-C is the run's, and there is no terminal to ask
-            )
-        except OSError as error:
-            self._note(str(error))
-            return self
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is None:
-            return
-        self._ok = error is None
-        self._end.set()
-        try:
-            self._thread.join(self._config.patience_s)
-        finally:
-            if self._thread.is_alive():
-                self._late = True
-                # With the processes that it has started itself.
+    process = _start(config, run_directory, task, cells) if config.kind != "none" else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            try:
+                process.wait(config.patience_s)
+            except subprocess.TimeoutExpired:
+                # The tracker's own processes belong to its group.
                 with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._thread.join()
-            self._errors.close()
-
-    def _follow(self) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            with self._process.stdin as pipe:
-                self._tell(pipe)
-        except BrokenPipeError:
-            pass  # the process is no more, and its status says why
-        except Exception as error:
-            self._note(" ".join(str(error).split()))
-        code = self._process.wait()
-        if self._late:
-            self._note(f"not finished after {self._config.patience_s:g} s")
-        elif code:
-            self._errors.seek(0)
-            self._note((self._errors.read().strip() or f"it ended with status {code}").splitlines()[-1])
-
-    def _note(self, reason: str) -> None:
-        tqdm.write(f"note: tracker={self._config.kind} is told no more ({reason}); the run goes on.", file=sys.stderr)
-
-    def _tell(self, pipe: IO[str]) -> None:
-        for cell_id, cell in self._cells.items():
-            _send(pipe, cell_id, "open", **self._settings(cell))
-        step = 0
-        while not self._end.wait(self._config.interval_s):
-            step += 1
-            for cell_id in self._cells:
-                _send(pipe, cell_id, "log", values=self._progress(cell_id), step=step)
-        for cell_id in self._cells:
-            _send(pipe, cell_id, "log", values={**self._progress(cell_id), **self._result(cell_id)}, step=step + 1)
-            _send(pipe, cell_id, "finish", ok=self._ok)
-
-    def _settings(self, cell: "Cell") -> dict[str, Any]:
-        status = self._reporter.status
-        label = f"{cell.model.name} {cell.benchmark.name} {policy_label(cell.policy.identity())}"
-        name = label if status.shard == "1/1" else f"{label} {status.shard}"
-        config = {**cell.describe(), "shard": status.shard, "command": status.command}
-        return {"project": self._config.project, "group": self._group, "name": name, "config": config}
-
-    def _progress(self, cell_id: str) -> dict[str, float]:
-        status = self._reporter.status
-        seconds = max(time.time() - status.started, 1e-9)
-        tokens = sum(count() for count in self._reporter.counters)
-        finished, expected = status.cells[cell_id].finished, status.cells[cell_id].expected
-        return {"completions": finished, "progress": finished / expected, "tokens_per_second": tokens / seconds}
-
-    def _result(self, cell_id: str) -> dict[str, float]:
-        summary = self.graded.get(cell_id)
-        if summary is None or not summary.rows:
-            return {}
-        values: dict[str, float] = {
-            name: summary.outcomes[name] / summary.rows for name in OUTCOMES if name != "correct"
-        }
-        if not self._cells[cell_id].model.random_weights:
-            values["pass_at_1"] = summary.outcomes["correct"] / summary.rows
-        return {**values, **_memory(summary, Shard.parse(self._reporter.status.shard))}
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                tqdm.write(_note(config.kind, f"not finished after {config.patience_s:g} s"), file=sys.stderr)
 
 
-class _Lengths(msgspec.Struct):
-    num_tokens: int
-    prompt_tokens: int
-    peak_length: int
+def _start(
+    config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]
+) -> "subprocess.Popen[bytes] | None":
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    asked = [config.kind, config.project, config.interval_s, str(run_directory), task, os.getpid(), list(cells)]
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "harness.sweep.tracker", json.dumps(asked)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C belongs to the job, and a tracker finds no terminal to ask at
+        )
+    except OSError as error:
+        tqdm.write(_note(config.kind, str(error)), file=sys.stderr)
+        return None
 
 
-def _memory(summary: "CellSummary", shard: Shard) -> dict[str, float]:
-    """`kept_memory`, as the report has it, and the largest KV cache of any stretch in bytes, all slots together."""
-    decode = msgspec.json.Decoder(_Lengths).decode
-    with (summary.directory / shard.file(COMPLETIONS_FILE)).open("rb") as lines:
-        rows = [decode(line) for line in lines]
+def _note(kind: str, reason: str) -> str:
+    return f"note: tracker={kind} gets no more values ({reason}); the run goes on."
+
+
+# --- In the tracker's process -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrackerRun:
+    """One cell's run at a tracker: `log(values, step)` with ascending steps, then `finish(ok)`."""
+
+    log: Callable[[dict[str, float], int], object]
+    finish: Callable[[bool], object]
+
+
+def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of Weights & Biases; several are open side by side."""
+    import wandb
+
+    # Twenty cells would record the console and the machine twenty times.
+    settings = {"console": "off", "silent": True, "x_disable_stats": True}
+    run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
+    return TrackerRun(
+        log=lambda values, step: run.log(values, step=step),
+        finish=lambda ok: run.finish(exit_code=0 if ok else 1),
+    )
+
+
+def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of trackio, which has no failed runs."""
+    import trackio
+
+    # In one context a second `init` would end the run before it.
+    context = contextvars.Context()
+    run = context.run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
+    return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
+
+
+def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of MLflow by its client, because the fluent functions know only one open run."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    found = client.get_experiment_by_name(project)
+    experiment = client.create_experiment(project) if found is None else found.experiment_id
+    run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
+    for path, value in leaves(config):
+        client.log_param(run_id, ".".join(path), str(value)[:MLFLOW_CHARACTERS])
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            client.log_metric(run_id, key, value, step=step)
+
+    return TrackerRun(log=log, finish=lambda ok: client.set_terminated(run_id, "FINISHED" if ok else "FAILED"))
+
+
+TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "trackio": trackio_run, "mlflow": mlflow_run}
+
+
+def follow(
+    kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
+) -> None:
+    """Report a task's cells to a tracker until the task ends.
+
+    Raises:
+        Exception: any error of the tracker's package; files that cannot be read.
+    """
+    path = TaskStatus.path(run_directory, task)
+    while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
+        time.sleep(_LOOK_S)  # the task has not begun: this is an earlier task's file
+    runs = {}
+    for cell_id in cells:
+        settings = {**read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
+        name = _name(status, cell_id)
+        runs[cell_id] = TRACKERS[kind](project=project, group=run_directory.name, name=name, config=settings)
+    step = 0
+    state: State = "running"
+    while state == "running":
+        step += 1
+        for cell_id, run in runs.items():
+            run.log(_progress(status, cell_id), step)
+        status, state = _look(path, interval_s)
+    for cell_id, run in runs.items():
+        result = cell_result(run_directory / cell_id, Shard.parse(status.shard))
+        run.log({**_progress(status, cell_id), **result}, step + 1)
+        run.finish(state == "done")
+
+
+def _look(path: Path, seconds: float) -> tuple[TaskStatus, State]:
+    """The status and the state after so many seconds, or as soon as the task has ended."""
+    until = time.monotonic() + seconds
+    while True:
+        status, left = TaskStatus.read(path), until - time.monotonic()
+        state = status.seen(time.time())
+        if left <= 0 or state != "running":
+            return status, state
+        time.sleep(min(left, _LOOK_S))
+
+
+def _name(status: TaskStatus, cell_id: str) -> str:
+    cell = status.cells[cell_id]
+    label = f"{cell.model} {cell.benchmark} {cell.policy}"
+    return label if status.shard == "1/1" else f"{label} {status.shard}"
+
+
+def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
+    cell = status.cells[cell_id]
+    speed = status.tokens / max(status.heartbeat - status.started, 1e-9)
+    return {"completions": cell.finished, "progress": cell.finished / cell.expected, "tokens_per_second": speed}
+
+
+_Lengths = view(Completion, "num_tokens", "prompt_tokens", "peak_length")
+
+
+def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
+    """One cell's results so far, of one shard; empty without grades.
+
+    `kept_memory` is as in the report, `kv_bytes_allocated` the largest KV cache of any stretch, all slots together.
+    """
+    grades = Counter(row.outcome for row in latest_rows([folder / shard.file(GRADES_FILE)], Grade, on_bad=ignore))
+    if not grades:
+        return {}
+    values: dict[str, float] = {name: grades[name] / grades.total() for name in OUTCOMES if name != "correct"}
+    if not read_cell(folder)["model"].get("random_weights"):
+        values["pass_at_1"] = grades["correct"] / grades.total()
+    rows = list(latest_rows([folder / shard.file(COMPLETIONS_FILE)], _Lengths, on_bad=ignore))
     peak, full = sum(row.peak_length for row in rows), sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
-    stretches = read_rows(summary.directory / shard.file(STATS_FILE), on_bad=lambda *_: None)
-    allocated = max((row["kv_bytes_allocated"] for row in stretches), default=0)
-    return {"kept_memory": min(peak / full, 1.0), "kv_bytes_allocated": allocated}
+    stretches = read_rows(folder / shard.file(STATS_FILE), DecodeStats, on_bad=ignore)
+    allocated = max((row.kv_bytes_allocated for row in stretches), default=0)
+    return {**values, "kept_memory": min(peak / full, 1.0), "kv_bytes_allocated": allocated}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        flat += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return flat
+def main() -> None:
+    """The tracker's process: `python -m harness.sweep.tracker JSON`, where JSON lists the arguments of `follow`."""
+    kind, project, interval_s, run_directory, *rest = json.loads(sys.argv[1])
+    # A tracker's package may print what it likes, but not between the lines of the job.
+    terminal = os.fdopen(os.dup(2), "w")
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    try:
+        follow(kind, project, interval_s, Path(run_directory), *rest)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        print(_note(kind, f"{type(error).__name__}: {reason}"), file=terminal, flush=True)
+        sys.exit(1)
 
 
-def _send(pipe: IO[str], cell_id: str, method: str, **arguments: Any) -> None:
-    pipe.write(json.dumps([cell_id, method, arguments], default=str) + "\n")
-    pipe.flush()
+if __name__ == "__main__":
+    main()

@@ -160,17 +160,20 @@ def test_token_ids_come_where_they_are_asked_for(make_cell: MakeCell) -> None:
 def test_rows_are_written_group_by_group(make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
     cell = make_cell([[1, 0, 1, 0], [1, 1, 1, 1]])
-    read, alive = module.stream_completions, []
+    read, alive = module.read_shards, []
 
-    def watched(*arguments: Any) -> Any:
-        for row in read(*arguments):
+    def watched(folder: Path, name: str, kind: Any, **how: Any) -> Any:
+        for row in read(folder, name, kind, **how):
+            if name != "completions.jsonl":
+                yield row
+                continue
             written = sum(len(group) for group in groups)
             alive.append(len(alive) + 1 - written)
             yield row
 
     groups: list[list[Any]] = []
     split = module._groups
-    monkeypatch.setattr(module, "stream_completions", watched)
+    monkeypatch.setattr(module, "read_shards", watched)
     monkeypatch.setattr(module, "_groups", lambda rows: (groups.append(g) or g for g in split(rows)))  # type: ignore[func-returns-value]
     (path,) = export(cell.parent)[0].glob("data/*")
     assert pq.ParquetFile(path).num_row_groups == 3
@@ -256,7 +259,7 @@ def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What is sent to the hub, somebody being logged in."""
+    """The calls that reach the hub while somebody is logged in."""
     sent: list[tuple[Any, ...]] = []
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
     monkeypatch.setattr(

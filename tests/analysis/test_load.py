@@ -1,12 +1,11 @@
 import json
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from analysis.load import load_cells, load_completions, load_problems, load_run, load_texts
+from analysis.load import load_problems, load_run, load_texts
 from analysis.records import UserError
 
 MakeCell = Callable[..., Path]
@@ -15,7 +14,7 @@ MakeCell = Callable[..., Path]
 def test_a_cell_becomes_one_row_with_its_policy_flattened(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0]], policy="dynts", keep_ratio=0.3, local_window=48, budget=128)
     make_cell([[1, 1]])
-    cells = load_cells(tmp_path / "run")
+    cells = load_run(tmp_path / "run").cells
     assert list(cells["policy"]) == ["full", "dynts"]
     dynts, full = cells.iloc[1], cells.iloc[0]
     assert (dynts["keep_ratio"], dynts["local_window"], dynts["budget"]) == (0.3, 48, 128)
@@ -27,32 +26,32 @@ def test_a_cell_becomes_one_row_with_its_policy_flattened(tmp_path: Path, make_c
 
 def test_an_ungraded_completion_is_missing_not_wrong(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, None]], done=False, expected=10)
-    rows = load_completions(tmp_path / "run").set_index("draw")
+    rows = load_run(tmp_path / "run").completions.set_index("draw")
     assert rows.loc[0, "outcome"] == "correct"
     assert rows.loc[0, "correct"] == 1
     assert rows.loc[1, ["outcome", "correct"]].isna().all()
-    assert load_cells(tmp_path / "run").iloc[0]["status"] == "partial"
+    assert load_run(tmp_path / "run").cells.iloc[0]["status"] == "partial"
 
 
 def test_a_cell_that_has_only_begun_is_read(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([], done=False, expected=10)
     for name in ("completions.jsonl", "grades.jsonl", "stats.jsonl"):
         (folder / name).unlink()
-    cells = load_cells(tmp_path / "run")
+    cells = load_run(tmp_path / "run").cells
     assert (cells.iloc[0]["completions"], cells.iloc[0]["expected"]) == (0, 10)
-    assert load_completions(tmp_path / "run").empty
+    assert load_run(tmp_path / "run").completions.empty
 
 
 def test_texts_and_problems_of_one_cell(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1]], policy="dynts")
-    assert "text" not in load_completions(tmp_path / "run")
+    assert "text" not in load_run(tmp_path / "run").completions
     row = load_texts(folder)["p0", 0]
     assert row.text.startswith("a is 4")
     assert row.token_ids == [5, 6, 7, 2]
     assert (row.evictions[0].length_before, row.evictions[0].held) == (129, [])
     assert load_problems(folder) == {}
     (folder / "problems.jsonl").write_text('{"id": "p0", "prompt": "What?", "gold": "4"}\n')
-    assert load_problems(folder)["p0"]["prompt"] == "What?"
+    assert load_problems(folder)["p0"].prompt == "What?"
 
 
 def test_the_evictions_belong_to_the_row_that_counts(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -68,11 +67,11 @@ def test_the_evictions_belong_to_the_row_that_counts(tmp_path: Path, make_cell: 
 
 def test_grades_by_another_rule_are_not_taken_for_grades(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1, 0]])
-    before = load_completions(tmp_path / "run")
+    before = load_run(tmp_path / "run").completions
     lenient = (folder / "grades.jsonl").read_text().replace('"wrong"', '"correct"')
     for name in ("grades.lenient.jsonl", "grades.lenient-1of2.jsonl", "grades-old.jsonl", "grades-0of2.jsonl"):
         (folder / name).write_text(lenient)
-    pd.testing.assert_frame_equal(load_completions(tmp_path / "run"), before)
+    pd.testing.assert_frame_equal(load_run(tmp_path / "run").completions, before)
 
 
 def test_provenance_of_shards_is_put_together(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -92,7 +91,7 @@ def test_shards_are_read_together_and_a_repeated_pair_counts_once(tmp_path: Path
     first = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
     (folder / "completions-1of2.jsonl").write_text(json.dumps(first | {"problem_id": "p9"}) + "\n")
     (folder / "completions-2of2.jsonl").write_text(json.dumps(first | {"num_tokens": 7}) + "\n")
-    rows = load_completions(tmp_path / "run").set_index("problem_id")
+    rows = load_run(tmp_path / "run").completions.set_index("problem_id")
     assert rows["num_tokens"].to_dict() == {"p0": 7, "p1": 201, "p9": 201}
 
 
@@ -114,17 +113,13 @@ def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path: Path, make_cell:
     assert "'p7'" in text
     assert "splendid" in text
     assert "broken/cell.yaml" in text
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        load_cells(tmp_path / "run")
-    assert [str(warning.message) for warning in caught] == run.notices
 
 
 def test_a_setting_beyond_the_axes_that_differs_is_named(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1]], policy="dynts", extra={"question_on_top": True})
     make_cell([[1]], policy="dynts", extra={"question_on_top": False})
     make_cell([[1]], policy="random", extra={"question_on_top": True})
-    variants = load_cells(tmp_path / "run").groupby("policy")["variant"].apply(set)
+    variants = load_run(tmp_path / "run").cells.groupby("policy")["variant"].apply(set)
     assert variants["dynts"] == {"question_on_top=true", "question_on_top=false"}
     assert variants["random"] == {""}
 
@@ -133,7 +128,7 @@ def test_a_limit_is_neither_a_variant_nor_another_condition(tmp_path: Path, make
     make_cell([[1]])
     make_cell([[1]], policy="dynts", limit=1)
     make_cell([[1]], policy="dynts", local_window=64)
-    cells = load_cells(tmp_path / "run")
+    cells = load_run(tmp_path / "run").cells
     assert cells["condition"].nunique() == 1
     assert set(cells["variant"]) == {""}
 
@@ -154,6 +149,6 @@ def test_a_wrong_directory_is_one_sentence(tmp_path: Path, make_cell: MakeCell, 
     (tmp_path / "empty").mkdir()
     directory = make_cell([[1]]) if name == "cell" else tmp_path / name
     with pytest.raises(UserError, match="give") as error:
-        load_cells(directory)
+        load_run(directory)
     assert str(directory) in str(error.value)
     assert "\n" not in str(error.value)

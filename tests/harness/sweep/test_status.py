@@ -1,4 +1,4 @@
-"""What kvsweep-status says, of tasks in every state, without reading a row."""
+"""kvsweep-status tells every state of a task apart without reading a row."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from analysis.records import UserError
-from harness.sweep import status
+from harness.sweep import heartbeat, status
 from harness.sweep.heartbeat import CellProgress, Reporter, TaskStatus, policy_label, task_name
 from harness.sweep.status import main, read_sweep
 
@@ -97,7 +97,7 @@ def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:
 
 
 def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.01)
     row = task(tmp_path, "queued", cells={"a": (0, 2)})
     path = tmp_path / "status" / f"{row.task}.json"
     with Reporter(tmp_path, row) as reporter:

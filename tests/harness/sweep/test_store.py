@@ -1,4 +1,4 @@
-"""What is written stays, once: after a kill, a full disk, a torn line, and with a second writer at the door."""
+"""Stored rows stay, once each: after a kill, a full disk, a torn line, and while a second writer tries to write."""
 
 import errno
 import json
@@ -13,17 +13,35 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from analysis.records import Completion, DecodeStats, Eviction, Problem, Shard, UserError, drop_torn_line, read_rows
+from analysis.export import export
+from analysis.load import load_run, load_texts
+from analysis.records import (
+    Completion,
+    DecodeStats,
+    Eviction,
+    Grade,
+    PairRow,
+    Problem,
+    Shard,
+    UserError,
+    drop_torn_line,
+    read_rows,
+    read_shards,
+)
 from compression.policies.full import FullCache
 from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig
 from harness.decode.sampling import SamplingConfig
+from harness.grading.grader import Grader
 from harness.models.config import ModelConfig
 from harness.sweep.cell import Cell
-from harness.sweep.store import CellLockedError, CellStore, is_done, read_pairs
+from harness.sweep.status import read_sweep
+from harness.sweep.store import CellLockedError, CellStore, is_done
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
 CELL = Cell(
@@ -53,8 +71,12 @@ def completion(problem_id: str = "a", draw: int = 0, text: str = "so 1") -> Comp
 
 
 def stats(**changes: Any) -> DecodeStats:
-    numbers = dict.fromkeys(DecodeStats.__dataclass_fields__, 1)
+    numbers = dict.fromkeys(DecodeStats.__struct_fields__, 1)
     return DecodeStats(**{**numbers, **changes})
+
+
+def pairs(path: Path) -> list[tuple[str, int]]:
+    return [row.key for row in read_rows(path, PairRow)]
 
 
 def store(run: Path, problems: list[Problem] = PROBLEMS) -> CellStore:
@@ -118,7 +140,7 @@ def test_a_torn_last_line_is_cut(tail: bytes, tmp_path: Path) -> None:
         assert again.finished_pairs == {("a", 0)}
         assert path.read_bytes() == whole
         again.append(completion("b"))
-    assert list(read_pairs(path)) == [("a", 0), ("b", 0)]
+    assert pairs(path) == [("a", 0), ("b", 0)]
 
 
 def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
@@ -281,6 +303,41 @@ def test_stretches_of_provenance_add_up(tmp_path: Path) -> None:
     assert provenance == {"draws": 2, "stretches": [{"started": "then"}, {"started": "now"}]}
 
 
+def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> None:
+    """Two shards of another count and a whole run may each have stored a pair; one rule says which row counts."""
+    run, last = tmp_path / "run", "</think>\\boxed{1}"
+    with store(run, PROBLEMS[:2]) as opened:
+        opened.append(completion("a", text="</think>\\boxed{2}"))
+        opened.append(completion("b", text="</think>\\boxed{1}"))
+    folder = opened.directory
+    with (folder / "completions.jsonl").open("a") as file:
+        file.write(completion("a", text="</think>\\boxed{3}").to_line())
+    longer = msgspec.structs.replace(completion("a", text=last), num_tokens=9)
+    with Grader(workers=1) as grader:
+        grader.grade_cell(folder)
+        assert [(g.key, g.answer) for g in read_shards(folder, "grades.jsonl", Grade)] == [
+            (("b", 0), "1"),
+            (("a", 0), "3"),
+        ]
+        (folder / "completions-1of2.jsonl").write_text(longer.to_line())
+        grader.grade_cell(folder)
+    answers = {grade.key: grade.answer for grade in read_shards(folder, "grades.jsonl", Grade)}
+    assert answers == {("a", 0): "1", ("b", 0): "1"}
+
+    rows = load_run(run).completions.set_index("problem_id")
+    assert (rows["num_tokens"]["a"], rows["correct"]["a"], len(rows)) == (9, 1, 2)
+    assert load_texts(folder)["a", 0].text == last
+    exported = pq.read_table(next(export(run)[0].glob("data/*"))).to_pylist()
+    assert {row["problem_id"]: row["text"] for row in exported} == {"a": last, "b": last}
+    assert len(exported) == 2
+
+    with store(run, PROBLEMS[:2]) as again:
+        assert again.finished_pairs == {("a", 0), ("b", 0)}
+        assert [row.text for row in again.read_completions({("a", 0)})] == [last]
+        assert again.mark_done(["a", "b"], 1)
+    assert read_sweep(run).finished == 2
+
+
 # --- One writer ---------------------------------------------------------------------------------------------
 
 
@@ -383,7 +440,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     with store(tmp_path) as again:
         assert again.finished_pairs == {("a", 0)}
         again.append(completion("b"))
-    assert list(read_pairs(opened.directory / "completions.jsonl")) == [("a", 0), ("b", 0)]
+    assert pairs(opened.directory / "completions.jsonl") == [("a", 0), ("b", 0)]
 
 
 @contextmanager
@@ -475,7 +532,7 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert ended.code == 0, ended.err
     assert len(appended) == len(rows) - before.count(b"\n"), "what was stored is not made anew"
     assert read_completions(run) == whole
-    assert len(set(read_pairs(path))) == len(rows) == 36
+    assert len(set(pairs(path))) == len(rows) == 36
     assert (run / cell_id / "DONE").exists()
     stretches = json.loads((run / cell_id / "provenance.json").read_text())["stretches"]
     assert len(stretches) == 2

@@ -1,6 +1,8 @@
-"""A tracker sees what a run does and can neither break, hold up nor change it."""
+"""A tracker follows a run and can neither break, hold up nor change the run."""
 
 import json
+import os
+import platform
 import subprocess
 import sys
 import time
@@ -11,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from analysis.records import UserError
+from analysis.records import CellProgress, TaskStatus, UserError
 from harness.sweep import tracker
 from harness.sweep.job import make_job
-from harness.sweep.tracker import RUNS, TrackerConfig
+from harness.sweep.tracker import TRACKERS, TrackerConfig, tracked
 
 ROOT = Path(__file__).resolve().parents[3]
-KINDS = tuple(RUNS)
+KINDS = tuple(TRACKERS)
 
 
 # Stands in for each of the packages: writes what its runs are told to a file, a line each, after `BEFORE` has run.
@@ -72,7 +74,7 @@ class FakeTracker:
         monkeypatch.setenv("TOLD", str(self._told))
 
     def before(self, statement: str) -> None:
-        """What happens when a run is opened."""
+        """Run this statement when a run is opened."""
         self._set("BEFORE", statement)
 
     @property
@@ -92,7 +94,7 @@ class FakeTracker:
         return list(found.values())
 
     def last(self, run: dict[str, Any]) -> dict[str, float]:
-        """What a run was told at its last step."""
+        """The values of a run at its last step."""
         return run["logged"][max(run["logged"])]
 
 
@@ -190,12 +192,12 @@ def test_a_tracker_changes_no_cell_and_no_completion(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_of_the_tracker_is_told_once_and_costs_nothing(
-    kind: str, command: Callable[..., Any], fake: FakeTracker, tmp_path: Path
+    kind: str, command: Callable[..., Any], fake: FakeTracker, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fake.before("raise RuntimeError('no route')")
     ended = command(f"tracker={kind}")
     assert ended.code == 0, ended.err
-    assert ended.err.count(f"note: tracker={kind} is told no more (RuntimeError: no route)") == 1
+    assert capfd.readouterr().err.count(f"note: tracker={kind} gets no more values (RuntimeError: no route)") == 1
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 2
 
 
@@ -205,7 +207,7 @@ def test_a_tracker_that_hangs_is_stopped(command: Callable[..., Any], fake: Fake
     ended = command("tracker=wandb", "tracker.patience_s=5")
     assert time.monotonic() - start < 300
     assert ended.code == 0
-    assert "tracker=wandb is told no more (not finished after 5 s)" in ended.err
+    assert "tracker=wandb gets no more values (not finished after 5 s)" in ended.err
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 2
     process, *_ = json.loads((tmp_path / "told.jsonl").read_text().splitlines()[0])
     assert not Path(f"/proc/{process}").exists()
@@ -217,30 +219,65 @@ def test_a_process_that_cannot_be_started_costs_nothing(
     start = subprocess.Popen
 
     def refuse(command: list[str], **settings: Any) -> Any:
-        if "harness.sweep.tracker" in command[-1]:
+        if "harness.sweep.tracker" in command:
             raise OSError("no memory")
         return start(command, **settings)
 
     monkeypatch.setattr(tracker.subprocess, "Popen", refuse)
     ended = command("tracker=wandb")
     assert ended.code == 0
-    assert "tracker=wandb is told no more (no memory)" in ended.err
+    assert "tracker=wandb gets no more values (no memory)" in ended.err
 
 
-def test_what_cannot_be_summed_up_is_told_and_costs_nothing(
-    command: Callable[..., Any], fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_read_is_told_once_and_raises_nothing(
+    fake: FakeTracker, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tracker, "COMPLETIONS_FILE", "missing.jsonl")
-    ended = command("tracker=wandb")
-    assert ended.code == 0
-    assert ended.err.count("tracker=wandb is told no more ([Errno 2]") == 1
+    cells = {name: CellProgress(model="m", benchmark="b", policy="full", finished=0, expected=3) for name in "ab"}
+    status = TaskStatus(
+        task="t", state="done", shard="1/1", command="kvsweep", cells=cells, host=platform.node(), pid=os.getpid()
+    )
+    with tracked(TrackerConfig(kind="wandb", patience_s=60), tmp_path, "t", cells):
+        status.write(tmp_path)
+    assert capfd.readouterr().err.count("tracker=wandb gets no more values (FileNotFoundError: [Errno 2]") == 1
 
 
-def test_a_tracker_that_asks_finds_nobody_to_answer(command: Callable[..., Any], fake: FakeTracker) -> None:
+def test_a_tracker_that_asks_finds_nobody_to_answer(
+    command: Callable[..., Any], fake: FakeTracker, capfd: pytest.CaptureFixture[str]
+) -> None:
     fake.before("open('/dev/tty')")
     ended = command("tracker=wandb")
     assert ended.code == 0
-    assert "tracker=wandb is told no more (OSError: " in ended.err
+    assert "tracker=wandb gets no more values (OSError: " in capfd.readouterr().err
+
+
+def test_a_package_that_prints_prints_nothing_between_the_lines_of_the_job(
+    command: Callable[..., Any], fake: FakeTracker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake.before("print('noise'); os.system('echo noise >&2')")
+    assert command("tracker=wandb").code == 0
+    assert "noise" not in "".join(capfd.readouterr())
+    assert len(fake.runs) == 2
+
+
+def test_a_killed_job_is_told_as_failed_and_ends_its_tracker(
+    start_kvsweep: Callable[..., Any], tiny: list[str], fake: FakeTracker, tmp_path: Path
+) -> None:
+    slow = "import time, harness.decode.engine as e; f = e.Engine._forward; " + (
+        "e.Engine._forward = lambda self: (time.sleep(0.2), f(self))[1]"
+    )
+    arguments = [*tiny, "policy=full", "benchmark=toy_add", f"results_dir={tmp_path}", "tracker=wandb"]
+    packages = f"import sys; sys.path.insert(0, {str(tmp_path / 'packages')!r}); "
+    process = start_kvsweep(*arguments, "tracker.interval_s=0.1", setup=packages + slow)
+    wait_until(lambda: any(run["logged"] for run in fake.runs))
+    process.kill()
+    wait_until(lambda: [run["ok"] for run in fake.runs] == [False])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_run_that_fails_is_told_as_failed(
