@@ -14,7 +14,8 @@ from analysis.records import Completion, DecodeStats, UserError
 from compression.cache import SlotCache
 from compression.policy import BudgetPolicy
 from harness.decode.engine import Engine
-from harness.decode.request import Branch, Request, auto_slots, needed_capacity, serves
+from harness.decode.memory import auto_slots
+from harness.decode.request import Branch, Request, is_untouched, needed_capacity
 from harness.models.config import ModelConfig
 from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_stretch
@@ -102,7 +103,9 @@ def _untouched(
     """The completions that cells lack and need not write: another cell's, which neither would have evicted."""
     for cell in cells:
         finished = stores[cell.cell_id].finished_pairs
-        yield from ((cell, row) for pair, row in known.items() if pair not in finished and serves(row, cell.policy))
+        yield from (
+            (cell, row) for pair, row in known.items() if pair not in finished and is_untouched(row, cell.policy)
+        )
 
 
 def _requests(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, read_rows, shard_files
 from compression.cache import SlotCache
 from compression.policy import Policy
-from compression.signals import CacheShape
+from compression.rows import CacheShape
 from harness.models.load import read_architecture, shape_of
 from harness.sweep.job import Job
 from harness.sweep.store import is_done

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from analysis.records import WHOLE, Shard, UserError
 from compression.policy import BudgetPolicy, Policy
-from compression.predictor import read_card
+from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
 from harness.decode.request import DecodingConfig, build_decoding
