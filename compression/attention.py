@@ -1,15 +1,13 @@
 """The attention function that lets a transformers model decode over a slot cache."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from compression.signals import PaddedPrefill, Prefill
-
-if TYPE_CHECKING:
-    from compression.cache import SlotCache
+from compression.cache import SlotCache
+from compression.rows import PaddedPrefill, Prefill
 
 SLOT_ATTENTION = "slot"
 
@@ -22,17 +20,17 @@ def slot_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    slot_cache: "SlotCache | None" = None,
+    slot_cache: SlotCache | None = None,
     prefill: Prefill | PaddedPrefill | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """One decode step over `slot_cache` if it is given, causal prefill of prompts or of one's next chunk otherwise.
+    """Attend one decode step over `slot_cache`; without it, prefill prompts or the next chunk of one, causally.
 
     query [slots, q_heads, tokens, head_dim]; key and value as the cache's `update` returned them. Returns
-    ([slots, tokens, q_heads, head_dim], None). What policies want recorded goes to the cache, or to `prefill`.
+    ([slots, tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed.
 
     Raises:
-        ValueError: a step over an earlier cache without `slot_cache`, whose result would be wrong.
+        ValueError: a decode step without `slot_cache`, whose result would be wrong.
     """
     if slot_cache is not None:
         return attend_slots(slot_cache, int(module.layer_idx), query[:, :, 0], key, value, scaling)[:, None], None  # type: ignore[arg-type]
@@ -43,21 +41,15 @@ def slot_attention(
         prefill.observe(query, key, value, scaling)
     seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
     output = nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=seen if earlier else None,
-        is_causal=not earlier,
-        scale=scaling,
-        enable_gqa=True,
+        query, key, value, attn_mask=seen if earlier else None, is_causal=not earlier, scale=scaling, enable_gqa=True
     )
     return output.transpose(1, 2), None
 
 
-def attend_slots(cache: "SlotCache", layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """One layer's attention of a decode step: query [live, q_heads, head_dim], keys and values as `update` returned.
+def attend_slots(cache: SlotCache, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """One layer's attention of a decode step, which the cache's recorders take in; returns [live, q_heads, head_dim].
 
-    Returns [live, q_heads, head_dim]; what policies want recorded goes to the cache.
+    query [live, q_heads, head_dim]; keys and values as the cache's `update` returned them.
     """
     output, mass = cache.operations.decode_attention(
         query, keys, values, cache.step_lengths, scaling=scaling, return_mass=cache.needs_mass
@@ -67,16 +59,16 @@ def attend_slots(cache: "SlotCache", layer: int, query: Tensor, keys: Tensor, va
 
 
 def use_slot_attention(model: nn.Module) -> None:
-    """Make a transformers model decode over a `SlotCache`; its prefill over any other cache stays plain causal."""
+    """Make a transformers model decode over a `SlotCache`; over any other cache it prefills causally."""
     AttentionInterface.register(SLOT_ATTENTION, slot_attention)
     model.set_attn_implementation(SLOT_ATTENTION)  # type: ignore[operator]
 
 
 def check_attention(config: Any) -> None:
-    """Refuse a model whose attention a slot cache would get wrong.
+    """Refuse a model whose attention over a slot cache would be wrong.
 
     Raises:
-        ValueError: some layers attend through a sliding window or not at all.
+        ValueError: some layers have sliding-window attention or no attention.
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:

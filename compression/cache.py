@@ -1,8 +1,8 @@
 """The slot cache: one fixed block of memory for the keys and values of all sequences being decoded.
 
 Per layer, keys and values are [slots, kv_heads, capacity, head_dim]. A slot holds one sequence; its first `length` rows
-are live. Evicting moves the kept rows to the front and lowers the length, so that the next tokens write the freed rows
-again: a slot never needs more than its `capacity`, which is sized to the budget and not to the text.
+are live. An eviction moves the kept rows to the front and lowers the length; the next tokens overwrite the freed rows.
+So a slot never needs more than its `capacity`, which depends on the budget and not on the length of the text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,16 +13,18 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from compression.policy import Selection
-from compression.signals import CacheShape, Prefill, Signal, keep_columns
+from compression.recorders import keep_columns
+from compression.rows import CacheShape, Prefill
+from compression.signals import Signal
 from kernels.implementation import Implementation, operations
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, as transformers' attention modules expect a cache layer to behave."""
+    """One layer's keys and values, with the interface that transformers' attention modules expect of a cache layer."""
 
     def __init__(self, cache: "SlotCache", shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        # Zeros and not empty: attention multiplies dead rows by a weight of zero, which NaN would survive.
+        # Not torch.empty: attention gives dead rows a weight of zero, and zero times NaN is NaN.
         self.keys: Tensor = torch.zeros(*shape, dtype=dtype, device=device)
         self.values: Tensor = torch.zeros(*shape, dtype=dtype, device=device)
         self.is_initialized = True
@@ -31,28 +33,28 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one new row per slot of the step, [slots, kv_heads, 1, head_dim]; return those slots' rows so far."""
+        """Write one new row per slot of the step, [slots, kv_heads, 1, head_dim]; return all rows of those slots."""
         at = self._cache.write_at
-        rows, stepping = self._cache.slot_ids[: len(at)], len(at)
-        seen = self.keys.shape[2] if self._cache.operations.ragged else self._cache.longest
-        self.keys[rows, :, at] = key_states[:, :, 0]
-        self.values[rows, :, at] = value_states[:, :, 0]
+        slots, stepping = self._cache.slot_ids[: len(at)], len(at)
+        seen = self.keys.shape[2] if self._cache.ragged else self._cache.longest
+        self.keys[slots, :, at] = key_states[:, :, 0]
+        self.values[slots, :, at] = value_states[:, :, 0]
         return self.keys[:stepping, :, :seen], self.values[:stepping, :, :seen]
 
     def wipe(self, slot: int, length: int) -> None:
-        """Zero the rows beyond `length`: the slot's last tenant may have left NaN there."""
+        """Zero a slot's rows from `length` on, where an earlier sequence may have left NaN."""
         self.keys[slot, :, length:] = 0
         self.values[slot, :, length:] = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the memory is allocated with the cache."""
+        """Do nothing: the cache allocates the memory when it is made."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Not asked for: the slot attention masks by length."""
+        """Refuse: slot attention masks by each slot's length."""
         raise NotImplementedError("a slot cache has a length per slot, which no single mask size can express")
 
     def get_seq_length(self) -> int:
-        """Not the text's length: callers must pass position_ids, since after an eviction the two differ."""
+        """Rows of the longest slot. After an eviction a text is longer, so callers must pass position_ids."""
         return self._cache.longest
 
     def get_max_length(self) -> int:
@@ -61,18 +63,19 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """All layers' slots, with each slot's length, its rows' original positions and what its policies want recorded.
+    """The slots of all layers, with each slot's length, the original positions of its rows, and the recorded signals.
 
-    The first `live` slots take part in a step: a plain prefix, in which no finished sequence rides along. Whoever ends
-    one fills the hole with another (`copy`) and lowers `live`.
+    The first `live` slots take part in a step. A caller that ends a sequence copies the last live slot over it (`copy`)
+    and lowers `live`, so that no step computes anything for finished sequences.
 
     Args:
         shape: layers, heads, width and precision of the rows.
         slots: sequences decoded at once.
         capacity: rows per slot.
-        signals: what to record beside the rows.
-        per_head: whether some policy keeps other rows in each layer and head; positions are then held for each.
-        impl: what attends, scores and evicts.
+        device: where the memory lies.
+        signals: the signals to record.
+        per_head: whether some policy keeps different rows in each layer and head; if so, each has its own positions.
+        impl: the implementation that attends, scores and evicts.
     """
 
     def __init__(
@@ -87,11 +90,12 @@ class SlotCache(Cache):
         impl: Implementation = "torch",
     ) -> None:
         self.operations = operations(impl)
+        self.ragged: bool = self.operations.RAGGED
         size = (slots, shape.kv_heads, capacity, shape.head_dim)
         self.slot_layers = [SlotLayer(self, size, shape.dtype, device) for _ in range(shape.layers)]
         super().__init__(layers=list(self.slot_layers))
         self.slots, self.capacity = slots, capacity
-        # Counts are known to the host without asking the device; both copies change only in the methods below.
+        # Live slots and lengths have a copy on the host, which then need not ask the device; only methods change them.
         self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
         self.slot_ids = torch.arange(slots, device=device)
         self.lengths = np.zeros(slots, dtype=np.int64)
@@ -110,7 +114,7 @@ class SlotCache(Cache):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of key and value memory the tensors really hold."""
+        """Bytes of key and value memory that the tensors hold."""
         return sum(t.untyped_storage().nbytes() for layer in self.slot_layers for t in (layer.keys, layer.values))
 
     @property
@@ -129,9 +133,9 @@ class SlotCache(Cache):
         return int(self.lengths[: self.live].max(initial=0))
 
     def admit(self, prefill: Prefill) -> int:
-        """Copy a prefilled prompt into the first slot after the live ones, which joins them; return that slot.
+        """Copy a prefilled prompt into the first slot after the live ones and make the slot live; return the slot.
 
-        A `Prefill` of nothing begins a sequence whose every token is still to come.
+        An empty `Prefill` begins a sequence all of whose tokens are still to come.
         """
         slot, length = self.live, prefill.length
         self.live += 1
@@ -146,18 +150,18 @@ class SlotCache(Cache):
         return slot
 
     def begin_step(self, positions: Tensor) -> None:
-        """Make room for one token per live slot, at original `positions` [live]; the layers write its row."""
+        """Make room for one token per live slot, at original `positions` [live]; the layers then write its row."""
         self.count_step()
         self.place_step(positions)
 
     def count_step(self) -> None:
-        """The host's part of `begin_step`: each live slot is a row longer."""
+        """Do the host's part of `begin_step`: each live slot is one row longer."""
         self.lengths[: self.live] += 1
 
     def place_step(self, positions: Tensor) -> None:
-        """The device's part of `begin_step`, for at least the live slots; free ones among them write a first row.
+        """Do the device's part of `begin_step`, for at least the live slots; a free slot among them writes its row 0.
 
-        Nothing here depends on what the host knows but the number of `positions`, so that a graph can replay it.
+        Of what the host knows, only the number of `positions` matters here, so that a CUDA graph can replay this.
         """
         slots = self.slot_ids[: len(positions)]
         self.step_positions = positions
@@ -167,17 +171,17 @@ class SlotCache(Cache):
         self.device_lengths[: len(slots)] = self.step_lengths
 
     def observe(self, layer: int, query: Tensor, mass: Tensor | None) -> None:
-        """Take in a layer's attention of this step: query [slots, q_heads, head_dim], mass [slots, kv_heads, rows]."""
+        """Record a layer's attention of this step: query [slots, q_heads, head_dim], mass [slots, kv_heads, rows]."""
         for recorder in self.recorders.values():
             recorder.on_attention(layer, self.step_positions, query, mass)
 
     def end_step(self, hidden: Tensor) -> None:
-        """Take in the last hidden states [slots, hidden_size] of the tokens this step wrote."""
+        """Record the last hidden states [slots, hidden_size] of the tokens that this step wrote."""
         for recorder in self.recorders.values():
             recorder.on_token(self.slot_ids[: len(hidden)], self.write_at, hidden)
 
     def evict(self, slot: int, selection: Selection) -> None:
-        """Keep the selected rows of one slot, in order, and free the rest."""
+        """Keep the selected rows of one slot, in order, and free its other rows."""
         keep = selection.keep
         rows = [tensor[slot] for layer in self.slot_layers for tensor in (layer.keys, layer.values)]
         self.operations.compact_layers(rows, keep)
@@ -187,9 +191,9 @@ class SlotCache(Cache):
         self._set_length(slot, keep.shape[-1])
 
     def held(self, slot: int, text_length: int, *, per_head: bool) -> list[int]:
-        """Which positions 0 .. text_length - 1 of the text the slot holds, as runs `[percent, count, ...]`.
+        """How much of each position 0 .. text_length - 1 of the text the slot holds, as runs `[percent, count, ...]`.
 
-        Percent of (layer, kv head) pairs that hold the position, rounded to a multiple of 10.
+        Percent of the (layer, kv head) pairs that hold the position, rounded to a multiple of 10.
         """
         positions = self.positions[slot, ..., : int(self.lengths[slot])]
         positions = positions.flatten(0, 1) if per_head else positions[0, :1]
@@ -210,7 +214,7 @@ class SlotCache(Cache):
         self._set_length(target, length)
 
     def swap(self, one: int, other: int) -> None:
-        """Let two slots change places."""
+        """Exchange the contents of two slots."""
         rows = [tensor for layer in self.slot_layers for tensor in (layer.keys, layer.values)]
         for tensor in (*rows, *self._columns(), self.device_lengths):
             tensor[[one, other]] = tensor[[other, one]]

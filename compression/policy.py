@@ -3,14 +3,14 @@
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from compression.signals import Signal
-from kernels.implementation import TORCH, Operations
+from kernels.implementation import Operations, operations
 
 
 def keep_count(outside: int, keep_ratio: float) -> int:
@@ -64,7 +64,7 @@ class CacheView:
     scaling: float
     signals: Mapping[Signal, Tensor]
     uniform: Callable[[], Tensor]
-    operations: Operations = TORCH
+    operations: Operations = field(default_factory=operations)
 
     @property
     def length(self) -> int:

@@ -1,4 +1,4 @@
-"""The importance predictor: how much the answer will look at a token, told from the token's last hidden state."""
+"""The importance predictor: from a token's last hidden state to how much attention the answer will pay to the token."""
 
 import itertools
 import json
@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-WEIGHTS_FILE = "predictor.safetensors"
-CARD_FILE = "predictor.json"
+from compression.predictor_card import CARD_FILE, WEIGHTS_FILE, read_card
 
 
 class ImportancePredictor(nn.Module):
-    """Bias-free multilayer perceptron with Softplus after each layer (DynTS section 4; released form 8192, 2048, 1).
+    """Bias-free multilayer perceptron with Softplus after each layer (DynTS section 4; released widths 8192, 2048, 1).
 
     Args:
         hidden_size: width of the model's last hidden state (after the final norm).
@@ -37,7 +36,7 @@ class ImportancePredictor(nn.Module):
 
 
 def save_predictor(predictor: ImportancePredictor, directory: Path, metadata: Mapping[str, Any]) -> None:
-    """Write weights (in their own dtype) and a JSON card of shapes and `metadata` into `directory`."""
+    """Write the weights (in their own dtype) and a JSON card of shapes and `metadata` into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous() for k, v in predictor.state_dict().items()}, directory / WEIGHTS_FILE)
     card = {"hidden_size": predictor.hidden_size, "widths": list(predictor.widths), **metadata}
@@ -45,28 +44,12 @@ def save_predictor(predictor: ImportancePredictor, directory: Path, metadata: Ma
 
 
 def load_predictor(directory: Path, *, dtype: torch.dtype = torch.float32) -> ImportancePredictor:
-    """Read what `save_predictor` wrote.
+    """Load a predictor that `save_predictor` wrote, for inference.
 
     Raises:
-        ValueError: the directory holds no card of a predictor.
+        ValueError: the directory holds no predictor's card.
     """
     card = read_card(directory)
     predictor = ImportancePredictor(card["hidden_size"], card["widths"])
     predictor.load_state_dict(load_file(directory / WEIGHTS_FILE))
     return predictor.to(dtype).eval().requires_grad_(False)
-
-
-def read_card(directory: Path) -> dict[str, Any]:
-    """Return the JSON card of a saved predictor: hidden_size, widths and what its maker recorded.
-
-    Raises:
-        ValueError: there is no card, or none that says the shapes.
-    """
-    path = directory / CARD_FILE
-    try:
-        card = json.loads(path.read_text())
-    except (OSError, ValueError):
-        card = None
-    if not isinstance(card, dict) or not {"hidden_size", "widths"} <= card.keys():
-        raise ValueError(f"{path} does not say the predictor's hidden_size and widths: save the predictor again.")
-    return card

@@ -1,7 +1,7 @@
 """Eviction in one launch, in place: the Triton twin of `kernels.reference.compact_layers`.
 
-Rows only ever move forward and are taken in order, so a block's loads never meet rows that an earlier block has stored
-to. Within a block they may: a barrier parts its loads from its stores, since one warp may be ahead of another.
+Rows only move towards the front and are taken in order, so no block loads rows that an earlier block has overwritten.
+Within a block one warp may run ahead of another, so a barrier separates the block's loads from its stores.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ WORDS = 32
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
-    """As the reference. Every tensor has the same shape, strides and precision, its rows 16-byte aligned."""
+    """The reference's operation, for tensors of one shape, one layout and one precision with 16-byte aligned rows."""
     first, kept = rows[0], keep.shape[-1]
     size = first.element_size()
     words = first.shape[-1] * size // 4
     for tensor in rows:
         assert tensor.stride() == first.stride(), "one layout for all layers"
-        assert tensor.stride(-1) == 1, "a row's numbers lie side by side"
+        assert tensor.stride(-1) == 1, "the numbers of a row are contiguous"
         assert tensor.data_ptr() % 16 == 0, "the kernel moves 16 bytes at a time"
     assert first.shape[-1] * size % 16 == 0, "the kernel moves 16 bytes at a time"
     if not kept:
@@ -47,31 +47,23 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
 
 @lru_cache(maxsize=1024)
 def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
-    """A slot's pointers are the same at every eviction, and copying them would make the host wait for the device."""
+    """Copy the pointers to the device; cached, since a slot's never change and each copy would make the host wait."""
     return torch.tensor(pointers, dtype=torch.int64, device=device)
 
 
 @triton.jit
 def _move_rows(
-    pointers,
-    keep,
-    kept,
-    stride_head,
-    stride_row,
-    quads,
-    SHARED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WORDS: tl.constexpr,
+    pointers, keep, kept, stride_head, stride_row, quads, SHARED: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr
 ):
-    # Strides and widths come in units of 16 bytes, four words of 32 bits: so the compiler sees that they are aligned.
+    # Strides and widths come in units of 16 bytes (four words of 32 bits), so that the compiler sees the alignment.
     tensor, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     base = tl.load(pointers + tensor).to(tl.pointer_type(tl.int32))
     base = tl.multiple_of(base, 16)
     base += head * stride_head * 4
-    if SHARED:  # noqa: SIM108, the two are not of one type to the compiler
+    if SHARED:  # noqa: SIM108, to the compiler the two differ in type
         own = keep
     else:
-        # The tensors come as the keys and the values of each layer in turn.
+        # `rows` lists the keys and the values of each layer in turn.
         own = keep + ((tensor // 2) * tl.num_programs(1) + head) * kept
     words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
     inside = (words // 4) < quads

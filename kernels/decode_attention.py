@@ -1,7 +1,7 @@
 """Split-K flash decoding over slots: the Triton twin of `kernels.reference.decode_attention`.
 
-Each program attends over one chunk of one slot's rows; a second kernel joins a head's chunks. The grid depends on slots
-and capacity alone and lengths are read on the device, so that a CUDA graph can replay it.
+Each program attends over one chunk of one slot's rows, and a second kernel joins the chunks of a head. The grid depends
+on slots and capacity alone, and the kernels read the lengths on the device, so that a CUDA graph can replay them.
 """
 
 import torch
@@ -9,23 +9,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.precision import padded, upcast
+from kernels.tiles import padded, upcast
 
 CHUNK = 512
 
 
 def block(dtype: torch.dtype) -> int:
-    """Rows at a time: in float32 the products hold all of them in registers."""
+    """Rows per product: fewer in float32, where registers hold the operands."""
     return 16 if dtype == torch.float32 else 64
 
 
 def decode_attention(
     query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, scaling: float, return_mass: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """As the reference; rows at or beyond a length are never read, so they may hold NaN. A length of 0 gives zeros."""
+    """The reference's operation; dead rows are never read and may hold NaN, and a length of 0 gives zeros."""
     slots, kv_heads, capacity, head_dim = keys.shape
-    assert keys.stride() == values.stride(), "keys and values share their layout"
-    assert keys.stride(-1) == 1, "a row's numbers lie side by side"
+    assert keys.stride() == values.stride(), "keys and values share one layout"
+    assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
     query = query.contiguous()
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
@@ -38,16 +38,7 @@ def decode_attention(
     output, norm = torch.empty_like(query), scratch()
     shape = {"GROUP": q_heads // kv_heads, "DIM": head_dim, "DIM_PADDED": padded(head_dim), "CHUNK": CHUNK}
     _attend_chunk[(slots, kv_heads, chunks)](
-        query,
-        keys,
-        values,
-        per_head,
-        part,
-        peak,
-        total,
-        logits,
-        scaling,
-        capacity,
+        *(query, keys, values, per_head, part, peak, total, logits, scaling, capacity),
         *keys.stride()[:3],
         *per_head.stride(),
         **shape,
@@ -76,12 +67,7 @@ def decode_attention(
         return output, None
     mass = torch.empty(slots, kv_heads, capacity, dtype=torch.float32, device=query.device)
     _sum_group[(slots, kv_heads, chunks)](
-        logits,
-        norm,
-        per_head,
-        mass,
-        *per_head.stride(),
-        capacity,
+        *(logits, norm, per_head, mass, *per_head.stride(), capacity),
         GROUP=shape["GROUP"],
         CHUNK=CHUNK,
         num_warps=4,
@@ -92,30 +78,11 @@ def decode_attention(
 
 @triton.jit
 def _attend_chunk(
-    query,
-    keys,
-    values,
-    lengths,
-    part,
-    peak,
-    total,
-    logits_out,
-    scaling,
-    capacity,
-    stride_slot,
-    stride_head,
-    stride_row,
-    stride_length_slot,
-    stride_length_head,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MASS: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    query, keys, values, lengths, part, peak, total, logits_out, scaling, capacity,
+    stride_slot, stride_head, stride_row, stride_length_slot, stride_length_head,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     start = chunk * CHUNK
@@ -157,21 +124,9 @@ def _attend_chunk(
 
 @triton.jit
 def _join_chunks(
-    part,
-    peak,
-    total,
-    lengths,
-    output,
-    norm,
-    stride_length_slot,
-    stride_length_head,
-    chunks,
-    q_heads,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    part, peak, total, lengths, output, norm, stride_length_slot, stride_length_head, chunks, q_heads,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + slot * stride_length_slot + (head // GROUP) * stride_length_head).to(tl.int32)
     dims = tl.arange(0, DIM_PADDED)
@@ -194,16 +149,9 @@ def _join_chunks(
 
 @triton.jit
 def _sum_group(
-    logits,
-    norm,
-    lengths,
-    mass,
-    stride_length_slot,
-    stride_length_head,
-    capacity,
-    GROUP: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    logits, norm, lengths, mass, stride_length_slot, stride_length_head, capacity,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
     rows = chunk * CHUNK + tl.arange(0, CHUNK)

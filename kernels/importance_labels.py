@@ -1,10 +1,11 @@
-"""Column sums and maxima of causal attention in two passes: the Triton twin of what labels and prompt mass rest on.
+"""Column sums and maxima of causal attention in two passes: the Triton twin behind importance labels and prompt mass.
 
-First the log-sum-exp of every query's row, then each block of keys adds up, or takes the largest of, what it receives.
-One program owns a block of keys of one key head, so nothing is added atomically and nothing of length x length is held.
+The first pass computes the log-sum-exp of every query's row. In the second, one program owns a block of keys of one key
+head and adds up what the block receives, or takes the maximum. So there are no atomic additions and no
+length x length matrix.
 """
 
-from typing import Literal
+from functools import partial
 
 import torch
 import triton
@@ -12,95 +13,39 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import reference
-from kernels.precision import depth, padded, stages, upcast
+from kernels.tiles import row_tile, stages, upcast
 
 BLOCK = 64
-
-
-def importance_labels(
-    query: Tensor,
-    key: Tensor,
-    *,
-    kind: Literal["answer", "far_max", "later"],
-    scaling: float,
-    answer_start: int,
-    min_distance: int = 32,
-) -> Tensor:
-    """As the reference."""
-    return reference.importance_labels(
-        query,
-        key,
-        kind=kind,
-        scaling=scaling,
-        answer_start=answer_start,
-        min_distance=min_distance,
-        reduce_columns=_reduce_columns,
-    )
-
-
-def causal_mass(query: Tensor, key: Tensor, *, scaling: float) -> Tensor:
-    """As the reference."""
-    return reference.causal_mass(query, key, scaling=scaling, reduce_columns=_reduce_columns)
 
 
 def _reduce_columns(
     query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool, block: int = 0
 ) -> Tensor:
-    """As the reference's; `block` has no meaning here, the kernels' own tile is fixed."""
+    """The reference's reduction; `block` has no effect, because the kernels' tile is fixed."""
     kv_heads, length, head_dim = key.shape
     q_heads, query, key = query.shape[0], query.contiguous(), key.contiguous()
     norm = torch.empty(q_heads, length, dtype=torch.float32, device=key.device)
     columns = torch.empty(kv_heads, length, dtype=torch.float32, device=key.device)
     group, blocks = q_heads // kv_heads, triton.cdiv(length, BLOCK)
-    shape = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "DEPTH": depth(query.dtype, head_dim)}
-    shape |= {"BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
-    _row_norms[(blocks, q_heads)](
-        query,
-        key,
-        norm,
-        scaling,
-        length,
-        first_query,
-        GROUP=group,
-        **shape,
-        num_warps=8,
-        num_stages=stages(query.dtype),
-    )
+    how = {**row_tile(query.dtype, head_dim), "GROUP": group, "BLOCK": BLOCK, "UPCAST": upcast(query.dtype)}
+    how |= {"num_warps": 8, "num_stages": stages(query.dtype)}
+    _row_norms[(blocks, q_heads)](query, key, norm, scaling, length, first_query, **how)
     _columns[(blocks, kv_heads)](
-        query,
-        key,
-        norm,
-        columns,
-        scaling,
-        length,
-        first_query,
-        min_distance,
-        GROUP=group,
-        LARGEST=largest,
-        **shape,
-        num_warps=8,
-        num_stages=stages(query.dtype),
+        query, key, norm, columns, scaling, length, first_query, min_distance, LARGEST=largest, **how
     )
     return columns
 
 
+importance_labels = partial(reference.importance_labels, reduce_columns=_reduce_columns)
+causal_mass = partial(reference.causal_mass, reduce_columns=_reduce_columns)
+
+
 @triton.jit
 def _logits(
-    query,
-    key,
-    q_head,
-    head,
-    rows,
-    cols,
-    scaling,
-    length,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
-    """[rows, cols] logits, a stretch of `DEPTH` numbers of each row at a time."""
+    query, key, q_head, head, rows, cols, scaling, length,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Logits [rows, cols]; each product takes `DEPTH` numbers of a row at a time."""
     logits = tl.zeros([BLOCK, BLOCK], tl.float32)
     q_at = (q_head.to(tl.int64) * length + rows)[:, None] * DIM
     k_at = (head.to(tl.int64) * length + cols)[:, None] * DIM
@@ -116,19 +61,9 @@ def _logits(
 
 @triton.jit
 def _row_norms(
-    query,
-    key,
-    norm,
-    scaling,
-    length,
-    first_query,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    query, key, norm, scaling, length, first_query, GROUP: tl.constexpr,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
     rows = start + tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -148,22 +83,9 @@ def _row_norms(
 
 @triton.jit
 def _columns(
-    query,
-    key,
-    norm,
-    columns,
-    scaling,
-    length,
-    first_query,
-    min_distance,
-    GROUP: tl.constexpr,
-    LARGEST: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    query, key, norm, columns, scaling, length, first_query, min_distance, GROUP: tl.constexpr, LARGEST: tl.constexpr,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     head, start = tl.program_id(1), tl.program_id(0) * BLOCK
     cols = start + tl.arange(0, BLOCK)
     received = tl.zeros([BLOCK], tl.float32)

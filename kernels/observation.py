@@ -1,4 +1,4 @@
-"""Observation-window scores with their pooling: the Triton twin of `kernels.reference.observation_scores`."""
+"""Pooled observation-window scores: the Triton twin of `kernels.reference.observation_scores`."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.precision import depth, padded, stages, upcast
+from kernels.tiles import padded, row_tile, stages, upcast
 
 BLOCK = 64
 
@@ -22,7 +22,7 @@ def observation_scores(
     pooling: int = 1,
     pool: Literal["mean", "max"] = "mean",
 ) -> Tensor:
-    """As the reference; nothing of window x length is held."""
+    """The reference's operation, without a window x length matrix."""
     kv_heads, length, head_dim = keys.shape
     queries, window = queries.contiguous(), queries.shape[1]
     group, past = queries.shape[0] // kv_heads, length - window
@@ -31,12 +31,10 @@ def observation_scores(
     scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)
     if not past:
         return scores
-    shape = {
+    how = {
         "WINDOW": window,
         "WINDOW_PADDED": padded(window),
-        "DIM": head_dim,
-        "DIM_PADDED": padded(head_dim),
-        "DEPTH": depth(keys.dtype, head_dim),
+        **row_tile(keys.dtype, head_dim),
         "GROUP": group,
         "MERGED": group if pool_logits else 1,
         "BLOCK": BLOCK,
@@ -45,45 +43,21 @@ def observation_scores(
         "num_stages": stages(keys.dtype),
     }
     _window_norms[(kv_heads, members)](
-        queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **shape
+        queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **how
     )
     _pooled_scores[(kv_heads, members, triton.cdiv(past, BLOCK))](
-        queries,
-        keys,
-        norm,
-        scores,
-        scaling,
-        past,
-        *keys.stride()[:2],
-        POOLING=pooling,
-        LARGEST=pool == "max",
-        **shape,
+        queries, keys, norm, scores, scaling, past, *keys.stride()[:2], POOLING=pooling, LARGEST=pool == "max", **how
     )
     return scores
 
 
 @triton.jit
 def _logits(
-    queries,
-    keys,
-    head,
-    member,
-    cols,
-    seen,
-    scaling,
-    stride_head,
-    stride_row,
-    WINDOW: tl.constexpr,
-    WINDOW_PADDED: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    MERGED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
-    """[window, cols] logits of one query head, or the largest of its group's."""
+    queries, keys, head, member, cols, seen, scaling, stride_head, stride_row,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Logits [window, cols] of one query head, or the largest over the query heads of a group."""
     steps = tl.arange(0, WINDOW_PADDED)
     k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
     logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
@@ -104,24 +78,10 @@ def _logits(
 
 @triton.jit
 def _window_norms(
-    queries,
-    keys,
-    norm,
-    scaling,
-    length,
-    stride_head,
-    stride_row,
-    PAST_ONLY: tl.constexpr,
-    WINDOW: tl.constexpr,
-    WINDOW_PADDED: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    MERGED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    queries, keys, norm, scaling, length, stride_head, stride_row, PAST_ONLY: tl.constexpr,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     head, member = tl.program_id(0), tl.program_id(1)
     steps = tl.arange(0, WINDOW_PADDED)
     past = length - WINDOW
@@ -145,33 +105,18 @@ def _window_norms(
 
 @triton.jit
 def _pooled_scores(
-    queries,
-    keys,
-    norm,
-    scores,
-    scaling,
-    past,
-    stride_head,
-    stride_row,
-    POOLING: tl.constexpr,
-    LARGEST: tl.constexpr,
-    WINDOW: tl.constexpr,
-    WINDOW_PADDED: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    GROUP: tl.constexpr,
-    MERGED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+    queries, keys, norm, scores, scaling, past, stride_head, stride_row,
+    POOLING: tl.constexpr, LARGEST: tl.constexpr,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
     head, member = tl.program_id(0), tl.program_id(1)
     steps = tl.arange(0, WINDOW_PADDED)
     row = head * tl.num_programs(1) + member
     its_norm = tl.load(norm + row * WINDOW + steps, mask=steps < WINDOW, other=float("inf"))
     cols = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     pooled = tl.zeros([BLOCK], tl.float32)
-    # A neighbour's score is computed anew, from keys that the cache just held: tiles cannot be shifted.
+    # Tiles cannot be shifted, so each neighbour's score is computed anew, from keys that are still in the GPU's cache.
     for shift in range(-(POOLING // 2), POOLING // 2 + 1):
         near = cols + shift
         seen = (near >= 0) & (near < past)

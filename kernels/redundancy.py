@@ -1,7 +1,8 @@
 """R-KV's similarity score without a square matrix: the Triton twin of `kernels.reference.redundancy`.
 
-The sum of a column of cosines is a key times the sum of all keys. What the original takes out again, one entry per row,
-a scan finds from the newest key backwards, ending a block of rows as soon as each has met a similar key.
+The sum of a column of cosines is the product of its key with the sum of all keys. From it the method subtracts one
+entry per row. A scan finds these entries from the newest key backwards; a block of rows stops scanning as soon as each
+of its rows has met a similar key.
 """
 
 import torch
@@ -9,30 +10,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.precision import depth, padded
+from kernels.tiles import row_tile
 
 BLOCK = 64
 
 
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
-    """As the reference."""
+    """The reference's operation."""
     heads, length, head_dim = keys.shape
     unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8).contiguous()
     last = torch.empty(heads, length, dtype=torch.int32, device=keys.device)
     lost, taken = (torch.empty(heads, length, dtype=torch.float32, device=keys.device) for _ in range(2))
     grid = (triton.cdiv(length, BLOCK), heads)
     _last_similar[grid](
-        unit,
-        last,
-        lost,
-        threshold,
-        length,
-        DIM=head_dim,
-        DIM_PADDED=padded(head_dim),
-        DEPTH=depth(unit.dtype, head_dim),
-        BLOCK=BLOCK,
-        num_warps=8,
-        num_stages=1,
+        unit, last, lost, threshold, length, **row_tile(unit.dtype, head_dim), BLOCK=BLOCK, num_warps=8, num_stages=1
     )
     _sum_lost[grid](last, lost, taken, length, BLOCK=BLOCK, num_warps=4, num_stages=1)
     received = torch.einsum("hld,hd->hl", unit, unit.sum(dim=1)) - unit.square().sum(dim=-1)
@@ -41,16 +32,9 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
 
 @triton.jit
 def _last_similar(
-    unit,
-    last,
-    lost,
-    threshold,
-    length,
-    DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    unit, last, lost, threshold, length,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * length
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = rows < length
@@ -68,7 +52,7 @@ def _last_similar(
         cosines = tl.where(rows[:, None] == cols[None, :], 0.0, cosines)
         similar = (cosines > threshold) & (cols < length)[None, :]
         best = tl.max(tl.where(similar, cols[None, :], 0), 1)
-        # A row that has found none by the first block loses column 0, whatever stands there.
+        # A row that has found no similar key by the first block loses column 0, whatever its cosine.
         new = (found == 0) & ((best > 0) | (first == 0))
         value = tl.sum(tl.where(cols[None, :] == best[:, None], cosines, 0.0), 1)
         found, cosine = tl.where(new, best, found), tl.where(new, value, cosine)

@@ -1,8 +1,8 @@
-"""The cache operations in plain torch: the specification that every faster form is tested against.
+"""The cache operations in plain torch: the specification that the Triton twins are tested against.
 
-Shapes: query [slots, q_heads, head_dim]; keys and values [slots, kv_heads, capacity, head_dim]; lengths [slots], rows.
-A slot's rows at or beyond its length belong to nobody and never reach a result. They must be finite, because a weight
-of zero times NaN is NaN; `compression.cache.SlotCache` sees to that.
+Shapes: query [slots, q_heads, head_dim]; keys and values [slots, kv_heads, capacity, head_dim]; lengths [slots].
+A slot's rows at or beyond its length are dead and never change a result. They must be finite, because attention gives
+them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
+# Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
+# slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
+RAGGED = False
+
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float32, or in float64 if it is: with float64 inputs the reference is exact enough to test any twin."""
+    """Convert to float32; float64 stays, so that float64 inputs give results exact enough to test the twins."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -47,11 +51,11 @@ def decode_attention(
 
 
 def compact(rows: Tensor, keep: Tensor) -> None:
-    """Move the kept rows of one slot to its front, in place and in order; what lay there is overwritten.
+    """Move the kept rows of one slot to its front, in place and in order, over the rows that lay there.
 
     Args:
         rows: [kv_heads, capacity, head_dim], changed in place.
-        keep: sorted slot indices to keep, [kept] for all heads alike or [kv_heads, kept] for each its own.
+        keep: sorted indices of the rows to keep, [kept] for all heads or [kv_heads, kept] per head.
     """
     kept = keep.shape[-1]
     if keep.dim() == 1:
@@ -61,11 +65,11 @@ def compact(rows: Tensor, keep: Tensor) -> None:
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
-    """Compact one slot in all layers at once.
+    """Compact one slot in all layers.
 
     Args:
-        rows: each layer's keys and values in turn, [kv_heads, capacity, head_dim], changed in place.
-        keep: sorted slot indices to keep, [kept] or [layers, kv_heads, kept].
+        rows: the keys and the values of each layer in turn, [kv_heads, capacity, head_dim], changed in place.
+        keep: sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
     """
     for index, tensor in enumerate(rows):
         compact(tensor, keep if keep.dim() == 1 else keep[index // 2])
@@ -81,16 +85,16 @@ def observation_scores(
     pooling: int = 1,
     pool: Literal["mean", "max"] = "mean",
 ) -> Tensor:
-    """Mean attention that the newest tokens' queries pay to the rows before them, pooled over neighbouring rows.
+    """Mean attention that the queries of the newest tokens pay to the rows before them, pooled over neighbouring rows.
 
     Args:
         queries: [q_heads, window, head_dim], the queries of the newest `window` rows, oldest first.
         keys: [kv_heads, length, head_dim], one slot's live rows, the window's own at the end.
         scaling: factor on the logits.
-        past_only: softmax over the rows before the window alone (R-KV) in place of all a query may see (SnapKV).
+        past_only: softmax over the rows before the window (R-KV), not over all rows that a query may see (SnapKV).
         pool_logits: take the largest logit of each group of query heads before the softmax (R-KV).
-        pooling: rows pooled, odd; beyond the ends lie zeros.
-        pool: their mean (SnapKV) or the largest (R-KV).
+        pooling: number of rows pooled, odd; zeros pad both ends.
+        pool: whether a pooled score is the mean (SnapKV) or the maximum (R-KV) of its rows.
 
     Returns:
         [kv_heads, group, length - window]; group is 1 with `pool_logits`. Float32 at least.
@@ -112,10 +116,11 @@ def observation_scores(
 
 
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
-    """How much each key repeats others (R-KV, 2505.24133, released code): softmax of its mean cosine similarity.
+    """How much each key repeats other keys (R-KV, 2505.24133, released code): softmax of its mean cosine similarity.
 
-    Of each row of the cosine matrix the diagonal counts zero, and so does the last column above the threshold: of a
-    run of similar tokens the newest is not held against the others. A row without any above it loses column 0.
+    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold: the
+    newest of several similar tokens is not counted as a repetition. In a row with no cosine above the threshold,
+    column 0 counts as zero.
 
     Args:
         keys: [kv_heads, length, head_dim].
@@ -142,9 +147,9 @@ def _reduce_columns(
     largest: bool,
     block: int,
 ) -> Tensor:
-    """Sum or maximum of each column of causal attention over the queries from `first_query` on and each group.
+    """Sum or maximum of each column of causal attention, over the queries from `first_query` on and over each group.
 
-    A query counts for the keys that lie at least `min_distance` before it; a column without any is 0.
+    A query counts for the keys at least `min_distance` positions before it. A column without such a query is 0.
     """
     kv_heads, length, head_dim = key.shape
     grouped = query.reshape(kv_heads, -1, length, head_dim)
@@ -177,14 +182,14 @@ def causal_mass(
     block: int = 512,
     reduce_columns: Callable[..., Tensor] = _reduce_columns,
 ) -> Tensor:
-    """Attention probability that each key of a prompt receives, summed over queries and each group of query heads.
+    """Attention probability that each key of a prompt receives, summed over queries and over each group of query heads.
 
     Args:
         query: [q_heads, length, head_dim].
         key: [kv_heads, length, head_dim].
         scaling: factor on the logits.
-        block: queries and keys at a time, so that no length x length matrix is held.
-        reduce_columns: what reduces the tiles; the Triton twin gives its own.
+        block: queries and keys per tile, so that no length x length matrix is held.
+        reduce_columns: the function that sums the columns; the Triton twin passes its own.
 
     Returns:
         [kv_heads, length], float32 at least.
@@ -203,27 +208,27 @@ def importance_labels(
     block: int = 512,
     reduce_columns: Callable[..., Tensor] = _reduce_columns,
 ) -> Tensor:
-    """How much one layer of a finished text looks back at each token, per key head.
+    """How much attention one layer of a finished text pays to each earlier token, per key head.
 
     `answer`: mean probability over the queries of the answer, a query's own token counting zero (DynTS, 2601.18383,
-    section 3). `far_max`: the largest that any query at least `min_distance` later pays. `later`: the mean over those
-    queries. The mean or maximum is over the group's query heads as well; over key heads and layers it is the caller's.
+    section 3). `far_max`: the largest probability from any query at least `min_distance` positions later. `later`: the
+    mean over those queries. Mean and maximum also run over the query heads of a group, not over key heads or layers.
 
     Two passes over tiles of `block` x `block` logits: the log-sum-exp of each query's row, then the column sums or
-    maxima of exp(logit - log-sum-exp). Extra memory is q_heads * (block * block + length) floats, a few times over.
+    maxima of exp(logit - log-sum-exp). Extra memory is a few times q_heads * (block * block + length) floats.
 
     Args:
         query: [q_heads, length, head_dim], rotated.
         key: [kv_heads, length, head_dim], rotated.
-        kind: which label.
+        kind: the label to compute.
         scaling: factor on the logits.
         answer_start: position of the answer's first token, for `answer` alone.
         min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
-        block: queries and keys at a time.
-        reduce_columns: what reduces the tiles; the Triton twin gives its own.
+        block: queries and keys per tile.
+        reduce_columns: the function that sums or maximises the columns; the Triton twin passes its own.
 
     Returns:
-        [kv_heads, length], float32 at least; NaN at tokens that no query of `far_max` or `later` is far enough from.
+        [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens with no query far enough away.
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)

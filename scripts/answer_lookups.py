@@ -36,7 +36,7 @@ class FirstSelections(Engine):
         self.first: dict[tuple[str, str], Tensor] = {}
 
     def _evict(self, slot: int) -> None:
-        sequence = self._at(slot)
+        sequence = self.table[slot]
         shape = (self.model.shape.layers, self.model.shape.kv_heads, -1)
         view: CacheView = self._view(slot, sequence)
         selection: Selection = sequence.branches[0].policy.select(view)

@@ -46,7 +46,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from analysis.records import UserError
-from compression.signals import CacheShape
+from compression.rows import CacheShape
 from harness.provenance import describe_code, describe_hardware
 from kernels import reference
 from kernels.implementation import check_available
@@ -139,7 +139,7 @@ def prepare(args: argparse.Namespace) -> tuple[torch.device, bool]:
         ValueError: neither a GPU nor the interpreter.
     """
     check_available("triton")
-    from kernels.precision import INTERPRETED
+    from kernels.tiles import INTERPRETED
 
     args.tiny = args.tiny or INTERPRETED
     if args.output and args.tiny:

@@ -23,9 +23,11 @@ from torch import Tensor
 
 from compression.cache import SlotCache
 from harness.decode.graphs import StepGraphs
-from harness.decode.sampling import SamplingConfig, sample
+from harness.decode.memory import free_memory
+from harness.decode.request import SamplingConfig
+from harness.decode.sampling import sample
 from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel, free_memory, load_model
+from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
 from harness.settings import build
 from harness.sweep.job import CONF
@@ -86,7 +88,7 @@ def step_seconds(model: LoadedModel, slots: int, length: int, args: argparse.Nam
         cache.place_step(positions[:rows])
         return model.logits(model.step_hidden(tokens[:rows], positions[:rows], cache))
 
-    graphs = StepGraphs(decode, slots=slots) if StepGraphs.serve(model, cache) else None
+    graphs = StepGraphs(decode, slots=slots) if StepGraphs.can_capture(model, cache) else None
 
     def step() -> Tensor:
         cache.lengths[:] = length - 1

@@ -60,7 +60,8 @@ def of_text(row):
 
 LABELS = """
 import torch
-from harness.models import ModelConfig, load_model
+from harness.models.config import ModelConfig
+from harness.models.load import load_model
 from harness.predictor.labels import label_trace
 from harness.predictor.traces import Trace
 from harness.toy.paths import WEIGHTS

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from compression.policy import BudgetPolicy, CacheView
-from compression.predictor import WEIGHTS_FILE, read_card
+from compression.predictor_card import WEIGHTS_FILE, read_card
 from compression.signals import PredictedImportance, Signal
 
 

@@ -1,4 +1,4 @@
-"""Seconds and counts of the parts of decoding."""
+"""Seconds that the parts of decoding take, and counts of steps and tokens."""
 
 import time
 from collections.abc import Iterator
@@ -10,16 +10,18 @@ import torch
 class Clock:
     """Seconds and counts of one engine's work so far.
 
-    On a GPU the seconds of a part are those that the device took for it, measured there; what it waited for the host
-    is in `host`, with all that the host does alone.
+    On a GPU the seconds of a part are measured on the device. The time in which the device waits for the host is in
+    `host`, together with all that the host does alone.
 
     Attributes:
-        prefill, forward, sampling, scoring, eviction: seconds of the parts; scoring is the predictor's at every step
-            (a captured step's are in `forward`) and the policies' choice at an eviction, eviction the moving of rows.
-        wall: seconds of all the engine's work, its caller's between two completions left out.
-        first_token: wall seconds until the first step had drawn.
+        prefill, forward, sampling: seconds of these parts.
+        scoring: seconds of the predictor at every step (in `forward` if the step was captured), and of the policies'
+            selection at an eviction.
+        eviction: seconds of moving rows.
+        wall: seconds of all the engine's work, without its caller's work between two completions.
+        first_token: wall seconds until the first step had drawn its tokens.
         steps: decode steps.
-        tokens: those decoded, a trunk's once for all its branches.
+        tokens: decoded tokens; those of a trunk count once for all its branches.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,12 +33,12 @@ class Clock:
 
     @property
     def decode(self) -> float:
-        """Seconds of everything but the prefill."""
+        """Wall seconds without the prefill."""
         return self.wall - self.prefill
 
     @property
     def host(self) -> float:
-        """Seconds of no part: bookkeeping, and a GPU's waiting for it."""
+        """Seconds outside all parts: bookkeeping, and the time in which a GPU waits for it."""
         return self.wall - self.prefill - self.forward - self.sampling - self.scoring - self.eviction
 
     @contextmanager
@@ -57,7 +59,7 @@ class Clock:
         self._add(name, time.perf_counter() - start)
 
     def settle(self) -> None:
-        """Add up what the device has measured; to be called where the host has waited for it anyway."""
+        """Add the times that the device has measured by now. Never waits for the device."""
         done = [event for event in self._events if event[2].query()]
         for name, begin, end in done:
             self._add(name, begin.elapsed_time(end) / 1000)

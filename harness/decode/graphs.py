@@ -1,7 +1,7 @@
-"""The device's part of a decode step, captured per number of slots and replayed: a GPU then never waits for launches.
+"""CUDA graphs of the decode step, one per number of slots; replaying them spares a GPU the wait for kernel launches.
 
-What a graph reads and writes must lie where it lay at its capture, and how many rows it works on is fixed. So the slots
-of a step are rounded up to a bucket, with free slots in which nothing is read afterwards.
+A graph reads and writes the memory of its capture, for a fixed number of slots. So the number of slots of a step is
+rounded up to a bucket. The step then also computes on some free slots, whose results nobody reads.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ Step = Callable[[int], Tensor]
 
 
 class StepGraphs:
-    """A step by number of slots, in place of the one it captures.
+    """Runs a step eagerly or by replaying its graph.
 
-    The first step of a bucket runs as it is, which also compiles its kernels; the second is captured.
+    The first step of a bucket runs eagerly, which also compiles its kernels. The second is captured.
 
     Args:
-        step: writes one token in each of the first so many slots and returns logits [slots, vocabulary]; it asks the
-            device nothing and keeps its results in place.
-        slots: all there are.
-        timer: what times a replay; a step that runs as it is times itself.
+        step: takes a number of slots, feeds one token to each of the first so many, and returns logits
+            [slots, vocabulary]; it never waits for the device and writes its results in place.
+        slots: number of slots in the cache.
+        timer: times a replay; an eager step times itself.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class StepGraphs:
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     @staticmethod
-    def serve(model: LoadedModel, cache: SlotCache) -> bool:
-        """Whether the steps of a model over a cache can be captured."""
-        return model.device.type == "cuda" and cache.operations.ragged and model.capturable
+    def can_capture(model: LoadedModel, cache: SlotCache) -> bool:
+        """Whether the decode steps of a model over a cache can be captured."""
+        return model.device.type == "cuda" and cache.ragged and model.capturable
 
     def __call__(self, live: int, room: int) -> Tensor:
-        """Logits of the first slots, at least `live`; a bucket larger than `room` is not captured."""
+        """Run a step; return logits of `live` slots or more. If the bucket exceeds `room`, run `live` eagerly."""
         rows = bucket(live, self.slots)
         if rows > room:
             return self.step(live)
@@ -57,7 +57,7 @@ class StepGraphs:
 
     def _capture(self, rows: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
-        # Graphs run one after another, so that they can share the memory of what lies between.
+        # Graphs run one after another, so they can share the memory of intermediate results.
         pool = next((other.pool() for other, _ in self._captured.values()), None)
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = self.step(rows)
@@ -65,7 +65,7 @@ class StepGraphs:
 
 
 def bucket(live: int, slots: int) -> int:
-    """The number of slots to step: 1, 2, 3, 4, 6, 8, 12, 16 and so on, at least `live` and at most all."""
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16 and so on that is at least `live`, and at most `slots`."""
     power = 1 << (live - 1).bit_length()
     between = power * 3 // 4
     return min(between if live <= between else power, slots)

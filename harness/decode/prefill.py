@@ -1,26 +1,26 @@
-"""Questions run through the model ahead of the slots that want them, without making the others wait long."""
+"""Prefilling prompts ahead of the slots that will hold them, in steps that delay the decoding slots little."""
 
 from collections.abc import Iterable
 
 import torch
 from transformers.cache_utils import DynamicCache
 
-from compression.signals import PaddedPrefill, Prefill
+from compression.rows import PaddedPrefill, Prefill
 from harness.models.load import LoadedModel
 
-# Long enough to fill the processor, short enough that the slots which decode meanwhile hardly wait.
+# Enough tokens to fill the processor, few enough that the decoding slots hardly wait.
 STEP_TOKENS = 2048
 _Ids = tuple[int, ...]
 
 
 class Prefiller:
-    """Prefills at most `step_tokens` tokens per call: several short questions side by side, or a chunk of a long one.
+    """Prefills at most `step_tokens` tokens per call: several short prompts side by side, or a chunk of a long one.
 
-    Requests for one problem come in a row, so that its draws and cells share one prefill.
+    The requests for one problem follow each other, so that its draws and cells share one prefill.
 
     Args:
-        model: what decodes.
-        keep_queries: whether some policy wants the questions' queries.
+        model: the model that prefills.
+        keep_queries: whether some recorder needs the prompts' queries.
         step_tokens: tokens per call, padding included.
     """
 
@@ -30,12 +30,12 @@ class Prefiller:
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 
     def keep(self, wanted: Iterable[_Ids]) -> None:
-        """Forget what nobody wants any more."""
+        """Forget all prefills but the wanted ones."""
         wanted = {(), *wanted}
         self.done = {ids: prefill for ids, prefill in self.done.items() if ids in wanted}
 
     def advance(self, wanted: Iterable[_Ids]) -> None:
-        """Spend one call's tokens on those of the questions, in their order, that are not done."""
+        """Prefill as many tokens as one call may, of the wanted prompts that are not done, in their order."""
         missing = [ids for ids in dict.fromkeys(wanted) if ids not in self.done]
         if not missing:
             return
@@ -52,14 +52,14 @@ class Prefiller:
             count += 1
         self._side_by_side(missing[:count])
 
-    def _side_by_side(self, questions: list[_Ids]) -> None:
-        prefills = [Prefill(keep_queries=self.keep_queries) for _ in questions]
-        lengths = list(map(len, questions))
-        padded = torch.zeros(len(questions), max(lengths), dtype=torch.int64)
-        for row, ids in zip(padded, questions, strict=True):
+    def _side_by_side(self, prompts: list[_Ids]) -> None:
+        prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
+        lengths = list(map(len, prompts))
+        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
+        for row, ids in zip(padded, prompts, strict=True):
             row[: len(ids)] = torch.tensor(ids)
         self._run(padded, 0, PaddedPrefill(prefills, lengths), DynamicCache())
-        self.done.update(zip(questions, prefills, strict=True))
+        self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
         start = prefill.length

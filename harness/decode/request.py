@@ -1,30 +1,68 @@
-"""What the engine is asked for: requests, their branches, and the slots and rows that they need."""
+"""The input of the engine: how to decode, and requests with their branches. Importing this does not import torch."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Literal, Self, get_args
 
 from omegaconf import DictConfig
 
-from analysis.records import Completion
-from compression.cache import SlotCache
+from analysis.records import Completion, UserError
 from compression.policy import Policy
-from harness.decode.sampling import SamplingConfig
-from harness.models.load import LoadedModel, free_memory
-from harness.settings import build, plain
+from harness.settings import build
 
-# Beyond these little is gained (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
-_MOST_SLOTS = {"cpu": 64, "cuda": 256}
-_MEMORY_SHARE = 0.8
+SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
+ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)
+
+# Logits divided by a lower temperature would leave the range of float32.
+_COLDEST = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the most likely token.
+        top_p: probability of the nucleus, in (0, 1]; the token that crosses it is kept.
+        top_k: number of most likely tokens kept; 0 keeps all.
+        order: which cut comes first. "top_k_then_top_p" measures the nucleus on the renormalised top k (transformers,
+            vLLM); "top_p_then_top_k" measures it on the whole distribution (DynTS).
+
+    Raises:
+        UserError: a field out of its range.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    order: SamplingOrder = "top_k_then_top_p"
+
+    def __post_init__(self) -> None:
+        if not (self.temperature == 0 or _COLDEST <= self.temperature < math.inf):
+            raise UserError(
+                f"decoding.temperature={self.temperature} is out of range: 0 (greedy), or {_COLDEST} and above."
+            )
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"decoding.top_p={self.top_p} is out of range: above 0 and at most 1 (1 keeps all).")
+        if self.top_k < 0:
+            raise UserError(f"decoding.top_k={self.top_k} is out of range: 0 (keeps all) or above.")
+        if self.order not in ORDERS:
+            raise UserError(f"decoding.order={self.order} is unknown: choose one of {', '.join(ORDERS)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """How completions are written: the sampling, and where they are cut.
+    """How completions are written: the sampling and the length limit.
+
+    Attributes:
+        name: the config's name.
+        max_new_tokens: tokens after which a completion is cut off.
+        sampling: how tokens are drawn.
 
     Raises:
-        ValueError: max_new_tokens below 1.
+        UserError: max_new_tokens below 1.
     """
 
     name: str
@@ -33,14 +71,25 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise ValueError(
+            raise UserError(
                 f"decoding.max_new_tokens={self.max_new_tokens} is out of range: it must be at least 1 token."
             )
 
 
+def build_decoding(node: DictConfig) -> DecodingConfig:
+    """Build the decoding from its flat section, which holds name and max_new_tokens beside the sampling's fields.
+
+    Raises:
+        UserError: a setting that is unknown, missing, of another type, or out of range.
+    """
+    values = {str(name): value for name, value in node.items()}
+    own = {name: values.pop(name) for name in set(values) & {"name", "max_new_tokens"}}
+    return build(DecodingConfig, "decoding", own | {"sampling": build(SamplingConfig, "decoding", values)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """One cell's wish for a completion: the policy that prunes it from its first eviction on."""
+    """One cell's wish for a completion, and the policy that evicts from it."""
 
     cell_id: str
     policy: Policy
@@ -50,12 +99,12 @@ class Branch:
 class Request:
     """One problem and draw, wanted by one cell or more.
 
-    Until a branch's policy first evicts, every branch would write the same tokens: they are written once, by a trunk,
-    and a branch forks off where its policy first fires. A text that ends before is every branch's completion.
+    All branches share their tokens until one of their policies first evicts. The engine writes the shared tokens once,
+    as a trunk, and forks each branch where its policy first evicts. A text that ends earlier is every branch's.
 
     Attributes:
-        forced: the text's first tokens where they are known, as `Completion.shared_ids` tells them: the trunk feeds
-            them in place of those it would draw. A branch that has evicted draws for itself.
+        forced: the first tokens of the text where they are known already (`Completion.shared_ids`). The trunk feeds
+            them and draws none in their place. After its first eviction a branch draws for itself.
     """
 
     problem_id: str
@@ -66,56 +115,30 @@ class Request:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What identifies its completions within their cells."""
+        """Problem and draw, which identify a completion within its cell."""
         return (self.problem_id, self.draw)
 
     @cached_property
-    def question(self) -> tuple[int, ...]:
-        """The prompt but its last token: what is prefilled."""
+    def prefilled_ids(self) -> tuple[int, ...]:
+        """The prompt without its last token, which the first step feeds."""
         return self.prompt_ids[:-1]
 
-
-def _one_by_one(requests: Iterable[Request]) -> Iterator[Request]:
-    """Requests of one branch each, for a single slot, which has no room to fork into."""
-    for request in requests:
-        for branch in request.branches:
-            yield replace(request, branches=(branch,))
+    def split(self) -> Iterator[Self]:
+        """Yield a request for each branch, for an engine that has no room to fork."""
+        return (replace(self, branches=(branch,)) for branch in self.branches)
 
 
-def serves(completion: Completion, policy: Policy) -> bool:
-    """Whether a completion is also what this policy would have written: nothing was evicted, nor would it have been."""
+def is_untouched(completion: Completion, policy: Policy) -> bool:
+    """Whether nothing was evicted from a completion and this policy would have evicted nothing either.
+
+    The completion then is what the policy's own cell would have written.
+    """
     trigger = policy.trigger(completion.prompt_tokens)
-    # The step that ends a text evicts no more; the one before it left the cache a row shorter, having found it another.
+    # The last step evicts nothing. The step before it found peak_length - 2 rows, and evicts if it found `trigger`.
     return not completion.evictions and (trigger is None or completion.peak_length <= trigger + 1)
 
 
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
-    """Rows per slot that serve every branch of the requests."""
+    """Rows per slot that suffice for every branch of the requests."""
     limit = decoding.max_new_tokens
     return max(b.policy.capacity(len(r.prompt_ids), limit) for r in requests for b in r.branches)
-
-
-@dataclass(frozen=True)
-class AutoSlots:
-    """How many slots to decode with, and the arithmetic in words."""
-
-    slots: int
-    reason: str
-
-
-def auto_slots(model: LoadedModel, *, capacity: int, requests: int) -> AutoSlots:
-    """Slots that fit into the free memory, and no more than there are requests or than helps."""
-    one, free = SlotCache.bytes_per_slot(model.shape, capacity), free_memory(model.device)
-    fitting, most = int(free * _MEMORY_SHARE) // one, _MOST_SLOTS[model.device.type]
-    reason = (
-        f"{fitting:,} fit into {_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "
-        f"{requests:,} completions are wanted, more than {most} hardly help on {model.device.type}"
-    )
-    return AutoSlots(slots=max(1, min(fitting, requests, most)), reason=reason)
-
-
-def build_decoding(node: DictConfig) -> DecodingConfig:
-    """Make the decoding of its flat section: name and max_new_tokens beside the sampling's fields."""
-    values = plain(node)
-    own: dict[str, Any] = {name: values.pop(name) for name in ("name", "max_new_tokens") if name in values}
-    return build(DecodingConfig, "decoding", {**own, "sampling": build(SamplingConfig, "decoding", values)})

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from compression.cache import SlotCache
 from compression.policy import Selection
-from compression.signals import Prefill
+from compression.rows import Prefill
 from harness.models.load import LoadedModel
 
 Method = Literal["removal", "grad_x_input"]

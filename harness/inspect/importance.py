@@ -13,7 +13,7 @@ from compression.cache import SlotCache
 from compression.policies.observation import ObservationPolicy
 from compression.policy import BudgetPolicy
 from compression.predictor import load_predictor, read_card
-from compression.signals import Prefill
+from compression.rows import Prefill
 from harness.decode.engine import view_slot
 from harness.decode.sampling import sequence_key
 from harness.inspect.text import NotInText, Traced

@@ -1,45 +1,45 @@
-"""The configuration of a model and its identity."""
+"""The configuration of a model and its identity. Importing this does not import torch."""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any, Literal, get_args
 
 from analysis.records import UserError, content_hash
-from harness.models.stand_in import ROLES
 from harness.models.thinking import ThinkTags
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DType = Literal["float32", "bfloat16", "float16"]
+# What a stand-in tokenizer must have a token for.
+ROLES = ("bos", "eos", "user", "assistant")
 
-# Of a larger file of a local checkpoint this many blocks, evenly spread, are hashed: all of it would take minutes.
+# Hashing all of a large checkpoint file would take minutes, so this many evenly spread blocks of it are hashed.
 _BLOCKS, _BLOCK_BYTES = 256, 1 << 16
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model, and how to run it.
+    """A model and the way to run it.
 
     Attributes:
         name: the config's name.
-        title: how reports call it.
+        title: the model's name in reports.
         path: a local directory, or an id on the hub.
         revision: commit of the hub id.
-        dtype: float32, bfloat16 or float16, of weights and cache.
-        random_weights: the architecture with random weights, for speed and memory runs.
+        dtype: precision of weights and cache.
+        random_weights: whether to give the architecture random weights, for speed and memory runs.
         device: "auto" takes CUDA if there is one, else the CPU.
         threads: CPU threads of the process; None leaves torch's choice.
         think_start: the tag that opens the thinking.
         think_end: the tag that closes the thinking, one token.
-        force_think: begin the thinking (`think_start` and a line break) in the prompt where the chat template does not.
-        config: the architecture as its config.json has it. With random_weights it is what is built, without a download;
-            else it is for the reader, and the checkpoint's own counts.
-        special_tokens: bos, eos, user and assistant, for the stand-in tokenizer of such a build.
-        predictor: directory of the importance predictor made for it, if any.
+        force_think: whether the prompt opens the thinking (`think_start` and a line break) where the chat template does
+            not.
+        config: the architecture, with the fields of config.json. With random_weights the model is built from it,
+            without a download. Otherwise it only informs the reader; the checkpoint's own config.json is used.
+        special_tokens: the tokens of `ROLES` for the stand-in tokenizer of a built model.
+        predictor: directory of the importance predictor made for the model, if any.
 
     Raises:
         UserError: a field out of its range.
@@ -49,21 +49,21 @@ class ModelConfig:
     title: str
     path: str
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: DType = "float32"
     random_weights: bool = False
     device: str = "auto"
     threads: int | None = None
     think_start: str = "<think>"
     think_end: str = "</think>"
     force_think: bool = False
-    # Not hashed, being mappings; still compared.
+    # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
     predictor: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise UserError(f"model.dtype={self.dtype} is unknown: choose one of {', '.join(DTYPES)}.")
+        if self.dtype not in get_args(DType):
+            raise UserError(f"model.dtype={self.dtype} is unknown: choose one of {', '.join(get_args(DType))}.")
         if self.threads is not None and self.threads < 1:
             raise UserError(f"model.threads={self.threads} is out of range: at least 1, or null for torch's choice.")
         for name in ("think_start", "think_end"):
@@ -76,7 +76,7 @@ class ModelConfig:
 
     @property
     def is_built(self) -> bool:
-        """Whether the model is made from `config` alone, with random weights and a stand-in tokenizer."""
+        """Whether the model is built from `config` alone, with random weights and a stand-in tokenizer."""
         return self.random_weights and self.config is not None
 
     @property
@@ -85,14 +85,14 @@ class ModelConfig:
         return ThinkTags(start=self.think_start, end=self.think_end)
 
     def identity(self) -> dict[str, Any]:
-        """What of the model can change a completion: its weights, their precision, where thinking ends."""
+        """Everything about the model that can change a completion: weights, precision, tag that ends the thinking."""
         if self.is_built:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
         elif Path(self.path).is_dir():
             weights = _directory_digest(Path(self.path))
         else:
             weights = f"{self.path}@{self.revision}"
-        # Named only where it acts, so that cells from before it keep their names.
+        # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         return {
             "weights": weights,
@@ -103,7 +103,7 @@ class ModelConfig:
         }
 
     def describe(self) -> dict[str, Any]:
-        """What cell.yaml says of the model: its names, its identity, and its tags, by which answers are found."""
+        """The model's entry in cell.yaml: names, identity, and the tags by which grading finds the answer."""
         return {"name": self.name, "title": self.title, "think_start": self.think_start, **self.identity()}
 
 

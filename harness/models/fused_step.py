@@ -1,7 +1,8 @@
-"""One decode step of a Llama-like model over a slot cache, with a third of the operations of transformers' modules.
+"""One decode step of a Llama-like model over a slot cache, in a third of the operations of transformers' modules.
 
-A small model's step, and any model's without a captured graph, costs what its operations cost to start. So queries,
-keys and values are one product, gate and up another, and nothing is computed that a step of one token does not need.
+The time of a small model's step, and of any step that is not captured in a graph, is the time to launch its operations.
+So one product computes queries, keys and values, another gate and up, and a step computes nothing else that it does not
+need.
 """
 
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ class _Layer:
 
 
 class FusedStep:
-    """The decode step of a network whose weights it fuses in place: the modules' own become views, no byte is added."""
+    """The decode step of a network, whose weights it fuses in place: they become views of the fused ones."""
 
-    # An engine comes by in inference mode, where a tensor is made that autograd refuses ever after.
+    # The engine calls this in inference mode. Tensors made in inference mode could never be used with autograd again.
     @torch.inference_mode(False)
     def __init__(self, network: Any) -> None:
         base = network.base_model
@@ -44,8 +45,8 @@ class FusedStep:
         self.layers = [_fuse(layer) for layer in base.layers]
 
     @staticmethod
-    def serves(network: Any) -> bool:
-        """Whether the network is of a family whose layers are known here, without biases in its MLP."""
+    def can_fuse(network: Any) -> bool:
+        """Whether the network is of a known family and has no biases in its MLP."""
         config = network.config
         plain = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
         return config.model_type in _FAMILIES and plain
@@ -53,11 +54,11 @@ class FusedStep:
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [live, hidden_size] of one token per live slot, tokens and positions [live].
 
-        The cache must have begun the step.
+        The cache must have begun the step (`SlotCache.begin_step`).
         """
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
-        # The rotation of half a head by the other half, as one product with a sine that has the sign.
+        # The rotation exchanges the halves of a head and negates one; the sine takes the sign here.
         sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
         for index, layer in enumerate(self.layers):
             states = states + self._attention(index, layer, _normalized(layer.norm, states), cos, sin, cache)
@@ -98,7 +99,7 @@ def _fuse(layer: Any) -> _Layer:
 
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:
-    """The modules' parameters in one tensor, of which they become views."""
+    """Concatenate a parameter of the modules into one tensor, and make the parameters views of it."""
     parts: list[Tensor] = [getattr(module, name) for module in modules]
     whole = torch.cat([part.detach() for part in parts])
     for module, view in zip(modules, whole.split([len(part) for part in parts]), strict=True):

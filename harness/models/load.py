@@ -1,6 +1,5 @@
-"""From a model's name to something that decodes: weights, tokenizer, shapes, and the identity that `cell_id` hashes."""
+"""From a model's configuration to a model that decodes: architecture, weights and tokenizer."""
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -13,8 +12,8 @@ from transformers import logging as transformers_logging
 from analysis.records import UserError
 from compression.attention import check_attention, use_slot_attention
 from compression.cache import SlotCache
-from compression.signals import CacheShape
-from harness.models.config import DTYPES, ModelConfig
+from compression.rows import CacheShape
+from harness.models.config import ModelConfig
 from harness.models.fused_step import FusedStep
 from harness.models.stand_in import stand_in_tokenizer
 
@@ -54,7 +53,7 @@ class LoadedModel:
 
     @cached_property
     def separators(self) -> Tensor:
-        """[vocabulary] true at tokens that are punctuation or line breaks and nothing else (SepLLM's separators)."""
+        """[vocabulary] true at tokens that consist of punctuation and line breaks (SepLLM's separators)."""
         texts = [self.decode([i]).strip(" ") for i in range(self.network.config.vocab_size)]
         return torch.tensor([bool(t) and set(t) <= _SEPARATORS for t in texts], device=self.device)
 
@@ -74,7 +73,7 @@ class LoadedModel:
         return ids[0]
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        """Token ids of the chat template over one user message, up to where the model begins to think."""
+        """Token ids of one user message in the chat template, up to where the model begins to think."""
         text = self._templated(prompt)
         if self.config.force_think and not self._opens_thinking(text):
             text += f"{self.config.think_start}\n"
@@ -82,7 +81,7 @@ class LoadedModel:
 
     @cached_property
     def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
-        """Who writes the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
+        """The writer of the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
         if self._opens_thinking(self._templated("?")):
             return "template"
         return "forced" if self.config.force_think else "model"
@@ -100,13 +99,13 @@ class LoadedModel:
 
     @cached_property
     def capturable(self) -> bool:
-        """Whether a decode step asks the device nothing, so that a CUDA graph can hold it."""
+        """Whether a decode step never waits for the device, so that a CUDA graph can hold it."""
         kind = getattr(getattr(self.network.base_model, "rotary_emb", None), "rope_type", "default")
         return self._fused_step is not None and kind != "longrope" and "dynamic" not in kind
 
     @cached_property
     def _fused_step(self) -> FusedStep | None:
-        return FusedStep(self.network) if FusedStep.serves(self.network) else None
+        return FusedStep(self.network) if FusedStep.can_fuse(self.network) else None
 
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [live, hidden_size] of a decode step that the cache has begun, after the final norm."""
@@ -128,13 +127,13 @@ def load_model(config: ModelConfig) -> LoadedModel:
     """Load weights and tokenizer and move them to the device.
 
     Raises:
-        UserError: no such model, or one that a slot cache cannot serve.
+        UserError: there is no such model, or its attention does not work over a slot cache.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    dtype = DTYPES[config.dtype]
+    dtype: torch.dtype = getattr(torch, config.dtype)
     architecture = read_architecture(config)
     try:
         tokenizer = _load_tokenizer(config)
@@ -147,7 +146,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         raise _cannot_load(config, error) from error
     if config.is_built:
         _check_vocabulary(config, len(tokenizer))
-        # The config's own id belongs to the real tokenizer.
+        # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
     network = network.to(device_of(config)).eval().requires_grad_(False)
     use_slot_attention(network)
@@ -157,7 +156,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     if config.is_built:
         return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
-    # Not AutoTokenizer: it gives every Qwen2 model Qwen2's own pre-tokenizer, whatever its tokenizer.json says.
+    # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
     return PreTrainedTokenizerFast.from_pretrained(config.path, revision=config.revision or "main")
 
 
@@ -168,22 +167,22 @@ def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
 
 
 def shape_of(architecture: Any, dtype: str) -> CacheShape:
-    """Shape of the key-value rows of an architecture, in the precision of this name."""
+    """Shape of the key-value rows of an architecture, in a precision such as "float32"."""
     c = architecture
     return CacheShape(
         layers=c.num_hidden_layers,
         q_heads=c.num_attention_heads,
         kv_heads=c.num_key_value_heads,
         head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
-        dtype=DTYPES[dtype],
+        dtype=getattr(torch, dtype),
     )
 
 
 def read_architecture(config: ModelConfig) -> Any:
-    """The architecture alone: from the YAML's `config` for a build with random weights, else the model's config.json.
+    """Read the architecture alone: from `config` if the model is built from that, else from the model's config.json.
 
     Raises:
-        UserError: it cannot be had, or describes a model that a slot cache cannot serve.
+        UserError: it cannot be read or built, or its attention does not work over a slot cache.
     """
     try:
         if config.is_built:
@@ -199,16 +198,16 @@ def read_architecture(config: ModelConfig) -> Any:
 
 
 def build_architecture(config: ModelConfig) -> Any:
-    """The architecture that `config` describes.
+    """Build the architecture that `config` describes.
 
     Raises:
-        UserError: transformers knows no such architecture, or the shapes do not fit each other.
+        UserError: transformers does not know the architecture, or its fields do not fit each other.
     """
     values = dict(config.config or {})
     kind = values.pop("model_type")
     try:
         architecture = AutoConfig.for_model(kind, **values)
-    except Exception as error:  # Which one depends on the architecture: it checks its own fields.
+    except Exception as error:  # Each architecture checks its own fields and raises what it likes.
         reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
         raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
@@ -232,14 +231,7 @@ def _cannot_load(config: ModelConfig, error: OSError) -> UserError:
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """Where a model of this configuration goes."""
+    """The device that a model of this configuration is loaded to."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that could still be allocated on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

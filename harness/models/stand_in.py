@@ -1,25 +1,26 @@
-"""A tokenizer to stand in for a model's own, where its architecture runs with random weights and no download."""
+"""The stand-in tokenizer of a model that is built with random weights, without a download."""
 
 from collections.abc import Mapping
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-# As R1's: beginning of text, user, message, assistant, and the opening tag of the thinking.
+from harness.models.config import ROLES
+
+# As in R1: beginning of text, user, message, assistant, and the opening tag of the thinking.
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}USER{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANTTHINK\n{% endif %}"
 )
-ROLES = ("bos", "eos", "user", "assistant")
 
 
 def stand_in_tokenizer(special_tokens: Mapping[str, str], think_start: str, think_end: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with the model's special tokens: takes any text and gives it back.
+    """Make a tokenizer of single bytes with the model's special tokens; decoding restores any text.
 
     Args:
         special_tokens: the model's tokens for `ROLES`.
-        think_start: the tag that opens the thinking, which the chat template ends with.
-        think_end: the tag that closes it.
+        think_start: the tag that opens the thinking; the chat template ends with it.
+        think_end: the tag that closes the thinking.
     """
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))

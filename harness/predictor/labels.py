@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from analysis.records import UserError
 from compression.policies.oracle import save_labels
-from compression.signals import Prefill
+from compression.rows import Prefill
 from harness.models.load import LoadedModel
 from harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
 from harness.predictor.traces import Trace, read_traces

@@ -15,7 +15,8 @@ from analysis.records import Completion, DecodeStats, UserError
 from compression.cache import SlotCache
 from compression.policy import BudgetPolicy
 from harness.decode.engine import Engine
-from harness.decode.request import Branch, Request, auto_slots, needed_capacity, serves
+from harness.decode.memory import auto_slots
+from harness.decode.request import Branch, Request, is_untouched, needed_capacity
 from harness.models.config import ModelConfig
 from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_stretch
@@ -129,7 +130,7 @@ def _untouched(
     """Completions of other cells that these cells would have written too, because neither cell evicts in them."""
     for cell in cells:
         for pair, completion in known.items():
-            if work.lacks(cell.cell_id, pair) and serves(completion, cell.policy):
+            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
                 yield cell.cell_id, completion
 
 

@@ -22,6 +22,7 @@ from pydantic import Field
 
 from analysis.records import WHOLE, Shard, UserError
 from compression.policy import BudgetPolicy, Policy
+from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
 from harness.decode.request import DecodingConfig, build_decoding
@@ -235,7 +236,6 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     Raises:
         UserError: either of them.
     """
-    from compression.predictor import read_card
 
     hidden_size = read_shape(model).hidden_size
     for directory in {d for p in policies if (d := getattr(p, "predictor", None))}:

@@ -3,7 +3,9 @@ import torch
 
 from compression.cache import SlotCache
 from compression.policy import Selection
-from compression.signals import AttentionMass, CacheShape, PredictedImportance, Prefill, RecentQueries, _Scores
+from compression.recorders import ScoreRecorder
+from compression.rows import CacheShape, Prefill
+from compression.signals import AttentionMass, PredictedImportance, RecentQueries
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=4, dtype=torch.float32)
 MASS, QUERIES = AttentionMass(), RecentQueries(3)
@@ -13,7 +15,7 @@ class FirstHidden(PredictedImportance):
     """Records the first number of the hidden state."""
 
     def allocate(self, shape, slots, capacity, device, operations):
-        return _Scores(lambda hidden: hidden[:, 0], torch.full((slots, capacity), torch.nan))
+        return ScoreRecorder(lambda hidden: hidden[:, 0], slots, capacity, device)
 
 
 MARKER = FirstHidden("none")

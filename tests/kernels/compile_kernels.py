@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import compact, decode_attention, importance_labels, observation, precision, redundancy
+from kernels import compact, decode_attention, importance_labels, observation, redundancy, tiles
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -28,7 +28,7 @@ def power(number):
 
 
 def shape_of(dim, dtype="fp32"):
-    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": precision.depth(getattr(torch, NAMES[dtype]), dim)}
+    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": tiles.depth(getattr(torch, NAMES[dtype]), dim)}
 
 
 def variants():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from compression.cache import SlotCache
-from compression.signals import CacheShape
+from compression.rows import CacheShape
 from kernels import reference
 from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
 

@@ -12,11 +12,10 @@ from compression.policies.random import Random
 from compression.policies.rkv import RKV
 from compression.policies.snapkv import SnapKV
 from compression.policies.window import Window
-from compression.signals import CacheShape
+from compression.rows import CacheShape
 from harness.decode.engine import Engine
 from harness.decode.prefill import STEP_TOKENS
-from harness.decode.request import Branch, DecodingConfig, Request
-from harness.decode.sampling import SamplingConfig
+from harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0)
 NEW_TOKENS = 60

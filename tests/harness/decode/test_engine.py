@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.harness.fakes import FAKE_POLICIES, FULL, GREEDY, NEW_TOKENS, T1, FakeModel, fake_requests, run
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
 
 from analysis.records import held_percents
@@ -34,12 +33,13 @@ from compression.policy import CacheView
 from compression.predictor import ImportancePredictor, load_predictor, save_predictor
 from compression.signals import AttentionMass, RecentQueries
 from harness.decode.engine import Engine
-from harness.decode.request import Branch, DecodingConfig, Request, serves
-from harness.decode.sampling import SamplingConfig, sequence_key, uniforms_of_rows
+from harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, is_untouched
+from harness.decode.sampling import sequence_key, uniforms_of_rows
 from harness.models.config import ModelConfig
 from harness.models.load import LoadedModel, load_model
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
+from tests.harness.decode.fakes import FAKE_POLICIES, FULL, GREEDY, NEW_TOKENS, T1, FakeModel, fake_requests, run
 
 EOS, THINK_END = 96, 95
 
@@ -384,7 +384,7 @@ def test_grid_in_one_batch_equals_one_cell_at_a_time(seed, problems, policies, s
     for request in requests:
         rows = [(b.policy, together[b.cell_id, request.problem_id, 0]) for b in request.branches]
         for (_, one), (policy, other) in itertools.product(rows, rows):
-            if serves(one, policy):
+            if is_untouched(one, policy):
                 assert other == one
             elif getattr(policy, "keep_ratio", 1) < 1 and len(request.prompt_ids) < policy.budget:
                 assert one.evictions or other.evictions

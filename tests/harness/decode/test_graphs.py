@@ -1,7 +1,7 @@
 """Captured steps and a host that runs ahead: the same completions; and a step that a graph can hold."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -9,20 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from tests.harness.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests, run
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from compression.policies.dynts import DynTS
 from compression.policies.h2o import H2O
 from harness.decode.graphs import StepGraphs, bucket
-from harness.decode.request import Branch, Request, build_decoding
-from harness.decode.sampling import SamplingConfig, sample
+from harness.decode.request import Branch, Request, SamplingConfig, build_decoding
+from harness.decode.sampling import sample
 from harness.models.config import ModelConfig
 from harness.models.load import load_model
 from harness.settings import CONF
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
+from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests, run
 
 ATEN = torch.ops.aten
 ASKING = {ATEN.item.default, ATEN.is_nonzero.default, ATEN._local_scalar_dense.default, ATEN.nonzero.default}
@@ -84,12 +84,12 @@ class TapedGraphs(StepGraphs):
 
 def ragged(engine):
     # The reference, over all rows of a slot: as many operations of the same sizes at every step.
-    engine.cache.operations = replace(engine.cache.operations, ragged=True)
+    engine.cache.ragged = True
 
 
 def captured(engine):
     ragged(engine)
-    engine.graphs = TapedGraphs(engine._decode, slots=engine.slots, timer=partial(engine.clock.time, "forward"))
+    engine.graphs = TapedGraphs(engine._decode, slots=engine.table.slots, timer=partial(engine.clock.time, "forward"))
 
 
 def ahead(engine):

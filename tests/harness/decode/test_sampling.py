@@ -10,7 +10,8 @@ from scipy import stats
 from torch import Tensor
 
 from analysis.records import UserError
-from harness.decode.sampling import ORDERS, SamplingConfig, sample, sequence_key, uniform
+from harness.decode.request import ORDERS, SamplingConfig
+from harness.decode.sampling import sample, sequence_key, uniform
 
 MASK = (1 << 64) - 1
 LARGEST = 1 - 2.0**-53

@@ -80,7 +80,7 @@ def by_modules(network):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
 def test_the_fused_step_is_the_modules_step(config, dtype, tolerance):
     network = make(config, dtype)
-    assert FusedStep.serves(network)
+    assert FusedStep.can_fuse(network)
     expected = list(steps(network, dtype, by_modules(network)))
     fused = list(steps(network, dtype, FusedStep(network)))
     for one, other in zip(fused, expected, strict=True):
@@ -119,5 +119,5 @@ def weight_bytes(network):
 
 def test_other_families_are_left_to_their_modules():
     sizes = {**SHARED, "num_key_value_heads": 14}
-    assert not FusedStep.serves(make(PhiConfig(**sizes)))
-    assert not FusedStep.serves(make(LlamaConfig(**SHARED, mlp_bias=True)))
+    assert not FusedStep.can_fuse(make(PhiConfig(**sizes)))
+    assert not FusedStep.can_fuse(make(LlamaConfig(**SHARED, mlp_bias=True)))

@@ -1,0 +1,206 @@
+"""The slot table: which sequence each slot holds, and the numbers that decoding keeps per slot."""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.records import Eviction
+from compression.cache import SlotCache
+from compression.rows import Prefill
+from harness.decode.request import Branch, Request
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass
+class SlotState:
+    """The sequence in a slot: a single branch, or a trunk with the branches that have not forked yet."""
+
+    request: Request
+    branches: list[Branch]
+    evictions: list[Eviction] = field(default_factory=list)
+
+    @property
+    def is_trunk(self) -> bool:
+        """Whether several branches share the sequence."""
+        return len(self.branches) > 1
+
+    def trigger(self, branch: Branch) -> int:
+        """Cache length at which the branch's policy evicts."""
+        trigger = branch.policy.trigger(len(self.request.prompt_ids))
+        return _NEVER if trigger is None else trigger
+
+
+class EndFlags:
+    """A flag per slot: whether the latest step ended the slot's text. The device sets it, the host reads it later."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.flags = torch.zeros(slots, dtype=torch.bool, device=device)
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._on_host = torch.zeros(slots, dtype=torch.bool, pin_memory=self._event is not None)
+        self._live = 0
+
+    def send(self, live: int) -> None:
+        """Begin to copy the flags of the live slots to the host."""
+        self._live = live
+        self._on_host[:live].copy_(self.flags[:live], non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def read(self) -> Any:
+        """Wait for the flags that were sent last, and return them, [live]."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._on_host[: self._live].numpy()
+
+
+class SlotTable:
+    """The sequences in the slots of a cache, and a column of each number that decoding keeps per slot.
+
+    Slots 0 to `cache.live` - 1 decode. A trunk that waits for a free slot to fork into is parked at the upper end,
+    below the trunks parked before it. The slots in between are free.
+
+    Attributes:
+        waiting: number of parked trunks.
+        generated: tokens written, on the host as the next two.
+        forced: how many of the first tokens are given by the request.
+        triggers: cache length that makes the next step evict.
+        tokens: the token to feed next, on the device as the rest.
+        positions: position of that token in the text.
+        streams: key of the sequence's random numbers.
+        written: the text so far, [slots, max_new_tokens]; the tokens given by the request lie there from the start.
+        counts: tokens of the text so far.
+        ends: whether the latest step ended the text.
+    """
+
+    def __init__(self, cache: SlotCache, *, max_new_tokens: int) -> None:
+        self.cache, self.slots, self.waiting = cache, cache.slots, 0
+        self._states: list[SlotState | None] = [None] * cache.slots
+        self.generated, self.forced = np.zeros((2, cache.slots), dtype=np.int64)
+        self.triggers = np.full(cache.slots, _NEVER)
+        device = cache.slot_ids.device
+        self.tokens, self.positions, self.streams, self.counts = (torch.zeros_like(cache.slot_ids) for _ in range(4))
+        self.written = torch.zeros(cache.slots, max_new_tokens, dtype=torch.int64, device=device)
+        self.ends = EndFlags(cache.slots, device)
+        on_host = self.generated, self.forced, self.triggers
+        on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags
+        self._columns: tuple[Any, ...] = (*on_host, *on_device)
+
+    def __getitem__(self, slot: int) -> SlotState:
+        state = self._states[slot]
+        assert state is not None
+        return state
+
+    @property
+    def free(self) -> int:
+        """Number of slots that hold no sequence."""
+        return self.slots - self.cache.live - self.waiting
+
+    def due(self) -> np.ndarray:
+        """Live slots whose length had reached their trigger before the latest step (the published rule), [live]."""
+        live = self.cache.live
+        # The token that the step fed must be a generated one, so an overlong question is not evicted before it.
+        return (self.cache.lengths[:live] - 1 >= self.triggers[:live]) & (self.generated[:live] > 1)
+
+    def full(self) -> np.ndarray:
+        """Live slots whose text has reached the length limit, [live]."""
+        return self.generated[: self.cache.live] >= self.written.shape[1]
+
+    def has_room(self, request: Request) -> bool:
+        """Whether a slot is free and, if the request is a trunk, its branches will find room to fork.
+
+        Trunks take at most half of the slots, so that forks always find room in the end. And no trunk begins while
+        those under way have enough branches to fill every slot.
+        """
+        if not self.free or len(request.branches) == 1:
+            return self.free > 0
+        occupied = itertools.chain(range(self.cache.live), range(self.slots - self.waiting, self.slots))
+        trunks = [state for state in map(self.__getitem__, occupied) if state.is_trunk]
+        unforked = sum(len(trunk.branches) - 1 for trunk in trunks)
+        return len(trunks) < max(1, self.slots // 2) and unforked < self.slots
+
+    def admit(self, request: Request, prefill: Prefill, *, stream: int) -> None:
+        """Begin a request whose prompt is prefilled; the next step feeds the prompt's last token."""
+        slot = self.cache.admit(prefill)
+        self._seat(slot, SlotState(request, list(request.branches)))
+        self.generated[slot], self.counts[slot], self.forced[slot] = 0, 0, len(request.forced)
+        self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
+        self.tokens[slot], self.positions[slot] = request.prompt_ids[-1], len(request.prefilled_ids)
+        self.streams[slot] = stream
+
+    def append(self, drawn: Tensor) -> Tensor:
+        """Write the token drawn for each live slot, [live], or the given one; return what was written, [live]."""
+        live = self.cache.live
+        rows, counts = self.cache.slot_ids[:live], self.counts[:live]
+        given = self.generated[:live] < self.forced[:live]
+        if given.any():
+            drawn = torch.where(torch.from_numpy(given).to(drawn.device), self.written[rows, counts], drawn)
+        self.written[rows, counts] = drawn
+        self.tokens[:live] = drawn
+        counts += 1
+        self.generated[:live] += 1
+        return drawn
+
+    def text(self, slot: int) -> Tensor:
+        """The tokens written in a slot so far, [generated]."""
+        return self.written[slot, : self.generated[slot]]
+
+    def release(self, slot: int) -> None:
+        """End the sequence of a live slot, and move the last live slot into its place."""
+        self.cache.live -= 1
+        if slot != self.cache.live:
+            self._copy(self.cache.live, slot)
+
+    def park(self, slot: int) -> None:
+        """Move a trunk from the live slots to the upper end, where it waits to fork."""
+        last, upper = self.cache.live - 1, self.slots - self.waiting - 1
+        if upper > last:
+            self._copy(slot, upper)
+            self._copy(last, slot)
+        else:
+            self._swap(slot, last)
+        self.cache.live -= 1
+        self.waiting += 1
+
+    def fork(self) -> int | None:
+        """Make a due branch of the lowest parked trunk live, or the trunk itself; return its slot, None without room.
+
+        The trunk itself becomes live where one branch is left of it or none is due.
+        """
+        parked, slot = self.slots - self.waiting, self.cache.live
+        trunk = self[parked]
+        due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]
+        resumes = not due or not trunk.is_trunk
+        if self.free:
+            self._copy(parked, slot)
+        elif not resumes:
+            return None
+        # Without a free slot, `parked` is the slot behind the live ones and needs no copy to become live.
+        self.cache.live += 1
+        if resumes:
+            self.waiting -= 1
+        else:
+            trunk.branches.remove(due[0])
+            self._seat(parked, trunk)
+            self._seat(slot, SlotState(trunk.request, due[:1]))
+        return slot
+
+    def _seat(self, slot: int, state: SlotState) -> None:
+        self._states[slot] = state
+        self.triggers[slot] = min(map(state.trigger, state.branches))
+
+    def _copy(self, source: int, target: int) -> None:
+        self.cache.copy(source, target)
+        for column in self._columns:
+            column[target] = column[source]
+        self._states[target] = self._states[source]
+
+    def _swap(self, one: int, other: int) -> None:
+        self.cache.swap(one, other)
+        for column in self._columns:
+            column[[one, other]] = column[[other, one]]
+        self._states[one], self._states[other] = self._states[other], self._states[one]

@@ -1,0 +1,58 @@
+"""What a policy sees of a slot."""
+
+from torch import Tensor
+
+from compression.cache import SlotCache
+from compression.policy import CacheView, Policy
+from harness.decode.sampling import uniforms_of_rows
+from harness.models.load import LoadedModel
+
+
+def view_slot(
+    model: LoadedModel,
+    cache: SlotCache,
+    slot: int,
+    policy: Policy,
+    *,
+    problem_id: str,
+    draw: int,
+    text_ids: Tensor,
+    question_length: int,
+    answer_start: int | None,
+    stream: int,
+) -> CacheView:
+    """Make the view of a slot that its policy selects from.
+
+    Args:
+        model: gives separators and the scaling of attention logits.
+        cache: the cache.
+        slot: the slot.
+        policy: decides which signals are read, and whether positions are per layer and head.
+        problem_id, draw: name the sequence.
+        text_ids: prompt and text so far, [text length]; the last token is not fed yet.
+        question_length: tokens of the prompt.
+        answer_start: position of the tag that closes the thinking; None while the sequence is thinking.
+        stream: key of the policy's random numbers (`harness.decode.sampling.sequence_key`).
+    """
+    length = int(cache.lengths[slot])
+    positions = cache.positions[slot, ..., :length]
+    if not policy.per_head:
+        positions = positions[0, 0]
+    token_ids = text_ids[positions]
+    newest = len(text_ids) - 2
+    return CacheView(
+        problem_id=problem_id,
+        draw=draw,
+        text_ids=text_ids,
+        positions=positions,
+        token_ids=token_ids,
+        separators=model.separators[token_ids],
+        question_length=question_length,
+        answer_start=answer_start,
+        keys=[layer.keys[slot, :, :length] for layer in cache.slot_layers],
+        values=[layer.values[slot, :, :length] for layer in cache.slot_layers],
+        scaling=model.scaling,
+        signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
+        uniform=lambda: uniforms_of_rows(stream, positions),
+        operations=cache.operations,
+    )

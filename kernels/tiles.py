@@ -1,0 +1,36 @@
+"""Tile sizes that the Triton kernels share, and the precision of their arithmetic."""
+
+import os
+
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def upcast(dtype: torch.dtype) -> bool:
+    """Whether a kernel converts `dtype` to float32 right after loading.
+
+    A GPU multiplies half-precision inputs itself and accumulates in float32. Triton's interpreter multiplies bfloat16
+    wrongly without an error, so in the interpreter every input is converted first.
+    """
+    return INTERPRETED or dtype == torch.float32
+
+
+def padded(width: int) -> int:
+    """The smallest power of two that holds `width` and that `tl.dot` accepts, at least 16."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def depth(dtype: torch.dtype, width: int) -> int:
+    """Columns per `tl.dot`: whole rows on tensor cores; 16 in float32, where registers hold the operands."""
+    return 16 if dtype == torch.float32 else padded(width)
+
+
+def row_tile(dtype: torch.dtype, width: int) -> dict[str, int]:
+    """The constants with which a kernel multiplies rows of `width` numbers, a stretch of DEPTH numbers at a time."""
+    return {"DIM": width, "DIM_PADDED": padded(width), "DEPTH": depth(dtype, width)}
+
+
+def stages(dtype: torch.dtype) -> int:
+    """Loads in flight (`num_stages`): float32 leaves no registers for a second one."""
+    return 1 if dtype == torch.float32 else 2
