@@ -95,17 +95,15 @@ def draw_run(options: argparse.Namespace) -> Iterator[Path]:
 
 def draw_text(options: argparse.Namespace) -> Iterator[Path]:
     """Draw the pictures of one text; yield the files. Bad input is refused before the model is loaded."""
+    if options.source != LIVE and not Path(options.source).exists():
+        raise UserError(f"{options.source} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
     from harness.inspect.text import NotInText, live, of_cell, of_file
 
-    path, which = Path(options.source), (options.problem, options.draw)
     if options.source == LIVE:
-        source = live(options.overrides, *which, options.question)
-    elif path.is_dir():
-        source = of_cell(path, *which, options.overrides)
-    elif path.is_file():
-        source = of_file(path, *which, options.overrides)
+        source = live(options.overrides, options.problem, options.draw, options.question)
     else:
-        raise UserError(f"{path} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
+        stored = of_cell if Path(options.source).is_dir() else of_file
+        source = stored(Path(options.source), options.problem, options.draw, options.overrides)
     options.scores = source.policies(options.scores)
     for head in options.head:
         source.check_head(head)

@@ -146,7 +146,7 @@ def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_pa
         (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
         (["TEXTS", "model.colour=blue"], "colour"),
         (["/tmp", "--show", "retention", "seed=1"], "cannot be given with --show retention"),
-        (["/nowhere-at-all", "--show", "retention"], "holds no cells"),
+        (["/tmp", "--show", "retention"], "holds no cells"),
         (["TEXTS", "--scores", "h3o"], "--scores h3o is no policy: choose from bottom,"),
         (["TEXTS", "--scores", "full"], "scores nothing"),
         (["TEXTS", "--scores", "snapkv", "policy.budget=16", "policy.local_window=8"], "observation_window=32 is out"),
@@ -270,9 +270,10 @@ def test_the_last_row_of_a_repeated_pair_counts(kvsweep, tiny, tiny_policy, tmp_
 
 HELP_AND_REFUSALS = [
     ("harness.inspect.command", ["--help"], 0),
-    ("harness.inspect.command", ["x", "--slots", "0"], 2),
-    ("harness.inspect.command", ["x", "--steps", "4"], 2),
-    ("harness.inspect.command", ["x", "--show", "retention"], 2),
+    ("harness.inspect.command", ["/nowhere-at-all"], 2),
+    ("harness.inspect.command", ["/tmp", "--slots", "0"], 2),
+    ("harness.inspect.command", ["/tmp", "--steps", "4"], 2),
+    ("harness.inspect.command", ["/tmp", "--show", "retention"], 2),
     ("harness.predictor.command", ["--help"], 0),
     ("harness.predictor.command", ["paint"], 2),
 ]
