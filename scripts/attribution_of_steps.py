@@ -12,9 +12,10 @@ from random import Random
 
 from harness.inspect.attribution import grad_x_input, removal
 from harness.inspect.reasoning_steps import token_range
-from harness.inspect.text import Traced, composed
+from harness.inspect.text import InspectedText
 from harness.models.config import ModelConfig
 from harness.models.load import load_model
+from harness.predictor.recipe import compose_config
 from harness.predictor.traces import trace_of_text
 from harness.settings import build
 from harness.toy.tasks import problems, write_completion
@@ -28,16 +29,16 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--method", choices=("removal", "grad_x_input"), default="removal")
     options = parser.parse_args()
-    model = load_model(build(ModelConfig, "model", composed([f"model={options.model}"]).model))
+    model = load_model(build(ModelConfig, "model", compose_config("config", [f"model={options.model}"]).model))
     attribute = removal if options.method == "removal" else grad_x_input
     digits = hits = whole = 0
     for problem in problems("chain", options.problems):
         text = write_completion("chain", problem.question, Random(problem.id))
         row = {"problem": problem.question, "text": text, "gold": str(problem.answer)}
         trace = trace_of_text(row, problem.id, model.config.tags, model, problem.id)
-        traced = Traced(model=model, trace=trace)
-        thinking = traced.thinking
-        answer = traced.pieces[trace.think_end + 1 :]
+        inspected = InspectedText(model=model, trace=trace)
+        thinking = inspected.thinking
+        answer = inspected.pieces[trace.think_end + 1 :]
         matches = list(re.finditer(_STEP, "".join(thinking)))
         ranges = [token_range(thinking, *m.span()) for m in matches]
         steps = [range(trace.think_start + r.start, trace.think_start + r.stop) for r in ranges]

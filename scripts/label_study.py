@@ -1,23 +1,21 @@
-"""The label study on the embedded models: the labels of the evaluation's own texts, for the oracles, then the sweep.
+"""The label study on the embedded models: label the evaluation's own texts for the oracles, then run the sweep.
 
     python scripts/label_study.py [launcher=local launcher.shards=2 ...]
 
-Arguments are passed on to `kvsweep -m experiment=labels`. What exists is not made again. The oracles' files go where
-conf/policy/oracle_*.yaml look for them: results_dir/oracle/MODEL/BENCHMARK.
+The script passes its arguments on to `kvsweep -m experiment=labels`, and does not make again what exists. The oracles'
+files go to results_dir/oracle/MODEL/BENCHMARK, where conf/policy/oracle_*.yaml look for them.
 """
 
 import subprocess
 import sys
 from dataclasses import replace
 
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from harness.benchmarks.config import BenchmarkConfig
 from harness.predictor.command import run
-from harness.predictor.recipe import read_plan
+from harness.predictor.recipe import compose_config, read_settings
 from harness.settings import build
-from harness.sweep.job import CONF
 from harness.toy.tasks import TASKS
 
 MODELS = ("toy_qwen", "toy_llama")
@@ -28,16 +26,15 @@ def main() -> None:
     settings = ["experiment=labels", *(o for o in overrides if not o.startswith("launcher"))]
     for model in MODELS:
         for task in TASKS:
-            with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-                config = compose("config", [*settings, f"model={model}", f"benchmark=toy_{task}"])
+            config = compose_config("config", [*settings, f"model={model}", f"benchmark=toy_{task}"])
             for label in ("answer", "far_max"):
                 write_labels(config, label)
     subprocess.run([sys.executable, "-m", "harness.sweep.command", "-m", "experiment=labels", *overrides], check=True)
 
 
 def write_labels(config: DictConfig, label: str) -> None:
-    """Let the model write the benchmark with its full cache, as the sweep's full cell does, and label what is right."""
-    plan = read_plan(
+    """Let the model answer the benchmark with its full cache, as the sweep's full cell does, and label right texts."""
+    settings = read_settings(
         [
             f"model={config.model.name}",
             f"decoding.max_new_tokens={config.decoding.max_new_tokens}",
@@ -49,7 +46,7 @@ def write_labels(config: DictConfig, label: str) -> None:
         ]
     )
     benchmark = build(BenchmarkConfig, "benchmark", config.benchmark)
-    run(replace(plan, benchmark=benchmark), ("traces", "labels", "oracle"))
+    run(replace(settings, benchmark=benchmark), ("traces", "labels", "oracle"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from compression.predictor import ImportancePredictor, save_predictor
 from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
-from harness.predictor.recipe import read_plan
+from harness.predictor.recipe import read_settings
 from harness.settings import CONF, build
 from harness.sweep.job import build_policies, make_job
 from harness.toy.paths import WEIGHTS
@@ -100,7 +100,7 @@ def test_every_predictor_recipe(name: str, write_problems: Callable[..., Path]) 
         problems = (
             [f"benchmark.path={write_problems([{'id': 'a', 'problem': '1+1?', 'answer': 2}])}"] if name == "r1" else []
         )
-        plan = read_plan([f"recipe={name}", f"model={model}", *problems])
+        plan = read_settings([f"recipe={name}", f"model={model}", *problems])
         assert plan.model.name == model
         assert plan.recipe.head.parent == plan.recipe.directory
         assert (plan.recipe.toy_problems is None) == (plan.benchmark is not None)

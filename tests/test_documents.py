@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from compression.policy import CacheView
 from harness.inspect import command as trace
 from harness.predictor.command import ALONE, STAGES
-from harness.predictor.recipe import read_plan
+from harness.predictor.recipe import read_settings
 from harness.sweep.job import CONF, build_policy
 from harness.toy.paths import WEIGHTS
 
@@ -169,7 +169,7 @@ def test_every_command_works(
         request.getfixturevalue("compose")(*options.overrides)
     elif program == "kvsweep-predictor":
         assert words[0] in (*STAGES, *ALONE, "all")
-        assert read_plan(words[1:]).recipe.directory
+        assert read_settings(words[1:]).recipe.directory
     elif program in ("kvsweep-status", "kvsweep-report", "kvsweep-grade", "kvsweep-export"):
         run = request.getfixturevalue("finished")
         arguments = [str(run) if word.startswith("results/runs/") else word for word in words]

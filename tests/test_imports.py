@@ -1,4 +1,4 @@
-"""Imports run one way between the packages and between the rooms of harness, and no folder name collides with another."""
+"""Imports run one way between the packages and between the rooms of harness; no folder name collides with another."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("kernels", "compression", "harness", "analysis")
-# Each room and the rooms below it, from which it may import. `analysis` owns the row types, because files are all it reads.
+# Each room and the rooms that it may import from. `analysis` owns the row types, because files are all it reads.
 BELOW = {
     "analysis": (),
     "kernels": (),

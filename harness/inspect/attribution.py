@@ -1,26 +1,24 @@
-"""What each reasoning step does for each answer token: the change of its log-probability without the step.
+"""The contribution of each reasoning step to each answer token.
 
-`removal` takes the step's rows out of the key-value cache where the answer begins; later thinking tokens, which have
-read the step, keep what they took from it. That is what an eviction does.
+`removal` takes a step's rows out of the key-value cache where the answer begins, and measures how the log-probability
+of each answer token changes. Later thinking tokens, which have read the step, keep what they took from it: an eviction
+does the same. `grad_x_input` estimates the effect of a step from one forward and the gradients.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from compression.cache import SlotCache
 from compression.policy import Selection
 from compression.rows import Prefill
 from harness.models.load import LoadedModel
-
-Method = Literal["removal", "grad_x_input"]
+from harness.predictor.labels import read_whole
 
 
 def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: int) -> str:
-    """What `removal` will take, in words, before it is begun."""
+    """The work and the memory that `removal` will take, as a sentence."""
     slots = min(slots, steps + 1)
     batches = -(-(steps + 1) // slots)
     fed = length - answer_start
@@ -35,34 +33,29 @@ def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: 
 def removal(
     model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range], *, slots: int = 32
 ) -> Tensor:
-    """Log-probability of each answer token less what it is without each step's rows, [answer, steps], float32.
+    """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
 
-    Positive: the step speaks for the token. One step is removed per slot; positions stay as they are in the text.
+    A positive number means that the step supports the token. The later tokens keep their positions.
 
     Args:
-        model: what reads the text.
+        model: the model that reads the text.
         token_ids: prompt, thinking and answer.
-        answer_start: position of the closing tag, the first token that is read without the step; the answer's tokens,
-            the rows of the result, are those behind it.
+        answer_start: position of the closing tag, the first token that is read without the step. The rows of the
+            result are the tokens behind this one.
         steps: text positions of each step, below answer_start.
-        slots: steps removed at once.
+        slots: number of steps removed at once, each in a slot of its own.
     """
     prefill = Prefill(keep_queries=False)
-    prefill.begin_chunk()
-    ids = torch.tensor([token_ids[:answer_start]], device=model.device)
+    read_whole(model, token_ids[:answer_start], prefill)
     positions = torch.arange(answer_start, device=model.device)
-    model.decode_hidden(input_ids=ids, position_ids=positions[None], past_key_values=DynamicCache(), prefill=prefill)
-    wanted = [range(0), *steps]
-    cache = SlotCache(model.shape, slots=min(slots, len(wanted)), capacity=len(token_ids), device=model.device)
+    removed = [range(0), *steps]
+    cache = SlotCache(model.shape, slots=min(slots, len(removed)), capacity=len(token_ids), device=model.device)
     found = []
-    for start in range(0, len(wanted), cache.slots):
-        batch = wanted[start : start + cache.slots]
+    for start in range(0, len(removed), cache.slots):
         cache.live = 0
-        for step in batch:
-            slot = cache.admit(prefill)
-            gone = torch.zeros(answer_start, dtype=torch.bool, device=model.device)
-            gone[step.start : step.stop] = True
-            cache.evict(slot, Selection(keep=positions[~gone]))
+        for step in removed[start : start + cache.slots]:
+            kept = (positions < step.start) | (positions >= step.stop)
+            cache.evict(cache.admit(prefill), Selection(keep=positions[kept]))
         found.append(_read_answer(model, token_ids, answer_start, cache))
     scores = torch.cat(found, dim=1)
     return scores[:, :1] - scores[:, 1:]
@@ -83,8 +76,8 @@ def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int
 def grad_x_input(model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range]) -> Tensor:
     """Gradient of each answer token's log-probability times the embeddings, summed over each step, [answer, steps].
 
-    One forward, and one backward per answer token; shaped and signed as `removal`, of which it is a linear guess that
-    counts what later tokens took from the step as well.
+    The result has the shape and the sign of `removal`'s. It is a linear estimate, and includes what later tokens took
+    from the step. One forward, and one backward per answer token.
     """
     ids = torch.tensor([token_ids], device=model.device)
     embedded = model.network.get_input_embeddings()(ids).detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Importance of a text's thinking tokens: true labels, what a head predicts, and what policies score."""
+"""Importance of a text's thinking tokens: true labels, the predictions of heads, and the scores of policies."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,102 +6,77 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
-from analysis.records import UserError
 from compression.cache import SlotCache
 from compression.policies.observation import ObservationPolicy
 from compression.policy import BudgetPolicy
-from compression.predictor import load_predictor, read_card
+from compression.predictor import load_predictor
 from compression.rows import Prefill
 from harness.decode.engine import view_slot
 from harness.decode.sampling import sequence_key
-from harness.inspect.text import NotInText, Traced
-from harness.models.config import ModelConfig
-from harness.models.load import read_architecture
-from harness.predictor.labels import label_trace
-from harness.predictor.recipe import LabelKind
+from harness.inspect.text import InspectedText, NotInText
+from harness.predictor.kinds import LabelKind
+from harness.predictor.labels import label_trace, read_whole
 
 
 def importance(
-    traced: Traced,
+    text: InspectedText,
     kinds: Sequence[LabelKind],
     heads: Sequence[Path],
     policies: Sequence[BudgetPolicy] = (),
     *,
     min_distance: int = 32,
 ) -> dict[str, np.ndarray]:
-    """What the thinking tokens are worth, [thinking] by title: true labels, each head's and each policy's scores.
+    """Importance of the thinking tokens, [thinking] by title: true labels, each head's and each policy's scores.
 
-    Labels are those that the text has with a full cache, whatever it was written with, of each kind that it has any of.
-    `answer` costs the answer's queries alone, the other kinds every query: 7,000 tokens on a CPU take seconds or a
-    minute.
+    The labels are those of the text read with a full cache, whatever cache it was written with. A text that never
+    answers has no label of kind `answer`. That kind costs the answer's queries alone; the other kinds cost every query,
+    so that 7,000 tokens take a minute on a CPU instead of seconds.
 
     Raises:
-        NotInText: the text never answers, and nothing but its answer's labels is asked for.
+        NotInText: the text never answers, and only its answer's labels are asked for.
     """
-    known = tuple(kind for kind in kinds if traced.closed or kind != "answer")
+    known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
     if not known and not heads and not policies:
         raise NotInText(
-            f"{traced.trace.problem_id} never answers: draw it by --label far_max, later, a --head or --scores."
+            f"{text.trace.problem_id} never answers, so it has no labels of kind answer: give --label far_max or "
+            "later, a --head or --scores."
         )
     strips: dict[str, Tensor] = {}
     if known or heads:
-        hidden, labels = label_trace(traced.model, traced.trace, min_distance, known)
+        hidden, labels = label_trace(text.model, text.trace, min_distance, known)
         strips |= {f"true: {kind}": labels[kind] for kind in known}
         for path in heads:
-            head = load_predictor(path, dtype=traced.model.shape.dtype).to(traced.model.device)
+            head = load_predictor(path, dtype=text.model.shape.dtype).to(text.model.device)
             with torch.inference_mode():
                 strips[f"predicted: {path.parent.name}/{path.name}"] = head(hidden)
-    for policy, scores in zip(policies, policy_scores(traced, policies), strict=True):
+    for policy, scores in zip(policies, policy_scores(text, policies), strict=True):
         averaged = ", mean of layers and heads" if policy.per_head else ""
         strips[f"scores: {policy.name}{averaged}"] = scores
     return {title: scores.double().numpy(force=True) for title, scores in strips.items()}
 
 
-def check_head(path: Path, config: ModelConfig) -> None:
-    """Refuse a directory that holds no importance predictor of a model's width.
-
-    Raises:
-        UserError: it holds none.
-    """
-    try:
-        width = read_card(path)["hidden_size"]
-    except (OSError, ValueError) as error:
-        raise UserError(f"--head {path} holds no importance predictor ({error}): name the directory of one.") from error
-    expected = read_architecture(config).hidden_size
-    if width != expected:
-        raise UserError(
-            f"--head {path} is for hidden states of {width} numbers and {config.name} has {expected}: name a head of "
-            "this model."
-        )
-
-
 @torch.inference_mode()
-def policy_scores(traced: Traced, policies: Sequence[BudgetPolicy]) -> list[Tensor]:
-    """What each policy would score the thinking tokens, [thinking] each, where the thinking ends and all is held.
+def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list[Tensor]:
+    """Each policy's scores of the thinking tokens, [thinking], where the thinking ends and nothing was evicted.
 
-    Scores per layer and head are averaged over both. A pinned row has the highest score that its head gives to another;
-    the newest rows, which stay unscored, have NaN.
+    Scores per layer and head are averaged over both. A pinned row counts as the highest score that its head gives to
+    another row. The newest rows, which a policy leaves unscored, have NaN.
 
     Raises:
-        NotInText: a policy would look at more rows than there are.
+        NotInText: a policy scores from more of the newest rows than the text has.
     """
     if not policies:
         return []
-    model, trace = traced.model, traced.trace
+    model, trace = text.model, text.trace
     for policy in policies:
         if isinstance(policy, ObservationPolicy) and policy.observation_window >= trace.think_end:
             raise NotInText(
                 f"{trace.problem_id} thinks to token {trace.think_end} and {policy.name} scores from the newest "
                 f"{policy.observation_window}: choose a longer text."
             )
-    ids = torch.tensor([*trace.token_ids[: trace.think_end], model.think_end_id], device=model.device)
-    positions = torch.arange(trace.think_end, device=model.device)
     prefill = Prefill()
-    hidden = model.decode_hidden(
-        input_ids=ids[None, :-1], position_ids=positions[None], past_key_values=DynamicCache(), prefill=prefill
-    )
+    hidden = read_whole(model, trace.token_ids[: trace.think_end], prefill)
     cache = SlotCache(
         model.shape,
         slots=1,
@@ -111,11 +86,11 @@ def policy_scores(traced: Traced, policies: Sequence[BudgetPolicy]) -> list[Tens
         per_head=any(policy.per_head for policy in policies),
     )
     slot = cache.admit(prefill)
-    # Admitted is the whole text at once; what is recorded of each generated token the steps would have told.
-    written = positions[trace.think_start :]
+    # Admission takes the whole text for a prompt; the recorders learn here which of its tokens were generated.
+    written = torch.arange(trace.think_start, trace.think_end, device=model.device)
     for recorder in cache.recorders.values():
-        recorder.on_token(torch.full_like(written, slot), written, hidden[0, written])
-    seed = traced.completion.seed if traced.completion else 0
+        recorder.on_token(torch.full_like(written, slot), written, hidden[written])
+    seed = text.completion.seed if text.completion else 0
     found = []
     for policy in policies:
         view = view_slot(
@@ -125,7 +100,7 @@ def policy_scores(traced: Traced, policies: Sequence[BudgetPolicy]) -> list[Tens
             policy,
             problem_id=trace.problem_id,
             draw=trace.draw,
-            text_ids=ids,
+            text_ids=torch.tensor([*trace.token_ids[: trace.think_end], model.think_end_id], device=model.device),
             question_length=trace.think_start,
             answer_start=trace.think_end,
             stream=sequence_key(seed, trace.problem_id, trace.draw, "select", 0),
@@ -138,7 +113,7 @@ def policy_scores(traced: Traced, policies: Sequence[BudgetPolicy]) -> list[Tens
 
 
 def _pinned_as_highest(scores: Tensor) -> Tensor:
-    """Infinite scores [..., length] as the highest (lowest) finite one of their row, NaN where it has none."""
+    """Replace infinite scores [..., length] by the highest (lowest) finite one of their row, NaN if it has none."""
     finite = scores.isfinite()
     lowest = scores.where(finite, torch.inf).amin(dim=-1, keepdim=True)
     highest = scores.where(finite, -torch.inf).amax(dim=-1, keepdim=True)

@@ -1,4 +1,7 @@
-"""Reasoning steps: token ranges of a thinking, found in its text or given."""
+"""Reasoning steps: token ranges of a thinking, found in its text or given on the command line.
+
+The functions take the thinking as pieces, the text of each token.
+"""
 
 import re
 from collections.abc import Sequence
@@ -10,12 +13,12 @@ from analysis.records import UserError
 
 PARAGRAPHS = r"\n\s*\n"
 
-# An equation between numbers, as `3 x 4 = 12`.
+# An equation between numbers, such as `3 x 4 = 12`.
 EXPRESSIONS = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 
 
 def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
-    """Tokens of each step: a new one begins with the first token that lies wholly behind a match of `split`.
+    """Tokens of each step. A step begins with the first token that lies wholly behind a match of `split`.
 
     Raises:
         UserError: `split` is no regular expression.
@@ -41,7 +44,7 @@ def given(text: str) -> list[range]:
     """Read `0-31,40-80`: the first and the last token of each step, counted in the thinking from 0.
 
     Raises:
-        UserError: it cannot be read, or the steps are not in order or share tokens.
+        UserError: the text cannot be read, or the steps are not in order or share tokens.
     """
     words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
     steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
@@ -51,14 +54,14 @@ def given(text: str) -> list[range]:
 
 
 def numbers(steps: Sequence[range], tokens: int) -> list[int]:
-    """The step of each of so many tokens, ascending from 0; what lies between two steps is a step as well."""
+    """The number of each token's step, ascending from 0. Tokens between two steps count as a step as well."""
     bounds = [bound for step in steps for bound in (step.start, step.stop)]
     found = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
     return np.unique(found, return_inverse=True)[1].tolist()
 
 
 def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
-    """The tokens that hold any of the characters from `begin` up to `end` of the pieces' text."""
+    """The tokens that hold any of the characters from `begin` up to `end` of the joined pieces."""
     ends = list(accumulate(map(len, pieces)))
     return range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1)
 

@@ -1,69 +1,52 @@
-"""A text to look into: a stored completion of a cell, a row of a JSONL of texts, or one written on the spot."""
+"""A text to inspect: a stored completion of a cell, a row of a JSONL of texts, or a completion written on the spot."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
-from tokenizers.decoders import DecodeStream
 
-from analysis.records import (
-    CELL_FILE,
-    COMPLETIONS_FILE,
-    PROBLEMS_FILE,
-    PROVENANCE_FILE,
-    Completion,
-    Problem,
-    UserError,
-    read_rows,
-    read_shards,
-)
+from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, read_rows
 from compression.policy import BudgetPolicy
-from harness.decode.engine import Engine
 from harness.decode.request import Branch, Request
 from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel
-from harness.predictor.traces import Trace, trace_of_text
-from harness.settings import CONF, build
+from harness.predictor.recipe import compose_config
+from harness.predictor.traces import Trace, read_cell, trace_of, trace_of_text
+from harness.settings import CONF, build, plain_config_errors
 from harness.sweep.job import Job, build_policies, check_predictors, make_job
+
+if TYPE_CHECKING:
+    from harness.models.load import LoadedModel
 
 
 class NotInText(UserError):
-    """The text does not have what is asked for; another one may."""
+    """The text does not have what is asked for; another text may."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
-    """One text, with its model.
-
-    Attributes:
-        trace: its tokens and where the thinking lies; `think_end` is the text's end where the thinking never closes.
-        completion: what the engine said of it, None for a text from elsewhere.
-    """
+class InspectedText:
+    """One text, with the model that reads it, and the text as the engine stored it (None for a text from a file)."""
 
     model: LoadedModel
     trace: Trace
     completion: Completion | None = None
 
     @property
-    def closed(self) -> bool:
-        """Whether an answer follows the thinking."""
-        return self.trace.think_end + 1 < len(self.trace.token_ids)
-
-    @property
     def title(self) -> str:
-        """What pictures of it are called."""
+        """The title of the text's pictures."""
         return f"{self.model.config.title}: {self.trace.problem_id}, draw {self.trace.draw}"
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The text of each token; one that ends inside a character has none, the one that completes it has it."""
+        """The text of each token. A character of several tokens belongs to the last of them; the others are empty."""
+        from tokenizers.decoders import DecodeStream
+
         stream = DecodeStream(skip_special_tokens=False)
         backend = self.model.tokenizer.backend_tokenizer
         return [stream.step(backend, token) or "" for token in self.trace.token_ids]
@@ -75,24 +58,19 @@ class Traced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a text comes from, checked before its model is loaded.
-
-    Attributes:
-        model: which model.
-        config: the whole configuration that it comes with.
-        read: the text, given its model.
-    """
+class TextSource:
+    """Where a text comes from, checked before its model is loaded; `read` gives the text, once the model is loaded."""
 
     model: ModelConfig
     config: DictConfig
-    read: Callable[[LoadedModel], Traced]
+    read: Callable[[LoadedModel], InspectedText]
 
+    @plain_config_errors()
     def policies(self, names: Sequence[str]) -> list[BudgetPolicy]:
-        """Policies with scores, by name, in the setting of the configuration.
+        """Policies by name, with the settings that the configuration's policy shares with them.
 
         Raises:
-            UserError: one that is unknown, or has no scores, or whose predictor is not this model's.
+            UserError: a name is unknown, a policy has no scores, or its predictor was made for another model.
         """
         if not names:
             return []
@@ -107,108 +85,107 @@ class Source:
                 raise UserError(f"--scores {policy.name} cannot be drawn: it keeps everything and scores nothing.")
         return policies  # type: ignore[return-value]
 
+    def check_head(self, path: Path) -> None:
+        """Refuse a folder that holds no importance predictor of the model's width.
 
-def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> Source:
-    """A stored completion of a cell; overrides of model and policy say where what the cell was run with lies now.
+        Raises:
+            UserError: the folder holds none.
+        """
+        from compression.predictor import read_card
+        from harness.models.load import read_architecture
+
+        try:
+            width = read_card(path)["hidden_size"]
+        except (OSError, ValueError) as error:
+            raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
+        expected = read_architecture(self.model).hidden_size
+        if width != expected:
+            raise UserError(
+                f"--head {path} is of width {width} and {self.model.name} of {expected}: name another head."
+            )
+
+
+@plain_config_errors()
+def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
+    """A stored completion of a cell. Overrides of model and policy tell where the cell's files lie now.
 
     Raises:
-        UserError: the folder is no cell's, or holds no such completion; an override that is none of these, or names
+        UserError: the folder is no cell's or holds no such completion; an override changes anything else, or names
             other weights.
     """
     if not (folder / CELL_FILE).is_file():
-        raise UserError(
-            f"{folder} is no cell's folder: name one that holds {CELL_FILE}, a folder in a run's directory."
-        )
+        raise UserError(f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}.")
     if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
         raise UserError(
-            f"{foreign[0]} cannot be given with a cell's folder, whose settings are the cell's own: only where things "
-            "lie now may be told, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
+            f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings: give only "
+            "where files lie now, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
         )
-    source = of_completion(folder, _find(folder, problem_id, draw), overrides)
+    stored = [(question, completion) for question, completion, _ in read_cell(folder)]
+    found = [pair for pair in stored if problem_id in (None, pair[1].problem_id) and pair[1].draw == draw]
+    if not found:
+        some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c in stored)[:5]) or "none"
+        raise UserError(f"--problem {problem_id} --draw {draw} is not among the completions of {folder}: {some}, ...")
+    source = of_completion(folder, *found[0], overrides)
     used = yaml.safe_load((folder / CELL_FILE).read_text())["model"]["weights"]
     if overrides and source.model.identity()["weights"] != used:
         raise UserError(f"model.path={source.model.path} holds other weights than {folder} was run with: correct it.")
     return source
 
 
-def of_completion(folder: Path, completion: Completion, overrides: Sequence[str] = ()) -> Source:
-    """A completion of a cell, with the configuration of the run and the size of the cell's policy."""
-    questions = {p.id: p.prompt for p in map(Problem.from_dict, read_rows(folder / PROBLEMS_FILE))}
+def of_completion(folder: Path, question: str, completion: Completion, overrides: Sequence[str] = ()) -> TextSource:
+    """A completion of a cell, with the run's configuration and the size of the cell's policy."""
     stored = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
     own = yaml.safe_load((folder / CELL_FILE).read_text())["policy"]
     policy = stored["policy"]
     stored["policy"] = {**policy, **{k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}}
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
-    # A run of another version may name settings that this one does not have.
+    # A run of another version may have settings that this version does not know.
     known = {str(field.name) for field in fields(ModelConfig)}
-    model = {k: v for k, v in config.model.items() if k in known}
-    return Source(
-        model=build(ModelConfig, "model", model),
+    return TextSource(
+        model=build(ModelConfig, "model", {k: v for k, v in config.model.items() if k in known}),
         config=config,
-        read=partial(_traced, questions[completion.problem_id], completion),
+        read=partial(_of_completion, question, completion),
     )
 
 
-def _traced(question: str, completion: Completion, model: LoadedModel) -> Traced:
-    prompt = model.prompt_ids(question)
-    ids = [i for i in completion.token_ids if i not in model.stop_ids]
-    closing = ids.index(model.think_end_id) if model.think_end_id in ids else len(ids)
-    trace = Trace(
-        problem_id=completion.problem_id,
-        draw=completion.draw,
-        kept=True,
-        token_ids=[*prompt, *ids],
-        think_start=len(prompt),
-        think_end=len(prompt) + closing,
-    )
-    return Traced(model=model, trace=trace, completion=completion)
+def _of_completion(question: str, completion: Completion, model: LoadedModel) -> InspectedText:
+    trace = trace_of(completion, model.prompt_ids(question))
+    return InspectedText(model=model, trace=trace, completion=completion)
 
 
-def _find(folder: Path, problem_id: str | None, draw: int) -> Completion:
-    found: list[str] = []
-    for row in read_shards(folder, COMPLETIONS_FILE):
-        if problem_id in (None, row["problem_id"]) and row["draw"] == draw:
-            return Completion.from_dict(row)
-        found.append(f"{row['problem_id']}/{row['draw']}")
-    some = ", ".join(sorted(found)[:5]) or "none"
-    raise UserError(f"--problem {problem_id} --draw {draw} is not among the completions of {folder}: it has {some} ...")
-
-
-def of_text(path: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> Source:
-    """A row of a JSONL of texts (problem, text; id and draw where there are several), with the model of the overrides.
+@plain_config_errors()
+def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
+    """A row of a JSONL of texts, with the model of the overrides. A row has problem and text, and may have id and draw.
 
     Raises:
-        UserError: no such row, or one without problem, text or (once it is read) a closed thinking.
+        UserError: the file has no such row, or the row lacks problem or text. `read` raises one where the text lacks a
+            thinking or an answer.
     """
     for number, row in enumerate(read_rows(path), start=1):
         name = str(row.get("id", number))
-        if problem_id in (None, name) and int(row.get("draw", 0)) == draw:
+        if problem_id in (None, name) and row.get("draw", 0) in (draw, str(draw)):
             where = f"{path}:{number}"
             if not {"problem", "text"} <= row.keys():
                 raise UserError(f"{where} must name problem and text.")
-            config = composed(overrides)
-            return Source(
-                model=build(ModelConfig, "model", config.model),
-                config=config,
-                read=partial(_of_row, row, name, draw, where),
+            config = compose_config("config", overrides)
+            return TextSource(
+                model=build(ModelConfig, "model", config.model), config=config, read=partial(_of_row, row, name, where)
             )
     raise UserError(f"--problem {problem_id} --draw {draw} is not in {path}: name the id of a row, or its line number.")
 
 
-def _of_row(row: Mapping[str, Any], name: str, draw: int, where: str, model: LoadedModel) -> Traced:
-    trace = trace_of_text(dict(row), name, model.config.tags, model, where)
-    return Traced(model=model, trace=msgspec.structs.replace(trace, draw=draw))
+def _of_row(row: dict[str, Any], name: str, where: str, model: LoadedModel) -> InspectedText:
+    return InspectedText(model=model, trace=trace_of_text(row, name, model.config.tags, model, where))
 
 
-def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> Source:
-    """A completion that is written when it is read: of a benchmark's problem, or of a question.
-
-    It is the one that the cell of these settings has.
+@plain_config_errors()
+def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> TextSource:
+    """A completion that `read` writes, of a benchmark's problem or of a question: the one that a cell would store.
 
     Raises:
-        UserError: settings that are no cell's, or more than one's; a problem that the benchmark does not have.
+        UserError: the settings are not those of exactly one cell, or the benchmark has no such problem.
     """
-    config = composed(overrides)
+    config = compose_config("config", overrides)
     job = make_job(config)
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
@@ -219,10 +196,12 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
     if problem is None:
         some = ", ".join(job.problem_ids[:5])
         raise UserError(f"--problem {problem_id} is not in {job.benchmark.name}: it has {some} ...")
-    return Source(model=job.model, config=config, read=partial(_written, job, problem, draw))
+    return TextSource(model=job.model, config=config, read=partial(_written, job, problem, draw))
 
 
-def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Traced:
+def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
+    from harness.decode.engine import Engine
+
     (cell,) = job.cells
     request = Request(
         problem_id=problem.id,
@@ -232,10 +211,4 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Trace
     )
     engine = Engine.sized_for([request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl)
     ((_, completion),) = engine.generate([request])
-    return _traced(problem.prompt, completion, model)
-
-
-def composed(overrides: Sequence[str]) -> DictConfig:
-    """The configuration that `kvsweep KEY=VALUE ...` would see."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return compose("config", list(overrides))
+    return _of_completion(problem.prompt, completion, model)

@@ -1,87 +1,101 @@
-"""The command `kvsweep-predictor`: traces, labels, train and eval, or all of them; each goes on where it stopped.
+"""The command `kvsweep-predictor`. Each stage goes on where it stopped, and loads the model after its own input."""
 
-Beside them `oracle` hands the labels themselves to the policy of that name.
-"""
+from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
-
+from analysis.command_line import one_sentence
 from analysis.records import UserError
-from harness.models.load import device_of, load_model
-from harness.predictor.labels import make_labels, write_oracle
-from harness.predictor.recipe import LABEL_KINDS, Plan, read_plan
-from harness.predictor.traces import make_traces
-from harness.predictor.train import evaluate, train
-from harness.provenance import describe_stretch
+from harness.predictor.kinds import LABEL_KINDS
+
+if TYPE_CHECKING:
+    from harness.models.load import LoadedModel
+    from harness.predictor.recipe import PredictorSettings
 
 STAGES = ("traces", "labels", "train", "eval")
-ALONE = ("oracle",)  # asked for by name: no head needs it
+ALONE = ("oracle",)  # no head needs this stage, so `all` leaves it out
 USAGE = "kvsweep-predictor traces|labels|train|eval|all|oracle [recipe=toy|r1] [KEY=VALUE ...]"
 HELP = f"""{USAGE}
 
-An importance head from a model's own correct texts; each stage goes on where it stopped.
+Make an importance head from a model's own correct texts. Each stage goes on where it stopped.
 
-  traces   completions of the model that are right, or texts from elsewhere (recipe.import_from=DIR|FILE)
-  labels   how much later tokens attend to each token, with the hidden states beside it
-  train    the head
-  eval     how well it ranks the tokens of texts kept aside
-  all      these four
-  oracle   the labels themselves, for policy=oracle_answer and policy=oracle_far_max
+  traces   correct completions of the model, or texts from elsewhere (recipe.import_from=DIR|FILE)
+  labels   how much later tokens attend to each token, and the hidden state of each token
+  train    fit the head
+  eval     how well the head ranks the tokens of held-out texts
+  all      these four stages
+  oracle   write the labels for policy=oracle_answer and policy=oracle_far_max
 
   recipe=toy|r1            settings for the embedded models, or the paper's (conf/predictor/)
-  recipe.out=DIR           where traces, labels and heads lie
-  recipe.label=[answer]    kinds of label: {", ".join(LABEL_KINDS)}; a list adds them
+  recipe.out=DIR           folder of the traces, labels and heads
+  recipe.label=[answer]    kinds of label: {", ".join(LABEL_KINDS)}; of several kinds the head learns the sum
   model=NAME, model.KEY=VALUE, benchmark=NAME, benchmark.path=FILE, decoding.KEY=VALUE   as for kvsweep
 
 Exit status: 0 done, 2 bad input, 130 interrupted.
 """
 
 
+@one_sentence("kvsweep-predictor", "interrupted; the same command goes on where this one stopped.")
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script: exit code 0 done, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(arguments):
         print(HELP, end="")
         return
-    try:
-        if not arguments or arguments[0] not in (*STAGES, *ALONE, "all"):
-            raise UserError(f"the first word must be a stage: {USAGE}.")
-        run(read_plan(arguments[1:]), STAGES if arguments[0] == "all" else arguments[:1])
-    except (ValueError, HydraException, OmegaConfBaseException) as error:
-        print(f"kvsweep-predictor: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("kvsweep-predictor: interrupted; the same command goes on where this one stopped.", file=sys.stderr)
-        sys.exit(130)
+    if not arguments or arguments[0] not in (*STAGES, *ALONE, "all"):
+        raise UserError(f"the first word must be a stage: {USAGE}.")
+    from harness.predictor.recipe import read_settings
+
+    run(read_settings(arguments[1:]), STAGES if arguments[0] == "all" else arguments[:1])
 
 
-def run(plan: Plan, stages: Sequence[str]) -> None:
+def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
     """Work through the stages and record each in provenance.jsonl."""
-    model = cache(lambda: load_model(plan.model))
-    plan.recipe.directory.mkdir(parents=True, exist_ok=True)
+    from harness.provenance import describe_stretch
+
+    @cache
+    def load() -> LoadedModel:
+        from harness.models.load import load_model
+
+        return load_model(settings.model)
+
+    directory = settings.recipe.directory
+    directory.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         start = time.perf_counter()
-        if stage == "traces":
-            outcome: object = {"kept": make_traces(plan, model)}
-        elif stage == "labels":
-            outcome = make_labels(plan.recipe, model)
-        elif stage == "train":
-            outcome = {"head": str(train(plan, device_of(plan.model)))}
-        elif stage == "oracle":
-            outcome = {"labels": str(write_oracle(plan.recipe))}
-        else:
-            outcome = evaluate(plan.recipe)
+        outcome = run_stage(stage, settings, load)
         seconds = round(time.perf_counter() - start, 1)
         entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_stretch()}
-        with (plan.recipe.directory / "provenance.jsonl").open("a") as file:
+        with (directory / "provenance.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
         print(f"{stage}: {seconds} s, {json.dumps(outcome)}", flush=True)
+
+
+def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:
+    """Work through one stage; return what it made. A stage without its input is refused before torch is imported."""
+    from harness.predictor.recipe import read_manifest
+    from harness.predictor.traces import make_traces, read_traces
+
+    recipe = settings.recipe
+    if stage == "traces":
+        return {"kept": make_traces(settings, load)}
+    traces = read_traces(recipe.directory) if stage in ("labels", "oracle") else []
+    manifest = read_manifest(recipe) if stage != "labels" else {}
+    from harness.predictor.labels import make_labels, write_oracle
+    from harness.predictor.train import evaluate, train
+
+    if stage == "labels":
+        return make_labels(recipe, traces, load())
+    if stage == "oracle":
+        return {"labels": str(write_oracle(recipe, traces, manifest))}
+    if stage == "train":
+        return {"head": str(train(settings, manifest))}
+    return evaluate(recipe, manifest)
 
 
 if __name__ == "__main__":

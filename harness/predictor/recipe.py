@@ -1,21 +1,25 @@
-"""The settings of the predictor pipeline, as `conf/predictor/*.yaml` and the command line give them."""
+"""The settings of the predictor pipeline, from `conf/predictor/*.yaml` and the command line."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Any
 
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from pydantic import Field
 
 from analysis.records import UserError
 from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
-from harness.settings import build
-from harness.sweep.job import CONF
+from harness.predictor.kinds import LABEL_KINDS, LabelKind
+from harness.settings import CONF, build, plain_config_errors
 from kernels.implementation import Implementation, check_available
 
-LabelKind = Literal["answer", "far_max", "later"]
-LABEL_KINDS: tuple[LabelKind, ...] = get_args(LabelKind)
+AtLeastOne = Annotated[int, Field(ge=1)]
+AtLeastTwo = Annotated[int, Field(ge=2)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,53 +28,47 @@ class Recipe:
 
     Attributes:
         out: directory of the traces, the labels and the heads.
-        toy_problems: training problems of the toy tasks, if the traces are written on these.
+        toy_problems: training problems of the toy tasks to write traces on; None takes the benchmark's problems.
         draws: completions per problem.
-        import_from: a cell's folder or a JSONL of texts, to take traces from in place of writing them.
-        impl: what the traces and the labels are computed with.
-        open_tag: opens the thinking in imported texts; their closing tag is `close_tag`.
-        min_distance: positions between a token and the queries that count for far_max and later.
-        shard_mib: size of a file of hidden states.
-        label: kinds whose standardised labels are added.
+        impl: the implementation that computes traces and labels.
+        import_from: a cell's folder or a JSONL of texts, to take traces from instead of writing them.
+        open_tag, close_tag: the tags around the thinking in imported texts.
+        min_distance: tokens between a token and the nearest query that counts for far_max and later.
+        shard_mib: size in MiB of a file of hidden states.
+        label: kinds of label; the head learns the sum of their standardised values.
         widths: hidden widths of the head.
-        batch: tokens a step.
-        rank_weight: weight of the pairwise-rank term.
+        batch: tokens per training step.
+        rank_weight: weight of the pairwise-rank term of the loss.
         held_out: one trace in so many is kept for eval.
 
     Raises:
-        UserError: a value out of its range.
+        UserError: a value is out of its range.
     """
 
     out: str
     toy_problems: int | None
-    draws: int
+    draws: AtLeastOne
     seed: int
     slots: int | None
     impl: Implementation
     import_from: str | None
     open_tag: str
     close_tag: str
-    min_distance: int
-    shard_mib: int
-    label: list[LabelKind]
+    min_distance: AtLeastOne
+    shard_mib: AtLeastOne
+    label: Annotated[list[LabelKind], Field(min_length=1)]
     widths: list[int]
-    epochs: int
-    lr: float
+    epochs: AtLeastOne
+    lr: Annotated[float, Field(gt=0)]
     weight_decay: float
-    batch: int
-    rank_weight: float
-    held_out: int
+    batch: AtLeastTwo
+    rank_weight: Annotated[float, Field(ge=0)]
+    held_out: AtLeastTwo
 
     def __post_init__(self) -> None:
         check_available(self.impl)
-        least = {"draws": 1, "min_distance": 1, "shard_mib": 1, "epochs": 1, "batch": 2, "held_out": 2}
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise UserError(f"{name}={getattr(self, name)} is out of range: it must be at least {lowest}.")
-        if not self.label or len(set(self.label)) < len(self.label):
-            raise UserError(f"label={self.label} cannot be used: name one or more of {', '.join(LABEL_KINDS)}.")
-        if not self.lr > 0 or self.rank_weight < 0:
-            raise UserError(f"lr={self.lr} must be above 0 and rank_weight={self.rank_weight} not below.")
+        if len(set(self.label)) < len(self.label):
+            raise UserError(f"recipe.label={self.label} names a kind twice: name each of {LABEL_KINDS} at most once.")
 
     @property
     def directory(self) -> Path:
@@ -78,14 +76,24 @@ class Recipe:
         return Path(self.out)
 
     @property
+    def labels(self) -> Path:
+        """Directory of the label shards."""
+        return self.directory / "cache"
+
+    @property
+    def manifest(self) -> Path:
+        """The file that names the traces and the model of the label shards."""
+        return self.labels / "cache.json"
+
+    @property
     def head(self) -> Path:
-        """Directory of the head that this label makes."""
+        """Directory of the head that learns these kinds of label."""
         return self.directory / "_".join(self.label)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A recipe with the model and the decoding it is for; `benchmark` has the problems unless these are toy ones."""
+class PredictorSettings:
+    """A recipe, with the model and the decoding that it is for, and the benchmark whose problems it uses, if any."""
 
     recipe: Recipe
     model: ModelConfig
@@ -93,22 +101,39 @@ class Plan:
     benchmark: BenchmarkConfig | None
 
 
-def read_plan(arguments: list[str]) -> Plan:
-    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides and check it.
+@plain_config_errors()
+def read_settings(arguments: Sequence[str]) -> PredictorSettings:
+    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides and check the result.
 
     Raises:
-        UserError: a setting that is unknown or out of range.
+        UserError: a setting is unknown or out of range.
     """
-    chosen = [a.split("=", 1)[1] for a in arguments if a.startswith("recipe=")]
+    chosen = [a.partition("=")[2] for a in arguments if a.startswith("recipe=")]
     name = chosen[-1] if chosen else "toy"
-    if not (CONF / "predictor" / f"{name}.yaml").is_file():
-        choices = ", ".join(sorted(p.stem for p in (CONF / "predictor").glob("*.yaml")))
-        raise UserError(f"recipe={name} is unknown: choose from {choices}.")
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = compose(f"predictor/{name}", [a for a in arguments if not a.startswith("recipe=")])
-    return Plan(
-        recipe=build(Recipe, "predictor", config.recipe),
+    choices = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
+    if name not in choices:
+        raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices)}.")
+    config = compose_config(f"predictor/{name}", [a for a in arguments if not a.startswith("recipe=")])
+    return PredictorSettings(
+        recipe=build(Recipe, "recipe", config.recipe),
         model=build(ModelConfig, "model", config.model),
         decoding=build_decoding(config.decoding),
         benchmark=build(BenchmarkConfig, "benchmark", config.benchmark) if config.get("benchmark") else None,
     )
+
+
+def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
+    """The configuration `conf/<name>.yaml` with KEY=VALUE overrides."""
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return compose(name, list(overrides))
+
+
+def read_manifest(recipe: Recipe) -> dict[str, Any]:
+    """The manifest of the labels: the model, a hash of the traces, numbers of traces, tokens and shards.
+
+    Raises:
+        UserError: no labels were made yet.
+    """
+    if not recipe.manifest.exists():
+        raise UserError(f"{recipe.manifest} does not exist: run kvsweep-predictor labels first.")
+    return json.loads(recipe.manifest.read_text())

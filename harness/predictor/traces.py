@@ -1,9 +1,13 @@
-"""Stage 1: correct, closed traces of a model, written by it here or taken from stored texts."""
+"""Stage 1: correct traces of a model that close their thinking, written here or taken from stored texts."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
 from tqdm import tqdm
 
 from analysis.records import (
@@ -20,126 +24,155 @@ from analysis.records import (
 )
 from compression.policies.full import FullCache
 from harness.benchmarks.load import load_problems
-from harness.decode.engine import Engine
 from harness.decode.request import Branch, Request
 from harness.grading.answers import AnswerKind, judge
-from harness.models.load import LoadedModel
 from harness.models.thinking import ThinkTags, segment_text
-from harness.predictor.recipe import Plan
+from harness.predictor.recipe import PredictorSettings
 from harness.toy.tasks import TASKS, training_problems
+
+if TYPE_CHECKING:
+    from harness.models.load import LoadedModel
 
 TRACES_FILE = "traces.jsonl"
 
 
 class Trace(PairRow, frozen=True, kw_only=True):
-    """One correct text: question, thinking, closing tag at `think_end`, answer. `kept` is false for a useless one."""
+    """A reasoning text as token ids: the question, the thinking, its closing tag, the answer.
+
+    Attributes:
+        kept: False for a text that gives no labels; its token ids are not stored.
+        token_ids: the whole text, without its stop token, which is never fed.
+        think_start: position of the first thinking token, which is the length of the question.
+        think_end: position of the closing tag; the end of the text where the thinking is never closed.
+    """
 
     kept: bool
     token_ids: list[int]
     think_start: int
     think_end: int
 
+    @property
+    def answered(self) -> bool:
+        """True if an answer follows the thinking."""
+        return self.think_end + 1 < len(self.token_ids)
 
-def make_traces(plan: Plan, load: Callable[[], LoadedModel]) -> int:
-    """Append to traces.jsonl what it lacks; return how many traces are kept. The model is loaded after the problems."""
-    path = plan.recipe.directory / TRACES_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
+
+def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
+    """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
+    path = settings.recipe.directory / TRACES_FILE
     drop_torn_line(path)
     done = {(row["problem_id"], row["draw"]) for row in read_rows(path)}
-    source = imported(plan, load()) if plan.recipe.import_from else written(plan, load, done)
+    found = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
     with path.open("a") as file:
-        for trace in source:
+        for trace in found:
             if (trace.problem_id, trace.draw) not in done:
                 file.write(trace.to_line())
                 file.flush()
-    return len(read_traces(plan.recipe.directory))
+    return len(read_traces(settings.recipe.directory))
 
 
 def read_traces(directory: Path) -> list[Trace]:
     """The kept traces of a directory, in an order that does not depend on when they were written.
 
     Raises:
-        UserError: there are none.
+        UserError: the directory holds no such trace.
     """
-    rows = [Trace.from_dict(row) for row in read_rows(directory / TRACES_FILE)]
+    rows = [Trace(**row) for row in read_rows(directory / TRACES_FILE)]
     kept = sorted((t for t in rows if t.kept), key=lambda t: (t.problem_id, t.draw))
     if not kept:
         raise UserError(f"{directory / TRACES_FILE} holds no correct trace: run kvsweep-predictor traces first.")
     return kept
 
 
-def written(plan: Plan, load: Callable[[], LoadedModel], done: set[tuple[str, int]]) -> Iterator[Trace]:
-    """Let the model write with its full cache what is not done, and grade it."""
-    problems, kind = trace_problems(plan)
-    model = load()
-    golds = {p.id: p.gold for p in problems}
+def written(
+    settings: PredictorSettings, load: Callable[[], LoadedModel], done: set[tuple[str, int]]
+) -> Iterator[Trace]:
+    """Let the model write the traces that are not done, with its full cache, and grade them."""
+    problems, kind = trace_problems(settings)
+    model, recipe = load(), settings.recipe
     branch = (Branch(cell_id="", policy=FullCache(name="full")),)
-    prompts = {p.id: model.prompt_ids(p.prompt) for p in problems}
+    asked = {p.id: (model.prompt_ids(p.prompt), p.gold) for p in problems}
     requests = [
-        Request(problem_id=p.id, draw=draw, prompt_ids=prompts[p.id], branches=branch)
-        for p in problems
-        for draw in range(plan.recipe.draws)
-        if (p.id, draw) not in done
+        Request(problem_id=name, draw=draw, prompt_ids=prompt, branches=branch)
+        for name, (prompt, _) in asked.items()
+        for draw in range(recipe.draws)
+        if (name, draw) not in done
     ]
     if not requests:
         return
-    recipe = plan.recipe
+    from harness.decode.engine import Engine
+
     engine = Engine.sized_for(
-        requests, model, decoding=plan.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl
+        requests, model, decoding=settings.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl
     )
     for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
-        gold = golds[completion.problem_id]
+        prompt, gold = asked[completion.problem_id]
         correct = judge(completion.text, completion.stop_reason, gold, kind)[1] == "correct"
-        yield trace_of(completion, prompts[completion.problem_id], correct, model)
+        yield graded_trace(completion, prompt, correct)
 
 
-def trace_of(completion: Completion, prompt: Sequence[int], correct: bool, model: LoadedModel) -> Trace:
-    """A completion as a trace, without its stop token, which is never fed; kept if correct, closed and answered."""
-    ids = [i for i in completion.token_ids if i not in model.stop_ids]
-    closing = ids.index(model.think_end_id) if model.think_end_id in ids else None
-    kept = correct and closing is not None and 1 < closing < len(ids) - 1 and not completion.evictions
+def trace_of(completion: Completion, prompt: Sequence[int]) -> Trace:
+    """The trace of a prompt and its completion."""
+    ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
     return Trace(
         problem_id=completion.problem_id,
         draw=completion.draw,
-        kept=kept,
-        token_ids=[*prompt, *ids] if kept else [],
+        kept=True,
+        token_ids=[*prompt, *ids],
         think_start=len(prompt),
-        think_end=len(prompt) + (closing or 0),
+        think_end=len(prompt) + min(completion.thinking_tokens, len(ids)),
     )
 
 
-def trace_problems(plan: Plan) -> tuple[list[Problem], AnswerKind]:
-    """The problems to write on, and how their answers are read; toy ones hold none that an evaluation asks."""
-    if plan.recipe.toy_problems is None:
-        if plan.benchmark is None:
+def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -> Trace:
+    """The trace of a completion. It is kept if the completion is correct, thinks, answers, and evicted nothing."""
+    trace = trace_of(completion, prompt)
+    if correct and trace.answered and trace.think_end - trace.think_start > 1 and not completion.evictions:
+        return trace
+    closed = trace.think_end < len(trace.token_ids)
+    return replace(trace, kept=False, token_ids=[], think_end=trace.think_end if closed else trace.think_start)
+
+
+def read_cell(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
+    """Yield the question, completion and grade (1, 0 or None) of each pair of a cell, from the pair's last rows."""
+    questions = {row["id"]: row["prompt"] for row in read_rows(folder / PROBLEMS_FILE)}
+    grades = {(row["problem_id"], row["draw"]): row["correct"] for row in read_shards(folder, GRADES_FILE)}
+    completions = {c.key: c for c in map(Completion.from_dict, read_shards(folder, COMPLETIONS_FILE))}
+    for key, completion in completions.items():
+        yield questions[completion.problem_id], completion, grades.get(key)
+
+
+def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
+    """The problems to write on and their kind of answer. No toy problem among them belongs to an evaluation."""
+    recipe = settings.recipe
+    if recipe.toy_problems is None:
+        if settings.benchmark is None:
             raise UserError("no problems to write traces on: give recipe.toy_problems= or benchmark.path=FILE.")
-        return list(load_problems(plan.benchmark).problems), plan.benchmark.answer_kind
+        return list(load_problems(settings.benchmark).problems), settings.benchmark.answer_kind
     problems = []
     for task, spec in TASKS.items():
-        stream = training_problems(task, Random(f"kvsweep-toy-traces-{plan.recipe.seed}-{task}"), spec.eval_sizes)
-        toys = [next(stream) for _ in range(plan.recipe.toy_problems // len(TASKS))]
+        stream = training_problems(task, Random(f"kvsweep-toy-traces-{recipe.seed}-{task}"), spec.eval_sizes)
+        toys = [next(stream) for _ in range(recipe.toy_problems // len(TASKS))]
         problems += [Problem(id=t.id, prompt=t.question, gold=str(t.answer)) for t in toys]
     return problems, "integer"
 
 
-def imported(plan: Plan, model: LoadedModel) -> Iterator[Trace]:
+def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
     """Traces from a cell's folder, or from a JSONL of rows with problem and text, and gold or correct.
 
     Raises:
-        UserError: no such place, or a row without what is needed.
+        UserError: the place does not exist, or a row lacks a field.
     """
-    source = Path(str(plan.recipe.import_from))
+    source = Path(str(settings.recipe.import_from))
+    if not source.exists():
+        raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")
+    model = load()
     if source.is_dir():
-        prompts = {p.id: p.prompt for p in map(Problem.from_dict, read_rows(source / PROBLEMS_FILE))}
-        grades = {(g["problem_id"], g["draw"]): g["correct"] for g in read_shards(source, GRADES_FILE)}
-        for completion in map(Completion.from_dict, read_shards(source, COMPLETIONS_FILE)):
-            if completion.key in grades:
-                prompt = model.prompt_ids(prompts[completion.problem_id])
-                yield trace_of(completion, prompt, grades[completion.key] == 1, model)
+        for question, completion, correct in read_cell(source):
+            if correct is not None:
+                yield graded_trace(completion, model.prompt_ids(question), correct == 1)
         return
-    if not source.is_file():
-        raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL file.")
-    tags = ThinkTags(start=plan.recipe.open_tag, end=plan.recipe.close_tag)
+    tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
     for number, row in enumerate(read_rows(source), start=1):
         where = f"{source}:{number}"
         if not {"problem", "text"} <= row.keys() or not {"gold", "correct"} & row.keys():
@@ -150,11 +183,14 @@ def imported(plan: Plan, model: LoadedModel) -> Iterator[Trace]:
             tqdm.write(f"left out: {error}")
 
 
-def trace_of_text(row: dict, problem_id: str, tags: ThinkTags, model: LoadedModel, where: str) -> Trace:
-    """One row's text, its question through the chat template, its tags replaced by the model's own."""
+def trace_of_text(row: dict[str, Any], problem_id: str, tags: ThinkTags, model: LoadedModel, where: str) -> Trace:
+    """A row's text behind its question in the chat template, with the model's own tags in place of the text's.
+
+    Raises:
+        UserError: the text does not think, close its thinking and answer; the message calls the row `where`.
+    """
     text = row["text"]
-    parts = segment_text(text, tags, name=where)
-    thinking, answer = text[parts.thinking_start : parts.thinking_end], text[parts.answer_start :]
+    thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
     verdict = judge(f"</think>{answer}", "stop", str(row.get("gold")), "integer")[1] == "correct"
     prompt = model.prompt_ids(row["problem"])
     before = [*prompt, *model.tokenizer(thinking, add_special_tokens=False).input_ids]

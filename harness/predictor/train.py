@@ -1,33 +1,36 @@
-"""Stages 3 and 4: fit the head, and say what it finds on traces that it was not fitted to."""
+"""Stages 3 and 4: fit the head, and measure what it finds in traces that it was not fitted to."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor
+from torch.nn.functional import softplus
 from tqdm import tqdm
 
+from analysis.records import UserError, replacing
 from compression.predictor import ImportancePredictor, load_predictor, save_predictor
-from harness.predictor.labels import read_manifest, read_shard, target
-from harness.predictor.recipe import Plan, Recipe
+from harness.models.load import device_of
+from harness.predictor.labels import read_shard, target
+from harness.predictor.recipe import PredictorSettings, Recipe
 from harness.provenance import describe_stretch
 
 CHECKPOINT = "checkpoint.pt"
+# Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means
+# of true and predicted importance in ten equal parts of the thinking.
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
 
 
-def train(plan: Plan, device: torch.device) -> Path:
-    """Fit the head by mean squared error, a checkpoint after each epoch; return its directory."""
-    recipe, manifest = plan.recipe, read_manifest(plan.recipe)
-    settings = {
-        "data": manifest["data"],
-        "min_distance": manifest["min_distance"],
-        **{k: getattr(recipe, k) for k in ("label", "widths", "epochs", "lr", "weight_decay", "batch")},
-        **{k: getattr(recipe, k) for k in ("rank_weight", "held_out", "seed")},
-    }
+def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
+    """Fit the head by mean squared error and write a checkpoint after each epoch; return the head's directory."""
+    recipe, model, device = settings.recipe, settings.model, device_of(settings.model)
+    names = ("label", "widths", "epochs", "lr", "weight_decay", "batch", "rank_weight", "held_out", "seed")
+    fixed = {name: manifest[name] for name in ("data", "min_distance")} | {n: getattr(recipe, n) for n in names}
     torch.manual_seed(recipe.seed)
     head = ImportancePredictor(manifest["hidden_size"], recipe.widths).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
@@ -38,7 +41,7 @@ def train(plan: Plan, device: torch.device) -> Path:
     start = 0
     if path.exists():
         saved = torch.load(path, weights_only=True, map_location=device)
-        if saved["settings"] == settings:
+        if saved["settings"] == fixed:
             start = saved["epoch"]
             for name, part in parts.items():
                 part.load_state_dict(saved[name])
@@ -47,15 +50,14 @@ def train(plan: Plan, device: torch.device) -> Path:
         for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
             fit_shard(head, optimizer, recipe, number, device)
             schedule.step()
-        temporary = path.with_suffix(".tmp")
         state = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({"settings": settings, "epoch": epoch + 1, **state}, temporary)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            torch.save({"settings": fixed, "epoch": epoch + 1, **state}, temporary)
     card = {
-        **settings,
-        "model": plan.model.name,
-        "model_path": Path(plan.model.path).name if Path(plan.model.path).is_dir() else plan.model.path,
-        "model_revision": plan.model.revision,
+        **fixed,
+        "model": model.name,
+        "model_path": Path(model.path).name if Path(model.path).is_dir() else model.path,
+        "model_revision": model.revision,
         "model_weights": manifest["model"]["weights"],
         "traces": manifest["traces"],
         "tokens": manifest["tokens"],
@@ -68,7 +70,7 @@ def train(plan: Plan, device: torch.device) -> Path:
 def fit_shard(
     head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, number: int, device: torch.device
 ) -> None:
-    """One pass over a shard's training tokens in random order."""
+    """Fit the head to a shard's training tokens once, in random order."""
     traces = [(h, target(labels, recipe.label)) for held_out, h, labels in read_shard(recipe, number) if not held_out]
     if not traces:
         return
@@ -88,23 +90,30 @@ def fit_shard(
 
 
 def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
-    """Mean logistic loss of neighbouring pairs of a batch sorted by trace (a surrogate of Kendall's tau)."""
+    """Mean logistic loss of neighbouring tokens of the same trace, a surrogate of Kendall's tau.
+
+    `scores`, `goal` and `owner`, the number of each token's trace, are [batch].
+    """
     order = owner.argsort(stable=True)
     scores, goal, owner = scores[order], goal[order], owner[order]
     same = owner[1:] == owner[:-1]
     sign = (goal[1:] - goal[:-1]).sign()
-    return (torch.nn.functional.softplus(-10 * sign * (scores[1:] - scores[:-1])) * same).sum() / same.sum().clamp(
-        min=1
-    )
+    losses = softplus(-10 * sign * (scores[1:] - scores[:-1]))
+    return (losses * same).sum() / same.sum().clamp(min=1)
 
 
 @torch.inference_mode()
-def evaluate(recipe: Recipe) -> dict[str, Any]:
-    """Write eval.json beside the head: on held-out traces, what is found of the true top 20%, and calibration."""
-    head, manifest = load_predictor(recipe.head), read_manifest(recipe)
-    found: list[list[float]] = []
-    ranks: list[float] = []
-    bins: list[Tensor] = []
+def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Write eval.json beside the head: how well the head ranks the tokens of held-out traces, and its calibration.
+
+    Raises:
+        UserError: there is no head yet.
+    """
+    try:
+        head = load_predictor(recipe.head)
+    except ValueError as error:
+        raise UserError(f"{recipe.head} holds no head: run kvsweep-predictor train first.") from error
+    found, ranks, bins = [], [], []
     for number in range(manifest["shards"]):
         for held_out, hidden, labels in read_shard(recipe, number):
             goal = target(labels, recipe.label)
@@ -115,16 +124,17 @@ def evaluate(recipe: Recipe) -> dict[str, Any]:
             top = goal.topk(max(1, int(len(goal) * TOP))).indices
             rank = scores.argsort(descending=True, stable=True).argsort()
             found.append([float((rank[top] < depth * len(goal)).float().mean()) for depth in DEPTHS])
-            ranks.append(float(spearmanr(goal, scores).statistic))
+            ranks.append(spearmanr(goal, scores).statistic)
             pairs = zip(goal.tensor_split(BINS), scores.tensor_split(BINS), strict=True)
             bins.append(torch.tensor([[float(g.mean()), float(s.mean())] for g, s in pairs]))
+    if not ranks:
+        raise UserError(f"{recipe.labels} has no held-out trace of {2 * BINS} tokens: lower recipe.held_out.")
     result = {
         "held_out_traces": len(ranks),
         "true_top_20_percent_found_in_predicted_top": {
-            f"{depth:.0%}": round(sum(column) / len(column), 4)
-            for depth, column in zip(DEPTHS, zip(*found, strict=True), strict=True)
+            f"{depth:.0%}": round(float(share), 4) for depth, share in zip(DEPTHS, np.mean(found, axis=0), strict=True)
         },
-        "rank_correlation": round(sum(ranks) / len(ranks), 4),
+        "rank_correlation": round(float(np.mean(ranks)), 4),
         "calibration_by_tenth_of_thinking_true_predicted": torch.stack(bins).mean(dim=0).round(decimals=4).tolist(),
     }
     (recipe.head / "eval.json").write_text(json.dumps(result, indent=2) + "\n")

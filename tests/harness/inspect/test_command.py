@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,12 @@ from harness.inspect.attribution import removal
 from harness.inspect.command import main
 from harness.inspect.importance import importance
 from harness.inspect.reasoning_steps import matches
-from harness.inspect.text import live, of_cell, of_text
+from harness.inspect.text import live, of_cell, of_file
 from harness.models.config import ModelConfig
 from harness.models.load import load_model
+from harness.predictor.kinds import LABEL_KINDS
 from harness.predictor.labels import label_trace
-from harness.predictor.recipe import LABEL_KINDS
+from harness.predictor.traces import read_cell
 from harness.toy.paths import WEIGHTS
 
 TEXT = "a is 4, b is 7.\n\nSo a is 4, b is 7, 4+7=1.\n\nSo c is 1. Check 4+7=1 ok. So c is 1. </think>c is 1 \\boxed{1}"
@@ -43,13 +46,13 @@ def model(tiny_model_dir):
 
 @pytest.fixture
 def read(texts, model):
-    return lambda name=None: of_text(texts, name, 0).read(model)
+    return lambda name=None: of_file(texts, name, 0).read(model)
 
 
 def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir):
-    traced = read("second")
-    strips = importance(traced, LABEL_KINDS, [tiny_predictor_dir], min_distance=8)
-    hidden, labels = label_trace(model, traced.trace, 8)
+    text = read("second")
+    strips = importance(text, LABEL_KINDS, [tiny_predictor_dir], min_distance=8)
+    hidden, labels = label_trace(model, text.trace, 8)
     assert list(strips)[:3] == ["true: answer", "true: far_max", "true: later"]
     for kind in ("answer", "far_max", "later"):
         np.testing.assert_array_equal(strips[f"true: {kind}"], labels[kind].double().numpy())
@@ -64,12 +67,12 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     written = capsys.readouterr().out.split()
     assert sorted(p.rsplit(".", 1)[1] for p in written) == ["csv", "pdf", "png", "svg"]
     table = pd.read_csv(next(p for p in written if p.endswith(".csv")), keep_default_na=True)
-    traced = read()
-    strips = importance(traced, ["answer"], [])
+    text = read()
+    strips = importance(text, ["answer"], [])
     np.testing.assert_allclose(table["true: answer"], strips["true: answer"], rtol=1e-12)
-    assert "".join(traced.pieces[traced.trace.think_start : traced.trace.think_end]) == TEXT.split("</think>")[0]
+    assert "".join(text.pieces[text.trace.think_start : text.trace.think_end]) == TEXT.split("</think>")[0]
     assert table["step"].max() == 2
-    assert table["position"].iloc[0] == traced.trace.think_start
+    assert table["position"].iloc[0] == text.trace.think_start
 
 
 def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, capsys):
@@ -78,9 +81,9 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, cap
     folder = next(tmp_path.glob("*/*/cell.yaml")).parent
     row = json.loads((folder / "completions.jsonl").read_text().splitlines()[-1])
     source = of_cell(folder, row["problem_id"], 0)
-    traced = source.read(load_model(source.model))
-    assert traced.trace.token_ids[traced.trace.think_start :] == row["token_ids"]
-    assert traced.completion.num_tokens == row["num_tokens"]
+    text = source.read(load_model(source.model))
+    assert text.trace.token_ids[text.trace.think_start :] == row["token_ids"]
+    assert text.completion.num_tokens == row["num_tokens"]
     out = tmp_path / "out"
     main([str(folder), "--problem", row["problem_id"], "--show", "kept", "--rows", "--out", str(out)])
     table = pd.read_csv(next(out.glob("kept_*.csv")), keep_default_na=True)
@@ -89,7 +92,7 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, cap
     assert next(out.glob("kept_*.html")).read_text().count("<h2>") == 1 + len(row["evictions"])
     with pytest.raises(UserError, match="is not among the completions"):
         of_cell(folder, "nobody", 0)
-    row["token_ids"] = [traced.model.think_end_id, *row["token_ids"]]
+    row |= {"token_ids": [text.model.think_end_id, *row["token_ids"]], "thinking_tokens": 0}
     (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(SystemExit):
         main([str(folder), "--out", str(out)])
@@ -110,7 +113,7 @@ def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir
     assert (other.budget, other.local_window, other.keep_ratio) == (64, 8, 0.4)
     with pytest.raises(UserError, match="holds other weights"):
         of_cell(folder, None, 0, [f"model.path={WEIGHTS / 'toy_qwen'}"])
-    with pytest.raises(UserError, match="only where things lie now"):
+    with pytest.raises(UserError, match="give only where files lie now"):
         of_cell(folder, None, 0, ["seed=3"])
 
 
@@ -119,10 +122,10 @@ def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_pa
     table = pd.read_csv(next(tmp_path.glob("*.csv")), dtype={"token": str})
     assert [c.split(".")[0] for c in table.columns[1:]] == ["4+7=1", "4+7=1"]
     assert "".join(table["token"]) == TEXT.split("</think>")[1]
-    traced = read()
-    start = traced.trace.think_start
-    steps = [range(start + step.start, start + step.stop) for step in matches(traced.thinking)]
-    expected = removal(model, traced.trace.token_ids, traced.trace.think_end, steps)
+    text = read()
+    start = text.trace.think_start
+    steps = [range(start + step.start, start + step.stop) for step in matches(text.thinking)]
+    expected = removal(model, text.trace.token_ids, text.trace.think_end, steps)
     np.testing.assert_allclose(table.iloc[:, 1:], expected.numpy(), atol=1e-5)
     assert next(tmp_path.glob("*.png")).stat().st_size > 5000
 
@@ -138,16 +141,17 @@ def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_pa
         (["TEXTS", "--split", "("], "is no regular expression"),
         (["TEXTS", "--min-distance", "0"], "at least 1 token"),
         (["TEXTS", "--slots", "0"], "at least 1"),
-        (["TEXTS", "--show", "kept"], "not known of a text from a file"),
+        (["TEXTS", "--show", "kept"], "does not tell what its cache kept"),
         (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
         (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
         (["TEXTS", "model.colour=blue"], "colour"),
         (["/tmp", "--show", "retention", "seed=1"], "cannot be given with --show retention"),
+        (["/tmp", "--show", "retention"], "holds no cells"),
         (["TEXTS", "--scores", "h3o"], "--scores h3o is no policy: choose from bottom,"),
         (["TEXTS", "--scores", "full"], "scores nothing"),
         (["TEXTS", "--scores", "snapkv", "policy.budget=16", "policy.local_window=8"], "observation_window=32 is out"),
         (["TEXTS", "--steps", "0-4,3-9"], "first and last tokens in order"),
-        (["TEXTS", "--steps", "0-4000"], "the thinking has 0 to "),
+        (["TEXTS", "--steps", "0-4000"], "whose tokens are 0 to "),
         (["TEXTS", "--steps", "0-4", "--find", "a"], "give one"),
         (["TEXTS", "--find", "("], "is no regular expression"),
         (["TEXTS", "--limit", "0"], "at least 1"),
@@ -183,11 +187,11 @@ def test_retention_of_a_run(kvsweep, model, tiny, tiny_policy, tmp_path, capsys)
     folder = next(p.parent for p in run.glob("*/cell.yaml") if "name: window" in p.read_text())
     expected = []
     for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
-        traced = of_cell(folder, row["problem_id"], 0).read(model)
-        if traced.completion.evictions:
-            scores = importance(traced, ["far_max"], [], min_distance=8)["true: far_max"]
-            kept = read_kept(traced.pieces, traced.trace.think_start, traced.completion.evictions)
-            expected.append(retention(kept, scores, traced.trace.think_start)[0])
+        text = of_cell(folder, row["problem_id"], 0).read(model)
+        if text.completion.evictions:
+            scores = importance(text, ["far_max"], [], min_distance=8)["true: far_max"]
+            kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
+            expected.append(retention(kept, scores, text.trace.think_start)[0])
     (first,) = curves[(curves["policy"].str.startswith("window")) & (curves["eviction"] == 1)]["retained"]
     assert first == pytest.approx(np.mean(expected))
     assert "(far_max) and Pass@1 over policies: no correlation over n = 2" in capsys.readouterr().out
@@ -216,7 +220,7 @@ def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_p
 def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, tmp_path, capsys):
     main([str(texts), "--show", "all", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
     said = capsys.readouterr()
-    assert "kept is left out: what stayed is not known of a text from a file" in said.err
+    assert "kept is left out: a text from a file does not tell what its cache kept" in said.err
     assert {Path(p).name.partition("_")[0] for p in said.out.split()} == {"importance", "attribution"}
     settings = [f"model.path={tiny_model_dir}", "policy=full", "benchmark=toy_chain", "decoding.max_new_tokens=5"]
     main(["live", *settings, "--show", "all", "--label", "far_max", "--out", str(tmp_path)])
@@ -251,3 +255,37 @@ def test_given_steps_are_columns_and_are_averaged(texts, read, tiny_model_dir, t
     assert heads == ["".join(thinking[2:5]), thinking[7]]
     table = pd.read_csv(next(tmp_path.glob("importance*.csv")))
     assert table["step"].tolist() == [0, 0, 1, 1, 1, 2, 2, 3, *[4] * (len(thinking) - 8)]
+
+
+def test_the_last_row_of_a_repeated_pair_counts(kvsweep, tiny, tiny_policy, tmp_path):
+    ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    folder = next(tmp_path.glob("*/*/cell.yaml")).parent
+    row = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
+    with (folder / "completions.jsonl").open("a") as file:
+        file.write(json.dumps({**row, "num_tokens": 7}) + "\n")
+    stored = [c for _, c, _ in read_cell(folder)]
+    assert [c.num_tokens for c in stored if c.problem_id == row["problem_id"]] == [7]
+
+
+HELP_AND_REFUSALS = [
+    ("harness.inspect.command", ["--help"], 0),
+    ("harness.inspect.command", ["/nowhere-at-all"], 2),
+    ("harness.inspect.command", ["/tmp", "--slots", "0"], 2),
+    ("harness.inspect.command", ["/tmp", "--steps", "4"], 2),
+    ("harness.inspect.command", ["/tmp", "--show", "retention"], 2),
+    ("harness.predictor.command", ["--help"], 0),
+    ("harness.predictor.command", ["paint"], 2),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments", "code"), HELP_AND_REFUSALS)
+def test_help_and_refusals_import_no_torch(module, arguments, code):
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'matplotlib'): sys.modules[name] = None\n"
+        f"from {module} import main\nmain({arguments})"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -10,7 +10,7 @@ from harness.decode.engine import Engine
 from harness.decode.request import Branch, DecodingConfig, Request
 from harness.decode.sampling import SamplingConfig
 from harness.inspect.importance import policy_scores
-from harness.inspect.text import NotInText, Traced
+from harness.inspect.text import InspectedText, NotInText
 from harness.models.config import ModelConfig
 from harness.models.load import load_model
 from harness.predictor.traces import Trace
@@ -29,10 +29,10 @@ def model(tiny_model_dir):
 
 
 @pytest.fixture(scope="module")
-def traced(model):
+def text(model):
     ids = torch.randint(6, 90, (END + 9,), generator=torch.Generator().manual_seed(5)).tolist()
     trace = Trace(problem_id="p", draw=0, kept=True, token_ids=ids, think_start=START, think_end=END)
-    return Traced(model=model, trace=trace)
+    return InspectedText(model=model, trace=trace)
 
 
 @pytest.fixture
@@ -47,54 +47,54 @@ def policy_of(compose, tiny_predictor_dir):
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_model_dir, traced):
+def reference(tiny_model_dir, text):
     """Keys [layers, kv_heads, END, head_dim], attention [layers, q_heads, END, END], last hidden states, in float64."""
     eager = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float64, attn_implementation="eager")
-    ids = torch.tensor([traced.trace.token_ids[:END]])
+    ids = torch.tensor([text.trace.token_ids[:END]])
     with torch.inference_mode():
         output = eager(ids, output_attentions=True, output_hidden_states=True, use_cache=True)
     keys = torch.stack([layer.keys[0] for layer in output.past_key_values.layers])
     return keys, torch.stack([a[0] for a in output.attentions]), output.hidden_states[-1][0]
 
 
-def test_the_windows_scores_are_the_positions(traced, policy_of):
-    (scores,) = policy_scores(traced, [policy_of("window")])
+def test_the_windows_scores_are_the_positions(text, policy_of):
+    (scores,) = policy_scores(text, [policy_of("window")])
     np.testing.assert_array_equal(scores, np.arange(START, END))
 
 
-def test_pinned_sinks_count_as_the_highest(traced, policy_of):
-    (scores,) = policy_scores(traced, [policy_of("streaming_llm", budget=128, sinks=START + 3)])
+def test_pinned_sinks_count_as_the_highest(text, policy_of):
+    (scores,) = policy_scores(text, [policy_of("streaming_llm", budget=128, sinks=START + 3)])
     np.testing.assert_array_equal(scores, [END - 1] * 3 + list(range(START + 3, END)))
 
 
-def test_key_norms_by_hand(traced, policy_of, reference):
+def test_key_norms_by_hand(text, policy_of, reference):
     keys, _, _ = reference
-    (scores,) = policy_scores(traced, [policy_of("knorm")])
+    (scores,) = policy_scores(text, [policy_of("knorm")])
     np.testing.assert_allclose(scores, -keys.norm(dim=-1).mean(dim=(0, 1))[START:], rtol=1e-3)
     assert scores.std() > 0.01
 
 
-def test_accumulated_attention_by_hand(traced, policy_of, reference):
+def test_accumulated_attention_by_hand(text, policy_of, reference):
     _, attention, _ = reference
     summed = attention.sum(dim=2)  # over queries
     # Two query heads a key head: their sum, then the mean over layers and key heads.
     expected = summed.unflatten(1, (2, 2)).sum(dim=2).mean(dim=(0, 1))[START:]
-    original, averaged = policy_scores(traced, [policy_of("h2o"), policy_of("h2o_dynts_code")])
+    original, averaged = policy_scores(text, [policy_of("h2o"), policy_of("h2o_dynts_code")])
     np.testing.assert_allclose(original, expected, rtol=1e-4)
     np.testing.assert_allclose(averaged, expected, rtol=1e-4)
 
 
-def test_the_last_querys_attention_by_hand(traced, policy_of, reference):
+def test_the_last_querys_attention_by_hand(text, policy_of, reference):
     _, attention, _ = reference
-    (scores,) = policy_scores(traced, [policy_of("tova")])
+    (scores,) = policy_scores(text, [policy_of("tova")])
     np.testing.assert_allclose(scores[:-1], attention[:, :, -1].mean(dim=(0, 1))[START:-1], rtol=1e-4)
     assert np.isnan(scores[-1])  # always kept, never scored
 
 
-def test_the_heads_predictions_by_hand(traced, policy_of, reference, tiny_predictor_dir):
+def test_the_heads_predictions_by_hand(text, policy_of, reference, tiny_predictor_dir):
     *_, hidden = reference
     expected = load_predictor(tiny_predictor_dir)(hidden[START:].float()).detach()
-    dynts, bottom = policy_scores(traced, [policy_of("dynts"), policy_of("bottom")])
+    dynts, bottom = policy_scores(text, [policy_of("dynts"), policy_of("bottom")])
     np.testing.assert_allclose(dynts, expected, rtol=1e-4)
     np.testing.assert_allclose(bottom, -expected, rtol=1e-4)
 
@@ -122,11 +122,11 @@ def test_scores_are_what_the_policy_gives_in_the_engine(name, model, policy_of, 
     trace = Trace(problem_id="p", draw=0, kept=True, token_ids=text, think_start=12, think_end=len(text))
     engines = seen[0]
     seen.clear()
-    policy_scores(Traced(model=model, trace=trace), [policy])
+    policy_scores(InspectedText(model=model, trace=trace), [policy])
     torch.testing.assert_close(seen[0], engines, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def test_a_text_shorter_than_the_observation_window(model, policy_of):
     trace = Trace(problem_id="p", draw=0, kept=True, token_ids=list(range(6, 30)), think_start=4, think_end=20)
     with pytest.raises(NotInText, match="scores from the newest 32"):
-        policy_scores(Traced(model=model, trace=trace), [policy_of("snapkv")])
+        policy_scores(InspectedText(model=model, trace=trace), [policy_of("snapkv")])

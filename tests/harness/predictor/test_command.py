@@ -89,16 +89,18 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
     [
         ([], "the first word must be a stage"),
         (["train", "recipe=none"], "recipe=none is unknown: choose from r1, toy"),
-        (["train", "recipe.label=[]"], "label=[] cannot be used"),
-        (["train", "recipe.epochs=0"], "epochs=0 is out of range"),
-        (["train", "recipe.out=/nowhere"], "run kvsweep-predictor labels first"),
+        (["train", "recipe.label=[]"], "recipe.label=[] "),
+        (["train", "recipe.label=[later,later]"], "names a kind twice"),
+        (["train", "recipe.epochs=0"], "recipe.epochs=0 "),
+        (["train"], "run kvsweep-predictor labels first"),
         (["labels"], "run kvsweep-predictor traces first"),
+        (["traces", "recipe.import_from=nowhere"], "import_from=nowhere does not exist"),
         (["all", "recipe=r1", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.predictor.command.load_model", lambda config: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("harness.models.load.load_model", lambda config: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2

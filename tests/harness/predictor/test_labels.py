@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM
 
 from harness.models.config import ModelConfig
 from harness.models.load import load_model
+from harness.predictor.kinds import LABEL_KINDS
 from harness.predictor.labels import label_trace, standardise, target
-from harness.predictor.recipe import LABEL_KINDS
 from harness.predictor.traces import Trace
 from harness.toy.paths import WEIGHTS
 

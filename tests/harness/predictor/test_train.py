@@ -1,4 +1,4 @@
-"""What eval says of heads whose answers are known."""
+"""The report of eval on heads whose quality is known."""
 
 import json
 
@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 import harness.predictor.train as stage
-from harness.predictor.labels import MANIFEST, shard_path
-from harness.predictor.recipe import LABEL_KINDS, read_plan
+from analysis.records import UserError
+from harness.predictor.kinds import LABEL_KINDS
+from harness.predictor.labels import shard_path
+from harness.predictor.recipe import read_manifest, read_settings
 
 LENGTHS = (50, 83)
 
@@ -16,7 +18,7 @@ LENGTHS = (50, 83)
 @pytest.fixture
 def recipe(tmp_path):
     """A cache of two held-out traces and one that is not; the first hidden number of each token is its label."""
-    recipe = read_plan([f"recipe.out={tmp_path}"]).recipe
+    recipe = read_settings([f"recipe.out={tmp_path}"]).recipe
     lengths = [*LENGTHS, 40]
     hidden = torch.rand(sum(lengths), 3, generator=torch.Generator().manual_seed(0))
     for part in hidden.split(lengths):
@@ -24,17 +26,17 @@ def recipe(tmp_path):
         part[:, 0] /= part[:, 0].max()
     tensors = {kind: hidden[:, 0].clone() for kind in LABEL_KINDS}
     tensors |= {"hidden": hidden, "lengths": torch.tensor(lengths), "held_out": torch.tensor([True, True, False])}
-    path = shard_path(tmp_path / "cache", 0)
+    path = shard_path(recipe.labels, 0)
     path.parent.mkdir()
     save_file(tensors, path)
-    (tmp_path / "cache" / MANIFEST).write_text(json.dumps({"shards": 1}))
+    recipe.manifest.write_text(json.dumps({"shards": 1}))
     recipe.head.mkdir()
     return recipe
 
 
 def evaluate(monkeypatch, recipe, head):
     monkeypatch.setattr(stage, "load_predictor", lambda directory: head)
-    result = stage.evaluate(recipe)
+    result = stage.evaluate(recipe, read_manifest(recipe))
     assert result == json.loads((recipe.head / "eval.json").read_text())
     return result
 
@@ -63,3 +65,8 @@ def test_calibration_shows_a_drift_along_the_thinking(monkeypatch, recipe):
     pairs = evaluate(monkeypatch, recipe, drifts)["calibration_by_tenth_of_thinking_true_predicted"]
     gaps = [predicted - true for true, predicted in pairs]
     assert gaps == pytest.approx([-0.45 + 0.1 * tenth for tenth in range(10)], abs=0.02)
+
+
+def test_eval_before_train_is_refused(recipe):
+    with pytest.raises(UserError, match="run kvsweep-predictor train first"):
+        stage.evaluate(recipe, read_manifest(recipe))

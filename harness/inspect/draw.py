@@ -1,0 +1,177 @@
+"""The pictures of `kvsweep-trace` and their numbers. The functions compute, `analysis.pictures` draws.
+
+Each function yields the files that it wrote. The numbers come first, because they took the work.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
+from analysis.pictures.attribution import attribution_figure, attribution_table
+from analysis.pictures.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
+from analysis.pictures.kept import correlation_text, kept_html, kept_table, read_kept, retention, retention_figure
+from analysis.pictures.style import file_name, save_figure
+from analysis.records import CELL_FILE, UserError
+from harness.inspect.attribution import cost, grad_x_input, removal
+from harness.inspect.importance import importance
+from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs
+from harness.inspect.text import InspectedText, NotInText, of_completion
+from harness.models.load import load_model
+from harness.predictor.traces import read_cell
+
+
+def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
+    """Strips of the importance of each thinking token."""
+    trace = text.trace
+    layout = Layout(
+        question=trace.think_start,
+        thinking=len(text.thinking),
+        answer=len(trace.token_ids) - trace.think_end,
+        steps=numbers(averaged_steps(options, text), len(text.thinking)),
+        pieces=text.thinking,
+    )
+    labels = options.label or ["answer"]
+    found = importance(text, labels, options.head, options.scores, min_distance=options.min_distance)
+    strips = [Strip(title=title, scores=scores) for title, scores in found.items()]
+    name = _name("importance", text)
+    yield _table(importance_table(layout, strips), options.out, name)
+    figure = importance_figure(layout, strips, title=text.title, average_steps=options.by == "step")
+    yield from save_figure(figure, options.out, name).values()
+
+
+def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
+    """The steps whose means the strips show, as tokens of the thinking: those of --steps, else paragraphs.
+
+    Raises:
+        UserError: --steps goes beyond the thinking.
+    """
+    if not options.steps:
+        return paragraphs(text.thinking, options.split)
+    steps, tokens = given(options.steps), len(text.thinking)
+    if steps[-1].stop > tokens:
+        raise UserError(
+            f"--steps {options.steps} goes beyond the thinking, whose tokens are 0 to {tokens - 1}: shorten it."
+        )
+    return steps
+
+
+def draw_attribution(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
+    """A heat table of the contribution of each step to each token of the answer."""
+    trace, model = text.trace, text.model
+    if not trace.answered:
+        raise NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
+    start = trace.think_start
+    steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
+    if options.method == "removal":
+        print(cost(model, len(trace.token_ids), trace.think_end, len(steps), options.slots), file=sys.stderr)
+        found = removal(model, trace.token_ids, trace.think_end, steps, slots=options.slots)
+    else:
+        found = grad_x_input(model, trace.token_ids, trace.think_end, steps)
+    values, tokens = found.double().numpy(force=True), text.pieces[trace.think_end + 1 :]
+    columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
+    name = _name("attribution", text)
+    yield _table(attribution_table(values, tokens, columns), options.out, name)
+    figure = attribution_figure(values, tokens, columns, title=f"{text.title}, {options.method}")
+    yield from save_figure(figure, options.out, name).values()
+
+
+def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
+    """The steps to attribute, as tokens of the thinking: those of --find or --steps, else equations, else paragraphs.
+
+    Raises:
+        UserError: --find matches nothing, or --steps goes beyond the thinking.
+    """
+    if options.find:
+        if found := matches(text.thinking, options.find):
+            return found
+        raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
+    if not options.steps and (found := matches(text.thinking)):
+        return found
+    steps = averaged_steps(options, text)
+    if not options.steps:
+        print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} paragraphs", file=sys.stderr)
+    return steps
+
+
+def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
+    """A page of the text with the evicted tokens shaded."""
+    if text.completion is None:
+        raise NotInText("a text from a file does not tell what its cache kept: give a cell's folder, or live.")
+    if not text.completion.evictions:
+        raise NotInText("nothing was evicted from this completion: choose another, or a smaller budget.")
+    kept = read_kept(text.pieces, text.trace.think_start, text.completion.evictions)
+    name = _name("kept", text)
+    yield _table(kept_table(kept), options.out, name)
+    path = options.out / f"{name}.html"
+    path.write_text(kept_html(kept, title=text.title, rows=options.rows))
+    yield path
+
+
+def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iterator[Path]:
+    """Curves of the true importance that each policy of a run held, and its Pass@1.
+
+    The importance is that of each text as the policy wrote it, read with a full cache.
+
+    Raises:
+        UserError: no completion with an eviction has labels.
+    """
+    kind = (options.label or ["answer"])[0]
+    rows: list[dict[str, Any]] = []
+    curves: list[tuple[np.ndarray, np.ndarray]] = []
+    correct: dict[str, list[int]] = {}
+    loaded = cache(load_model)
+    for folder in folders:
+        policy = policy_title(folder)
+        stored = list(read_cell(folder))
+        correct.setdefault(policy, []).extend(grade for _, _, grade in stored if grade is not None)
+        evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
+        for question, completion, _ in evicted[: options.limit]:
+            source = of_completion(folder, question, completion)
+            text = source.read(loaded(source.model))
+            if kind == "answer" and not text.trace.answered:
+                continue
+            (scores,) = importance(text, [kind], [], min_distance=options.min_distance).values()
+            kept = read_kept(text.pieces, text.trace.think_start, completion.evictions)
+            for number, share in enumerate(retention(kept, scores, text.trace.think_start), start=1):
+                rows.append({"policy": policy, "text": len(curves), "eviction": number, "retained": float(share)})
+            curves.append(lorenz(scores))
+    if not rows:
+        raise UserError(f"{options.source} has no evicted completion with labels of {kind}: name another run.")
+    held = pd.DataFrame(rows)
+    evictions, policies, carried = by_eviction(held), by_policy(held, correct), mean_lorenz(curves)
+    twenty, thirty = carried["importance"][[20, 30]]
+    print(f"true importance held ({kind}) and Pass@1 over policies: {correlation_text(policies)}")
+    print(f"the most important 20% of the thinking tokens carry {twenty:.0%} of it, 30% {thirty:.0%}")
+    name = f"retention_{kind}"
+    for suffix, table in (("", policies), ("_curves", evictions), ("_lorenz", carried)):
+        yield _table(table, options.out, f"{name}{suffix}")
+    title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
+    shares = {kind: (carried["tokens"].to_numpy(), carried["importance"].to_numpy())}
+    yield from save_figure(retention_figure(evictions, policies, shares, title=title), options.out, name).values()
+
+
+def policy_title(folder: Path) -> str:
+    """A cell's policy with its size: `dynts 0.3/48, budget 128`."""
+    policy = yaml.safe_load((folder / CELL_FILE).read_text())["policy"]
+    if "budget" not in policy:
+        return str(policy["name"])
+    return f"{policy['name']} {policy['keep_ratio']}/{policy['local_window']}, budget {policy['budget']}"
+
+
+def _name(picture: str, text: InspectedText) -> str:
+    return f"{picture}_{file_name(text.trace.problem_id, f'draw{text.trace.draw}')}"
+
+
+def _table(table: pd.DataFrame, directory: Path, name: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.csv"
+    write_csv(table, path)
+    return path
