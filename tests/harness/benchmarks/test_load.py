@@ -40,7 +40,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A benchmark's settings: those of the base that all benchmarks have, changed by its own file."""
+    """A benchmark's settings: those of the common base, changed by the benchmark's own file."""
     merged = OmegaConf.merge(OmegaConf.load(CONF / "benchmark/base/problems.yaml"), OmegaConf.load(path))
     fields = OmegaConf.to_container(merged, throw_on_missing=True)
     assert isinstance(fields, dict)
@@ -98,6 +98,8 @@ class TestConfigs:
             # No commit of this one is known to us; loading it says that it is not pinned.
             assert path.stem == "gaokao2023en" or re.fullmatch(r"[0-9a-f]{40}", fields["revision"])
             assert fields["expected_count"] >= 30
+            fallback = fields["fallback"]
+            assert fallback is None or re.fullmatch(r"[0-9a-f]{40}", fallback["revision"])
 
     @pytest.mark.parametrize(
         ("fields", "parts"),
@@ -288,7 +290,7 @@ class TestFiles:
 
 
 class TestEndless:
-    """What could be read for ever is refused before it is opened."""
+    """A path that could be read for ever is refused before it is opened."""
 
     @pytest.fixture(autouse=True)
     def deadline(self) -> Iterator[None]:
