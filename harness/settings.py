@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 
 from analysis.records import UserError
 from harness.toy.paths import WEIGHTS
@@ -62,6 +62,21 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
         raise UserError(_sentence(section, adapter, error)) from error
 
 
+def check_fields(settings: object, section: str) -> None:
+    """Check each field of a dataclass against its annotation, as `build` does, for a dataclass that Python code makes.
+
+    Raises:
+        UserError: a field of another type, or out of range.
+    """
+    hints = get_type_hints(type(settings), include_extras=True)
+    fields: dict[str, Any] = {name: (hints[name], ...) for name in vars(settings)}
+    adapter = TypeAdapter(create_model(type(settings).__name__, __config__=ConfigDict(strict=True), **fields))
+    try:
+        adapter.validate_python(vars(settings))
+    except ValidationError as error:
+        raise UserError(_sentence(section, adapter, error)) from error
+
+
 def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """A section as a dict of plain values, its interpolations resolved."""
     if not OmegaConf.is_config(node):
@@ -96,9 +111,12 @@ def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -
     own = first.get("ctx", {}).get("error")
     if isinstance(own, ValueError):
         return str(own)
-    where = ".".join([section, *map(str, first["loc"])])
+    where = ".".join([section, *(str(part) for part in first["loc"] if part != "[key]")])
     if first["type"] == "missing":
         return f"{where} is missing: give it a value."
+    if first["type"] == "literal_error":
+        choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return f"{where}={first['input']} is unknown: choose one of {choices}."
     if first["type"] == "too_short":
         return f"{where}={first['input']} has too few values: name at least {first['ctx']['min_length']}."
     if first["type"].startswith(("greater_than", "less_than")):

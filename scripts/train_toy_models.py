@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-r"""Trains a toy model from scratch on the toy tasks, on one CPU core in about half an hour.
+r"""Train a toy model from scratch on the toy tasks, on one CPU core in about half an hour.
 
     python scripts/train_toy_models.py --arch qwen  --out harness/toy/weights/toy_qwen
     python scripts/train_toy_models.py --arch llama --out harness/toy/weights/toy_llama
 
-The work folder keeps a checkpoint: the same command goes on from it. Everything random follows from --seed.
+The work folder keeps a checkpoint, from which the same command goes on. All random numbers follow from --seed.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Example:
 
 
 def new_model(arch: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> ToyModel:
-    """A freshly drawn model of about 0.6 million parameters, in fp32."""
+    """A model with random weights, of about 0.6 million parameters, in fp32."""
     shape = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 128,
@@ -97,7 +97,7 @@ def make_example(task: str, problem: ToyProblem, tokenizer: PreTrainedTokenizerF
 
 
 def sizes_at(sizes: Sequence[int], progress: float, ramp: float) -> Sequence[int]:
-    """The sizes taught at this share of the training: the smallest two at first, all from `ramp` on."""
+    """The sizes to teach at a share of the training: the smallest two at first, all sizes from `ramp` on."""
     if progress >= ramp:
         return sizes
     return sizes[: 2 + math.floor(progress / ramp * (len(sizes) - 1))]
@@ -106,7 +106,7 @@ def sizes_at(sizes: Sequence[int], progress: float, ramp: float) -> Sequence[int
 def pool_batches(
     pool: int, progress: float, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast
 ) -> list[list[Example]]:
-    """The batches of one pool of examples: each of similar lengths, at most `batch_tokens` padded tokens."""
+    """The batches of a pool of examples: a batch holds similar lengths and at most `batch_tokens` padded tokens."""
     rng = Random(f"kvsweep-toy-train-{args.seed}-{pool}")
     examples = []
     for task, spec in TASKS.items():
@@ -136,7 +136,7 @@ def collate(batch: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def completion_loss(model: ToyModel, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    # Padding lies to the right, where a causal model does not look: no attention mask is needed.
+    # Padding lies to the right, where a causal model does not look, so no attention mask is needed.
     logits = model(ids[:, :-1], use_cache=False).logits
     losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     target_weight = weight[:, 1:].flatten()
@@ -188,7 +188,7 @@ def generate(model: ToyModel, tokenizer: PreTrainedTokenizerFast, problems: Sequ
 
 
 class Training:
-    """The state that a checkpoint holds, and the loop over pools that advances it."""
+    """The state that a checkpoint holds, and the loop over pools that advances this state."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -269,7 +269,7 @@ class Training:
         self.save_checkpoint()
 
     def command_line(self) -> str:
-        """The command that makes this model again; where its checkpoint lay does not matter to it."""
+        """The command that makes this model again, without the folder of the checkpoint."""
         options = {
             "arch": self.args.arch,
             "out": self.args.out,
@@ -280,10 +280,10 @@ class Training:
         return f"python scripts/{Path(__file__).name} {shlex.join(words)}"
 
     def save(self) -> None:
-        """Writes the directory that `from_pretrained` reads, with bf16 weights, and how it came about."""
+        """Write the directory that `from_pretrained` reads, with bf16 weights and a record of the training."""
         out = self.args.out
         out.mkdir(parents=True, exist_ok=True)
-        # A copy, because the cast reaches the rotary frequencies too, which no cast back restores.
+        # A copy, because the cast also rounds the rotary frequencies, and no cast back restores them.
         rounded = copy.deepcopy(self.model).to(torch.bfloat16)
         rounded.generation_config = GenerationConfig(
             bos_token_id=self.tokenizer.bos_token_id,

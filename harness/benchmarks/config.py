@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from analysis.records import UserError
-from harness.grading.answers import ANSWER_KINDS, AnswerFrom, AnswerKind
+from harness.grading.answers import AnswerFrom, AnswerKind
+from harness.settings import check_fields
 
 Source = Literal["toy", "file", "hub"]
-_FIELDS = ("id", "problem", "answer")
+FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]
+FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 
-# Of a multiple-choice question whose options are columns, `answer` is the right one's text and these are the others'.
-_WRONG = ("wrong_1", "wrong_2", "wrong_3")
+# Where a question's options are columns, `answer` is the text of the right option, and these hold the other texts.
+WRONG_OPTIONS: tuple[FieldName, ...] = ("wrong_1", "wrong_2", "wrong_3")
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,85 +61,43 @@ class BenchmarkConfig:
     title: str
     answer_kind: AnswerKind = "integer"
     source: Source
-    task: str | None = None
-    count: int = 120
-    hub_id: str | None = None
-    revision: str | None = None
-    split: str | None = None
-    path: str | None = None
-    columns: Mapping[str, str | None] = field(default_factory=lambda: {name: name for name in _FIELDS})
+    task: Text | None = None
+    count: Count = 120
+    hub_id: Text | None = None
+    revision: Text | None = None
+    split: Text | None = None
+    path: Text | None = None
+    columns: Mapping[FieldName, Text | None] = field(default_factory=lambda: {name: name for name in FIELDS})
     keep_if: Mapping[str, str] | None = None
-    hub_config: str | None = None
-    fallback: Mapping[str, Any] | None = None
-    licence: str | None = None
+    hub_config: Text | None = None
+    fallback: Mapping[Literal["hub_id", "revision", "split", "hub_config", "columns", "keep_if"], Any] | None = None
+    licence: Text | None = None
     option_seed: int = 0
-    prompt: str = "bare"
+    prompt: Text = "bare"
     answer_from: AnswerFrom = "after_think"
-    expected_hash: str | None = None
-    expected_count: int | None = None
-    limit: int | None = None
+    expected_hash: Text | None = None
+    expected_count: Count | None = None
+    limit: Count | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("answer_kind", self.answer_kind, ANSWER_KINDS)
-        _check_choice("source", self.source, get_args(Source))
-        _check_choice("answer_from", self.answer_from, get_args(AnswerFrom))
-        for name in ("count", "expected_count", "limit"):
-            _check_count(name, getattr(self, name), may_be_null=name != "count")
-        if self.prompt is None:
-            raise UserError("benchmark.prompt=null names no prompt; choose bare, or another template of conf/prompt.")
-        if isinstance(self.option_seed, bool) or not isinstance(self.option_seed, int):
-            raise UserError(f"benchmark.option_seed={self.option_seed!r} must be a whole number; correct it.")
-        for name in ("task", "hub_id", "revision", "split", "path", "hub_config", "licence", "prompt", "expected_hash"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and value.strip()):
-                raise UserError(f"benchmark.{name}={value!r} must be text; quote it or leave it null.")
+        check_fields(self, "benchmark")
         needed = {"toy": "task", "file": "path", "hub": "hub_id"}[self.source]
         if self.path is None and getattr(self, needed) is None:
             raise UserError(f"benchmark.source={self.source} needs benchmark.{needed}; set it, or set benchmark.path.")
-        if not isinstance(self.columns, Mapping) or not all(
-            key in (*_FIELDS, *_WRONG) and (isinstance(value, str) or (value is None and key == "id"))
-            for key, value in self.columns.items()
-        ):
+        if nulls := [name for name, column in self.columns.items() if column is None and name != "id"]:
+            raise UserError(f"benchmark.columns.{nulls[0]} is null, which only id may be; name the column.")
+        if 0 < len(self.columns.keys() & set(WRONG_OPTIONS)) < len(WRONG_OPTIONS):
             raise UserError(
-                f"benchmark.columns={self.columns!r} must map {', '.join((*_FIELDS, *_WRONG))} to column names, "
-                "of which only id may be null; correct the mapping."
-            )
-        if 0 < len(self.columns.keys() & set(_WRONG)) < len(_WRONG):
-            raise UserError(
-                f"benchmark.columns={self.columns!r} must name all of {', '.join(_WRONG)} or none; add them."
+                f"benchmark.columns={self.columns!r} must name all of {', '.join(WRONG_OPTIONS)} or none; add them."
             )
         if self.has_options and self.answer_kind != "letter":
             raise UserError(
                 f"benchmark.answer_kind={self.answer_kind} must be letter where columns name options; set it."
             )
-        known = {"hub_id", "revision", "split", "hub_config", "columns", "keep_if"}
-        if self.fallback is not None and not (
-            isinstance(self.fallback, Mapping) and "hub_id" in self.fallback and set(self.fallback) <= known
-        ):
-            raise UserError(
-                f"benchmark.fallback={self.fallback!r} must hold a hub_id, and may hold "
-                f"{', '.join(sorted(known - {'hub_id'}))}; correct it or set it to null."
-            )
-        pairs = self.keep_if.items() if isinstance(self.keep_if, Mapping) else [(self.keep_if, "")]
-        if self.keep_if is not None and not all(isinstance(k, str) and isinstance(v, str) for k, v in pairs):
-            raise UserError(
-                f"benchmark.keep_if={self.keep_if!r} must map a column to text; correct it or set it to null."
-            )
+        if self.fallback is not None and "hub_id" not in self.fallback:
+            raise UserError(f"benchmark.fallback={self.fallback!r} names no hub_id; add one or set it to null.")
 
     @property
     def has_options(self) -> bool:
-        """Whether the data holds the options of a multiple-choice question in columns of their own."""
-        return set(_WRONG) <= self.columns.keys()
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"benchmark.{name}={value} must be one of {', '.join(choices)}; choose one of these.")
-
-
-def _check_count(name: str, value: object, *, may_be_null: bool) -> None:
-    if may_be_null and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        way_out = "correct it or set it to null" if may_be_null else "correct it"
-        raise UserError(f"benchmark.{name}={value} must be a whole number of 1 or more; {way_out}.")
+        """True if columns of the data hold the options of a multiple-choice question."""
+        return set(WRONG_OPTIONS) <= self.columns.keys()

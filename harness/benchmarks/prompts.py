@@ -1,25 +1,99 @@
-"""Prompts: templates, and the order of the options of a multiple-choice question."""
+"""Prompts: the templates that ask a problem, and the order of a multiple-choice question's options."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from analysis.records import UserError
 from harness.settings import CONF
 
 PROMPTS = CONF / "prompt"
 LETTERS = "ABCD"
+MOST_CHARS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A template that asks a problem; `name` is its `benchmark.prompt`."""
+
+    name: str
+    template: jinja2.Template
+
+    def ask(self, problem: str, options: Mapping[str, str]) -> str:
+        """Render the template for one problem, with its options by letter where it has any.
+
+        Raises:
+            UserError: the template fails, does what the sandbox forbids, writes too much, or leaves the problem out.
+        """
+        pieces, length = [], 0
+        try:
+            for piece in self.template.generate(problem=problem, **({"options": options} if options else {})):
+                pieces.append(piece)
+                length += len(piece)
+                if length > MOST_CHARS:
+                    raise OverflowError(f"more than {MOST_CHARS:,} characters for one problem")
+        except Exception as error:  # A template is a program: it can raise anything.
+            raise UserError(
+                f"benchmark.prompt={self.name} cannot ask this benchmark ({type(error).__name__}: "
+                f"{str(error)[:80]!r}); choose a prompt that uses problem{' and options' if options else ' alone'}."
+            ) from None
+        prompt = "".join(pieces)
+        if problem not in prompt:
+            raise UserError(f"benchmark.prompt={self.name} leaves the problem out; put {{{{ problem }}}} into it.")
+        return prompt
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """An environment for templates that strangers wrote: they reach no Python object and change no value.
+
+    Text is neither multiplied nor formatted with %, and no number is raised to a power, because a short template could
+    fill the memory before any output could be counted.
+    """
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Calculate with numbers; refuse anything else."""
+        if operator == "**" or not isinstance(left, int | float) or not isinstance(right, int | float):
+            raise SecurityError(f"{operator} is not allowed in a template")
+        return super().call_binop(context, operator, left, right)
+
+
+def read_prompt(name: str) -> Prompt:
+    """Read a template of conf/prompt by its name, or any other by its path.
+
+    Raises:
+        UserError: there is no such file, or the file is no template.
+    """
+    fault = "is neither a name nor a readable file"
+    try:
+        known = PROMPTS / f"{name}.jinja"
+        path = known if known.is_file() else Path(name).expanduser()
+        if not path.is_file():  # Reading a pipe or a device might never end.
+            raise FileNotFoundError
+        text = path.read_text(encoding="utf-8").rstrip("\n")
+        fault = "is no template"
+        template = _Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
+    except Exception as error:  # Python's own compiler, too, can refuse what jinja2 makes of a template.
+        choices = ", ".join(sorted(path.stem for path in PROMPTS.glob("*.jinja")))
+        raise UserError(
+            f"benchmark.prompt={name!r:.80} {fault} ({type(error).__name__}); choose one of {choices}, or give a path."
+        ) from None
+    return Prompt(name=name, template=template)
 
 
 def option_orders(ids: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
-    """For each question the order of its options: 0 is the right one, 1 to 3 are the others, as A, B, C, D.
+    """Order the options of each question: 0 is the right option, 1 to 3 are the wrong ones, listed as A, B, C, D.
 
-    The right ones take the letters in turn, in the order of a hash of (seed, id), so that each letter is right equally
-    often, to within one; the others follow in the order of a hash of (seed, id, number). So it depends on the seed and
-    on which questions there are, and on neither their order nor the machine.
+    The right options take the letters in turn, in the order of a hash of (seed, id), so that each letter is right
+    equally often, to within one. The wrong options follow in the order of a hash of (seed, id, number). The orders
+    depend on the seed and on the set of ids, but not on the order of the ids or on the machine.
     """
     ranked = sorted(ids, key=lambda problem_id: _digest(seed, problem_id))
     orders = {}
@@ -32,32 +106,3 @@ def option_orders(ids: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
 
 def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _read_prompt(name: str) -> jinja2.Template:
-    choices = ", ".join(sorted(p.stem for p in PROMPTS.glob("*.jinja")))
-    try:
-        known = PROMPTS / f"{name}.jinja"
-        path = known if known.is_file() else Path(name).expanduser()
-        text = path.read_text(encoding="utf-8").rstrip("\n")
-        return jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
-    except (OSError, ValueError, RuntimeError, jinja2.TemplateError) as error:
-        reason = (
-            "is no template" if isinstance(error, jinja2.TemplateError) else "is neither a name nor a readable file"
-        )
-        raise UserError(
-            f"benchmark.prompt={name!r:.80} {reason} ({type(error).__name__}); choose one of {choices}, or give a path."
-        ) from None
-
-
-def _ask(template: jinja2.Template, name: str, text: str, options: dict[str, str]) -> str:
-    try:
-        prompt = template.render(problem=text, **({"options": options} if options else {}))
-    except Exception as error:  # A template is a program: it can raise anything.
-        raise UserError(
-            f"benchmark.prompt={name} cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r}); choose "
-            f"a prompt that uses problem{' and options' if options else ' alone'}."
-        ) from None
-    if text not in prompt:
-        raise UserError(f"benchmark.prompt={name} leaves the problem out; put {{{{ problem }}}} into the template.")
-    return prompt

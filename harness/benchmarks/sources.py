@@ -4,22 +4,30 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analysis.records import UserError
 from harness.benchmarks.config import BenchmarkConfig
 
+# A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
+MOST_ENTRIES = 10_000
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
+
+class Row(NamedTuple):
+    """One row of the data: its place, such as FILE:LINE, and its values by column."""
+
     where: str
     values: dict[str, Any]
 
 
-def _read_source(config: BenchmarkConfig) -> tuple[list[_Row], str, BenchmarkConfig]:
-    """The rows, where they came from, and the configuration that fits them: the fallback's if that was taken."""
+def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfig]:
+    """Read the rows; say where they came from, and which configuration fits them, as the fallback has its own.
+
+    Raises:
+        UserError: the data cannot be had or read.
+    """
     if config.path is not None:
         path = Path(config.path).expanduser()
         return _read_path(path, config.split), str(path), config
@@ -41,37 +49,24 @@ def _read_source(config: BenchmarkConfig) -> tuple[list[_Row], str, BenchmarkCon
         return rows, _hub_origin(second), second
 
 
-def _hub_origin(config: BenchmarkConfig) -> str:
-    parts = (f"{config.hub_id}@{config.revision or 'unpinned'}", config.hub_config, config.split)
-    named = zip(("", "configuration ", "split "), parts, strict=True)
-    return ", ".join(f"{name}{part}" for name, part in named if part)
-
-
-def _read_toy(config: BenchmarkConfig) -> list[_Row]:
+def _read_toy(config: BenchmarkConfig) -> list[Row]:
     from harness.toy import tasks
 
-    assert config.task is not None
     try:
-        toys = tasks.problems(config.task, count=config.count)
+        toys = tasks.problems(str(config.task), count=config.count)
     except ValueError as error:
         raise UserError(f"benchmark.task={config.task} is not possible: {error}.") from None
-    return [
-        _Row(
-            where=f"toy task {config.task}, problem {toy.id}",
-            values={"id": toy.id, "problem": toy.question, "answer": toy.answer},
-        )
-        for toy in toys
-    ]
+    return [Row(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
 
 
-def _read_hub(config: BenchmarkConfig) -> list[_Row]:
+def _read_hub(config: BenchmarkConfig) -> list[Row]:
     import datasets
 
     try:
-        # The name of a configuration is left out where there is none: a dataset of files knows no None.
+        # A dataset of plain files refuses a configuration of None.
         name = {} if config.hub_config is None else {"name": config.hub_config}
         data = datasets.load_dataset(config.hub_id, split=config.split, revision=config.revision, **name)
-    except Exception as error:  # The errors of four libraries come through here, without a common base.
+    except Exception as error:  # Four libraries raise here, and their errors have no common base.
         raise UserError(_hub_message(config, error)) from error
     if config.revision is None:
         print(
@@ -79,6 +74,12 @@ def _read_hub(config: BenchmarkConfig) -> list[_Row]:
             file=sys.stderr,
         )
     return _dataset_rows(data, str(config.hub_id))
+
+
+def _hub_origin(config: BenchmarkConfig) -> str:
+    configuration = f", configuration {config.hub_config}" if config.hub_config else ""
+    split = f", split {config.split}" if config.split else ""
+    return f"{config.hub_id}@{config.revision or 'unpinned'}{configuration}{split}"
 
 
 def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
@@ -91,32 +92,26 @@ def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
         reason = "cannot be reached and is not in the local cache; check the network"
     else:
         reason = f"did not load ({type(error).__name__}); check benchmark.split and benchmark.revision"
-    revision = config.revision or "newest"
-    place = f"Dataset {config.hub_id} (revision={revision}, split={config.split})"
+    place = f"Dataset {config.hub_id} (revision={config.revision or 'newest'}, split={config.split})"
     return f"{place} {reason}, or give benchmark.path=FILE."
 
 
-def _dataset_rows(data: Any, name: str) -> list[_Row]:
+def _dataset_rows(data: Any, name: str) -> list[Row]:
     if isinstance(data, Mapping):
         raise UserError(f"{name} has the splits {', '.join(data)}; choose one with benchmark.split=NAME.")
-    return [_Row(where=f"{name} row {number}", values=dict(row)) for number, row in enumerate(data, start=1)]
+    return [Row(f"{name} row {number}", dict(row)) for number, row in enumerate(data, start=1)]
 
 
-def _read_path(path: Path, split: str | None) -> list[_Row]:
-    readers: dict[str, Callable[[Path], list[_Row]]] = {
-        ".jsonl": _read_jsonl,
-        ".json": _read_json,
-        ".csv": _read_csv,
-        ".parquet": _read_parquet,
-    }
+def _read_path(path: Path, split: str | None) -> list[Row]:
     try:
         if not path.exists():
             raise UserError(f"benchmark.path={path} does not exist; give a file of problems.")
         if path.is_dir():
             return _read_folder(path, split)
-        if path.suffix.lower() not in readers:
-            raise UserError(f"benchmark.path={path} must end in one of {', '.join(readers)}; convert it.")
-        return readers[path.suffix.lower()](path)
+        _refuse_pipe(path)
+        if path.suffix.lower() not in _READERS:
+            raise UserError(f"benchmark.path={path} must end in one of {', '.join(_READERS)}; convert it.")
+        return _READERS[path.suffix.lower()](path)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; save it in that encoding.") from None
     except OSError as error:
@@ -124,56 +119,55 @@ def _read_path(path: Path, split: str | None) -> list[_Row]:
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
 
 
-def _read_jsonl(path: Path) -> list[_Row]:
-    rows = []
+def _refuse_pipe(path: Path) -> None:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe, a device or a socket, which might never end; copy its data to a file.")
+
+
+def _read_jsonl(path: Path) -> list[Row]:
     with path.open(encoding="utf-8-sig", newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                rows.append(_Row(where=f"{path}:{number}", values=_parse_object(line, f"{path}:{number}")))
-    return rows
+        return [_json_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _parse_object(line: str, where: str) -> dict[str, Any]:
+def _json_row(line: str, where: str) -> Row:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise UserError(f"{where} is not a JSON object; correct or delete that line.")
-    return values
+    return Row(where, values)
 
 
-def _read_json(path: Path) -> list[_Row]:
+def _read_json(path: Path) -> list[Row]:
+    text = path.read_text(encoding="utf-8-sig")
     try:
-        items = json.loads(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError:
-        raise
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno} is not JSON; correct it, or call it .jsonl.") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is not JSON that can be read; correct it.") from None
+        items = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise UserError(f"{path}{line} is not JSON that can be read; correct it, or call it .jsonl.") from None
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise UserError(f"{path} must be a JSON list of objects, one a problem; correct it.")
-    return [_Row(where=f"{path} item {number}", values=item) for number, item in enumerate(items, start=1)]
+    return [Row(f"{path} item {number}", item) for number, item in enumerate(items, start=1)]
 
 
-def _read_csv(path: Path) -> list[_Row]:
+def _read_csv(path: Path) -> list[Row]:
+    rows, first_line = [], 2
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
-        rows, first_line = [], 2
         try:
             for values in reader:
                 # Otherwise a stray comma would shift the answer into another column.
                 if None in values or None in values.values():
                     raise UserError(f"{path}:{first_line} has not the header's count of cells; quote its commas.")
-                rows.append(_Row(where=f"{path}:{first_line}", values=values))
+                rows.append(Row(f"{path}:{first_line}", values))
                 first_line = reader.line_num + 1
         except csv.Error:
             raise UserError(f"{path}:{first_line} is not a CSV row; correct its quotes.") from None
     return rows
 
 
-def _read_parquet(path: Path) -> list[_Row]:
+def _read_parquet(path: Path) -> list[Row]:
     import pyarrow
     import pyarrow.parquet
 
@@ -184,14 +178,22 @@ def _read_parquet(path: Path) -> list[_Row]:
     return _dataset_rows(table.to_pylist(), str(path))
 
 
-def _read_folder(path: Path, split: str | None) -> list[_Row]:
-    """A folder that `datasets` saved, or one of data files that it can load."""
+_READERS: dict[str, Callable[[Path], list[Row]]]
+_READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
+
+
+def _read_folder(path: Path, split: str | None) -> list[Row]:
+    """Rows of a folder that `datasets` saved, or of a folder of data files that `datasets` can load."""
     import datasets
 
+    for number, entry in enumerate(path.rglob("*")):
+        _refuse_pipe(entry)
+        if number == MOST_ENTRIES:
+            raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
     try:
         data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
-    except Exception as error:  # As with the hub: no common base.
+    except Exception as error:  # As in `_read_hub`, the errors have no common base.
         raise UserError(
             f"benchmark.path={path} is no folder datasets can load ({type(error).__name__}); give a file."
         ) from error

@@ -1,4 +1,4 @@
-"""Where the embedded toy weights lie."""
+"""The folder of the embedded toy weights."""
 
 from pathlib import Path
 

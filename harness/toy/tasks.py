@@ -1,8 +1,8 @@
 """Four generated reasoning tasks: problems to evaluate on, and worked completions to train on.
 
-Every task has a numeric answer that needs facts worked out far back in the thinking, and the thinking never
-sums them up at its end: a cache that dropped the wrong tokens cannot answer. Arithmetic is modulo 10, except
-in `add`, which carries.
+Every task has a numeric answer. The answer needs facts that were worked out far back in the thinking, and the thinking
+never sums them up at its end, so a model whose cache dropped the wrong tokens cannot answer. Arithmetic is modulo 10;
+only `add` carries.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class ToyProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A thinking step, and an equation in it that a remark may repeat."""
+    """A thinking step, and the equation of the step that a remark may repeat."""
 
     text: str
     equation: str
@@ -46,7 +46,7 @@ class Solution:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """How to ask a question of a given size, how to solve it, and the sizes of both sets."""
+    """A kind of question: how to ask one of a given size, how to solve it, and the sizes of both sets."""
 
     ask: Callable[[Random, int], str]
     solve: Callable[[str], Solution]
@@ -73,7 +73,7 @@ def _ask_chain(rng: Random, size: int) -> str:
     names = "abcdefghijklmnop"
     parts = [f"{name}={rng.randrange(10)}." for name in names[:2]]
     for index in range(2, 2 + size):
-        # One operand is derived where any is: the givens stand in the question, derived values do not.
+        # From the second sum on, one operand is derived: a derived value does not stand in the question.
         left = names[rng.randrange(2, index)] if index > 2 else names[rng.randrange(2)]
         right = rng.choice([name for name in names[:index] if name != left])
         pair = [left, right]
@@ -100,7 +100,7 @@ def _solve_chain(question: str) -> Solution:
 
 def _ask_add(rng: Random, size: int) -> str:
     columns = [(rng.randrange(10), rng.randrange(10)) for _ in range(size - 1)]
-    # The last column is the highest digit: it is not 0 and carries nothing out, so the sum has `size` digits.
+    # The last column is the highest digit. It is not 0 and carries nothing out, so the sum has `size` digits.
     high = rng.randrange(1, 9)
     columns.append((high, rng.randrange(9 - high)))
     named = zip("abcdefghij", columns, strict=False)
@@ -174,8 +174,8 @@ def _solve_groups(question: str) -> Solution:
     return Solution(steps=steps, closing=closing, answer=answer)
 
 
-# But for `add`, whose accuracy falls from all to nothing there, evaluation goes one size beyond training: within
-# the trained sizes the full cache makes next to no errors, and a benchmark without any would hide a gain.
+# Evaluation goes one size beyond training: within the trained sizes the full cache makes next to no errors, and a
+# benchmark without errors would hide a gain. `add` stays within them, because one size further its accuracy is near 0.
 TASKS: dict[str, Task] = {
     "chain": Task(ask=_ask_chain, solve=_solve_chain, train_sizes=range(3, 11), eval_sizes=range(7, 12)),
     "add": Task(ask=_ask_add, solve=_solve_add, train_sizes=range(3, 10), eval_sizes=range(6, 10)),
@@ -185,7 +185,7 @@ TASKS: dict[str, Task] = {
 
 _OPENINGS = ("Let me go step by step. ", "Ok, let me see. ", "Let me start. ", "Hmm, let me think. ")
 _ENDINGS = ("Done.", "That is all.", "Ok, all done.")
-# Remarks carry no new fact: what a good policy should let go.
+# A remark carries no new fact, so a good policy drops its tokens.
 _REMARKS = (
     "",
     "",
@@ -200,14 +200,15 @@ _REMARKS = (
 
 
 def is_held_out(question: str) -> bool:
-    """Whether the question is kept for evaluation: a fixed 1 in 16 of all, by hash, never trained on."""
+    """True for the questions kept for evaluation and never trained on: 1 in 16 of all, chosen by a hash."""
     return hashlib.sha256(question.encode()).digest()[0] < _HELD_OUT_OF_256
 
 
 def problems(task: str, count: int = EVAL_COUNT, seed: int = EVAL_SEED) -> list[ToyProblem]:
-    """The evaluation problems of a task: the same on each machine, distinct, and all held out of training.
+    """The evaluation problems of a task: distinct, held out of training, and the same on each machine.
 
-    Raises ValueError for an unknown task.
+    Raises:
+        ValueError: an unknown task.
     """
     spec = _task(task)
     rng = Random(f"kvsweep-toy-{task}-eval-{seed}")
@@ -224,7 +225,11 @@ def problems(task: str, count: int = EVAL_COUNT, seed: int = EVAL_SEED) -> list[
 
 
 def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[ToyProblem]:
-    """An endless stream of problems for training, which holds no question of any evaluation set."""
+    """An endless stream of problems for training; no question of an evaluation set is among them.
+
+    Raises:
+        ValueError: an unknown task.
+    """
     spec = _task(task)
     number = 0
     while True:
@@ -238,7 +243,7 @@ def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[
 
 
 def write_completion(task: str, question: str, rng: Random) -> str:
-    r"""A worked completion: thinking with random remarks, `</think>`, the facts needed, `\boxed{answer}`."""
+    r"""A worked completion: thinking with random remarks, `</think>`, the needed facts, `\boxed{answer}`."""
     solution = _task(task).solve(question)
     thinking = [rng.choice(_OPENINGS)]
     for step in solution.steps:

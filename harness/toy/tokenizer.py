@@ -1,4 +1,4 @@
-"""The toy models' tokenizer: a word-level vocabulary that decodes what it encodes, and takes any text."""
+"""The toy models' tokenizer: a word-level vocabulary that takes any text and decodes the tasks' texts unchanged."""
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -7,9 +7,9 @@ MAX_LENGTH = 1024
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>")
 THINK_TOKENS = ("<think>", "</think>")
 
-# The last alternative takes any one character, so that no text falls through: what is unknown becomes <unk>.
+# The last alternative takes any one character, so every text splits into pieces; an unknown piece becomes <unk>.
 _PIECE = r"\\boxed\{| ?[A-Za-z]{2,} ?|[A-Za-z]|[0-9]|[.,;:?] ?|\n|[^A-Za-z0-9]"
-# A word carries the spaces beside it, so that a piece joined to the next gives the text back.
+# A word carries the spaces beside it, so that joined pieces give the text back.
 _WORDS = (
     *(" is ", " mod ", " ok", "Add ", "Check ", "Done", "Find ", "Fine", "Good", "Hmm", "Let ", "Now ", "Ok"),
     *("Set ", "So ", "Sum ", "That ", "Wait", "Yes", "again", "all", "all ", "by ", "carry", "carry "),
@@ -19,7 +19,7 @@ _WORDS = (
 _MARKS = (*"0123456789+=", "\\boxed{", "}", ".", ". ", ",", ", ", ":", ": ", "?", "? ", " ", "\n")
 _LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 
-# As R1's: the prompt opens the thinking, and thinking of earlier turns is dropped.
+# Like R1's template: the prompt opens the thinking, and the thinking of earlier turns is dropped.
 _CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
@@ -32,8 +32,9 @@ _CHAT_TEMPLATE = (
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of both toy models.
 
-    `<think>` and `</think>` are ordinary added tokens, so decoding keeps them where it skips special tokens.
-    Load a saved one with `PreTrainedTokenizerFast`: `AutoTokenizer` gives each Qwen2 model Qwen2's pre-tokenizer.
+    `<think>` and `</think>` are ordinary added tokens, so decoding keeps them even where it skips special tokens.
+    Load a saved tokenizer with `PreTrainedTokenizerFast`, because `AutoTokenizer` gives every Qwen2 model Qwen2's own
+    pre-tokenizer.
     """
     pieces = (*SPECIAL_TOKENS, *THINK_TOKENS, *_MARKS, *_LETTERS, *_WORDS)
     tokenizer = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))

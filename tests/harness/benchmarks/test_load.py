@@ -5,25 +5,28 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import datasets
 import pytest
-import yaml
+from omegaconf import OmegaConf
 
 from analysis.records import UserError, content_hash
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
 from harness.benchmarks.prompts import option_orders
+from harness.settings import CONF
 from harness.sweep.job import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
-CONFIGS = sorted((ROOT / "conf" / "benchmark").glob("*.yaml"))
+CONFIGS = sorted((CONF / "benchmark").glob("*.yaml"))
 ROWS = [
     {"id": "a", "problem": "What is $13+14$?", "answer": 27},
     {"id": "b", "problem": "What is, in\nwords, 0-1?", "answer": "-1"},
@@ -37,7 +40,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text())
+    """A benchmark's settings: those of the common base, changed by the benchmark's own file."""
+    merged = OmegaConf.merge(OmegaConf.load(CONF / "benchmark/base/problems.yaml"), OmegaConf.load(path))
+    fields = OmegaConf.to_container(merged, throw_on_missing=True)
+    assert isinstance(fields, dict)
+    assert fields.pop("defaults") == ["base/problems@_here_", "_self_"]
+    return {str(name): value for name, value in fields.items()}
 
 
 def config(**fields: Any) -> BenchmarkConfig:
@@ -79,18 +87,25 @@ class TestConfigs:
         assert BenchmarkConfig(**fields).name == path.stem
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+    def test_hydra_composes_the_same_settings(self, path: Path, compose: Callable[..., Any]) -> None:
+        composed = compose(f"benchmark={path.stem}").benchmark
+        assert list(OmegaConf.to_container(composed).items()) == list(read_yaml(path).items())
+
+    @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
     def test_hub_revisions_are_whole_commits(self, path: Path) -> None:
         fields = read_yaml(path)
         if fields["source"] == "hub":
             # No commit of this one is known to us; loading it says that it is not pinned.
             assert path.stem == "gaokao2023en" or re.fullmatch(r"[0-9a-f]{40}", fields["revision"])
             assert fields["expected_count"] >= 30
+            fallback = fields["fallback"]
+            assert fallback is None or re.fullmatch(r"[0-9a-f]{40}", fallback["revision"])
 
     @pytest.mark.parametrize(
         ("fields", "parts"),
         [
-            ({"limit": 0}, ("benchmark.limit=0", "1 or more")),
-            ({"limit": "ten"}, ("benchmark.limit=ten",)),
+            ({"limit": 0}, ("benchmark.limit=0", "at least 1", "null")),
+            ({"limit": "ten"}, ("benchmark.limit='ten'", "integer")),
             ({"limit": True}, ("benchmark.limit=True",)),
             ({"source": "toy", "task": "chain", "count": -3}, ("benchmark.count=-3",)),
             ({"source": "web"}, ("benchmark.source=web", "toy, file, hub")),
@@ -103,13 +118,16 @@ class TestConfigs:
             ({"columns": {"answer": None}}, ("benchmark.columns",)),
             ({"columns": {"anwser": "x"}}, ("benchmark.columns",)),
             ({"columns": "problem"}, ("benchmark.columns",)),
+            ({"prompt": None}, ("benchmark.prompt", "string")),
+            ({"path": ""}, ("benchmark.path=''",)),
+            ({"fallback": {"hub_id": "a/b", "revison": "x"}}, ("benchmark.fallback.revison", "revision")),
         ],
     )
     def test_a_value_that_is_not_allowed_is_one_sentence(
         self, tmp_path: Path, fields: dict[str, Any], parts: tuple[str, ...]
     ) -> None:
-        path = None if "source" in fields else write_jsonl(tmp_path / "p.jsonl", ROWS)
-        mistake(*parts, path=path, **fields)
+        path = None if {"source", "path"} & fields.keys() else write_jsonl(tmp_path / "p.jsonl", ROWS)
+        mistake(*parts, **{"path": path, **fields})
 
 
 class TestToy:
@@ -271,8 +289,48 @@ class TestFiles:
         mistake("benchmark.split=train", "dev, test", path=tmp_path / "splits", split="train")
 
 
+class TestEndless:
+    """A path that could be read for ever is refused before it is opened."""
+
+    @pytest.fixture(autouse=True)
+    def deadline(self) -> Iterator[None]:
+        def end(number: int, frame: FrameType | None) -> None:
+            raise AssertionError("the test hangs")
+
+        before = signal.signal(signal.SIGALRM, end)
+        signal.alarm(60)
+        yield
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+    def test_a_pipe_or_a_device(self, tmp_path: Path) -> None:
+        for suffix in (".jsonl", ".json", ".csv", ".parquet"):
+            os.mkfifo(tmp_path / f"pipe{suffix}")
+            mistake("is a pipe, a device", path=tmp_path / f"pipe{suffix}")
+            (tmp_path / f"zero{suffix}").symlink_to("/dev/zero")
+            mistake("is a pipe, a device", path=tmp_path / f"zero{suffix}")
+        mistake("is a pipe, a device", path=Path("/dev/zero"))
+
+    @pytest.mark.parametrize("name", ["state.json", "dataset_dict.json", "train.jsonl"])
+    def test_a_pipe_in_a_folder(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / "test.jsonl").write_text(json.dumps(ROWS[0]))
+        os.mkfifo(tmp_path / name)
+        mistake(name, "is a pipe, a device", path=tmp_path)
+
+    def test_a_folder_without_end(self, tmp_path: Path) -> None:
+        for number in range(10_001):
+            (tmp_path / str(number)).touch()
+        mistake("more than 10,000", path=tmp_path)
+
+    def test_links_of_a_folder_to_itself_are_not_followed(self, tmp_path: Path) -> None:
+        write_jsonl(tmp_path / "train.jsonl", ROWS)
+        for name in "abc":
+            (tmp_path / name).symlink_to(".")
+        assert load(tmp_path).count == len(ROWS)
+
+
 class TestHub:
-    FIELDS = read_yaml(ROOT / "conf" / "benchmark" / "amc23.yaml")
+    FIELDS = read_yaml(CONF / "benchmark" / "amc23.yaml")
 
     def rows(self, count: int = 40) -> list[dict[str, Any]]:
         """The schema of math-ai/amc23: integer ids, `question`, and answers that look like floats."""
@@ -345,9 +403,10 @@ class TestHub:
         mistake("math-ai/amc23", "benchmark.path=", part, **self.FIELDS)
 
     def test_the_real_loader_without_network_or_cache(self, tmp_path: Path) -> None:
+        fields = read_yaml(CONF / "benchmark" / "aime25.yaml")
         code = (
-            "import sys, yaml; from harness.benchmarks.load import *; from analysis.records import UserError\n"
-            "try: load_problems(BenchmarkConfig(**yaml.safe_load(open('conf/benchmark/aime25.yaml'))))\n"
+            "from harness.benchmarks.load import *; from analysis.records import UserError\n"
+            f"try: load_problems(BenchmarkConfig(**{fields!r}))\n"
             "except UserError as error: print(error)\n"
         )
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
@@ -359,7 +418,7 @@ class TestHub:
 
 
 class TestFallback:
-    FIELDS = read_yaml(ROOT / "conf" / "benchmark" / "amc23.yaml")
+    FIELDS = read_yaml(CONF / "benchmark" / "amc23.yaml")
 
     def test_the_second_source_is_taken_and_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -412,7 +471,7 @@ def made_up(count: int) -> list[dict[str, Any]]:
 
 
 class TestOptions:
-    FIELDS = read_yaml(ROOT / "conf" / "benchmark" / "gpqa_diamond.yaml")
+    FIELDS = read_yaml(CONF / "benchmark" / "gpqa_diamond.yaml")
 
     def load(self, tmp_path: Path, rows: list[dict[str, Any]], **fields: Any) -> Benchmark:
         path = write_jsonl(tmp_path / "gpqa.jsonl", rows)
@@ -513,7 +572,7 @@ def test_the_real_problems_load_whole(
     name: str, count: int, first: str, last: str, tmp_path: Path, compose: Callable[..., Any], tiny: list[str]
 ) -> None:
     path = Path(str(SHARED)) / "data" / f"{name}.jsonl"
-    fields = read_yaml(ROOT / "conf" / "benchmark" / f"{name}.yaml")
+    fields = read_yaml(CONF / "benchmark" / f"{name}.yaml")
     benchmark = load_problems(BenchmarkConfig(**{**fields, "path": str(path)}))
     assert benchmark.count == len(benchmark.problems) == benchmark.expected_count == count
     assert (benchmark.problems[0].gold, benchmark.problems[-1].gold) == (first, last)
