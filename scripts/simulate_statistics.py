@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
-from analysis.numbers.metrics import pass_at_1
+from analysis.numbers.metrics import score_intervals
 
 RNG = np.random.default_rng(20260121)
 INTERVALS = ("ci", "bayes", "boot")
@@ -38,7 +38,7 @@ def coverage(simulations: int, problems: int, draws: int, mean: float, between: 
     right = answers(difficulties(mean, between, (simulations, problems)), draws)
     cell, problem = np.meshgrid(np.arange(simulations), np.arange(problems), indexing="ij")
     rows = pd.DataFrame({"cell_id": cell.ravel().repeat(draws), "problem_id": problem.ravel().repeat(draws)})
-    table = pass_at_1(rows.assign(correct=right.ravel()))
+    table = score_intervals(rows.assign(correct=right.ravel()))
     return {
         f"coverage {name}": rate(((table[f"{name}_low"] <= mean) & (mean <= table[f"{name}_high"])).to_numpy())
         for name in INTERVALS

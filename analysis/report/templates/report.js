@@ -1,5 +1,5 @@
 "use strict";
-// Texts of a model only ever enter the page as text nodes.
+// A model's texts enter the page as text nodes only, so that no text can become markup.
 const make = (tag, text, name) => {
   const node = document.createElement(tag);
   if (text !== undefined && text !== null) node.textContent = text;
@@ -114,7 +114,7 @@ function show(id, name) {
   drill.replaceChildren(make("p", "loading"));
   withCell(id, (data) => {
     drill.replaceChildren(make("h3", `${name} (${id})`));
-    if (data.left_out) drill.append(make("p", `${data.left_out} completions more are in the run directory.`, "note"));
+    if (data.left_out) drill.append(make("p", `The run directory holds ${data.left_out} more completions.`, "note"));
     if (!data.problems.length) drill.append(make("p", "No completion yet."));
     const list = make("div");
     drill.append(list);

@@ -12,7 +12,8 @@ from matplotlib.patches import Rectangle
 from analysis.load import load_run
 from analysis.numbers.grids import find_grids, missing_cells
 from analysis.numbers.metrics import cell_metrics
-from analysis.pictures.heatmap import budget_figure, grid_figure, mean_figure
+from analysis.pictures.budget import budget_figure
+from analysis.pictures.heatmap import grid_figure, mean_figure
 from analysis.pictures.style import file_name, save_figure
 
 MakeCell = Callable[..., Path]

@@ -93,7 +93,7 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
 def test_bar_charts_that_are_too_many_are_named(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("analysis.report.build.MAX_BARS", 1)
+    monkeypatch.setattr("analysis.report.gallery.MAX_BARS", 1)
     for ratio in (0.1, 0.2):
         for policy in ("dynts", "window", "random"):
             make_cell([[1], [0]], policy=policy, keep_ratio=ratio)
