@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from analysis.load import CompletionTexts, Run, load_problems, load_texts
 from analysis.numbers.metrics import graded_rows
+from analysis.report.rendering import script_json
 
 # If the files of completions are larger together, the data goes into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
@@ -59,14 +59,6 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         tokenizer = _tokenizer(str((config.get("model") or {}).get("path") or ""))
         problems = _problems(run.directory / cell_id, rows, limit, tokenizer)
         yield cell_id, script_json({"problems": problems, "left_out": max(0, len(rows) - limit)})
-
-
-def script_json(value: Any) -> str:
-    """Write JSON that is safe inside a script element: no text can close the element or open another."""
-    text = msgspec.json.encode(value).decode()
-    # The two line separators end a line in old JavaScript.
-    text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _beside_full(run: Run) -> pd.DataFrame:

@@ -2,10 +2,8 @@
 
 import shlex
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 
 from analysis import words
@@ -18,11 +16,10 @@ from analysis.numbers.verdict import PanelVerdict, spread_in_words
 from analysis.pictures.heatmap import css_colors
 from analysis.records import content_hash
 from analysis.report import gallery
-from analysis.report.drilldown import DrillData, script_json
+from analysis.report.drilldown import DrillData
 from analysis.report.gallery import Picture
+from analysis.report.rendering import render, script_json
 from analysis.report.tables import cell_table, holding_tables, progress, score_table
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 # A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
 MAX_VALUES = 4
@@ -33,7 +30,7 @@ MAX_LISTED = 200
 def run_page(found: Findings, pictures: list[Picture], drill: DrillData) -> str:
     """The HTML page of a run."""
     metrics = found.metrics
-    return _render(
+    return _page(
         found.run.directory.resolve().name,
         found.verdicts,
         pictures,
@@ -55,21 +52,14 @@ def run_page(found: Findings, pictures: list[Picture], drill: DrillData) -> str:
 
 def summary_page(name: str, verdicts: list[PanelVerdict], pictures: list[Picture]) -> str:
     """The HTML page of grids of which only the scores are known."""
-    return _render(name, verdicts, pictures, run=None)
+    return _page(name, verdicts, pictures, run=None)
 
 
-def _render(name: str, verdicts: list[PanelVerdict], pictures: list[Picture], **context: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    # The page's policy admits only scripts that carry this number; it is the same for the same run.
+def _page(name: str, verdicts: list[PanelVerdict], pictures: list[Picture], **context: Any) -> str:
+    # The page admits only scripts that carry this number; it is the same for the same run.
     nonce = content_hash(["nonce", name])
-    template = environment.get_template("report.html.jinja")
-    return template.render(name=name, nonce=nonce, verdicts=verdicts, pictures=pictures, **context)
+    context |= {"name": name, "nonce": nonce, "verdicts": verdicts, "pictures": pictures}
+    return render("report.html.jinja", **context)
 
 
 def _clickable(verdict: PanelVerdict) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from analysis.pictures.attribution import attribution_figure, attribution_table
 from analysis.pictures.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
-from analysis.pictures.kept import correlation_text, kept_html, kept_table, read_kept, retention, retention_figure
+from analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
 from analysis.pictures.style import file_name, save_figure
 from analysis.records import CELL_FILE, COMPLETIONS_FILE, GRADES_FILE, Completion, UserError, read_shards
+from analysis.report.kept_page import kept_html
 from harness.inspect.attribution import Method, cost, grad_x_input, removal
 from harness.inspect.importance import check_head, importance
 from harness.inspect.reasoning_steps import PARAGRAPHS, given, matches, numbers, paragraphs
