@@ -17,14 +17,8 @@ SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
 PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouched_differ", "tokens_to_full"]
 
 # Cache lengths in tokens, and as fractions of a full cache's.
-HOLDINGS = [
-    "mean_peak_length",
-    "mean_length_before",
-    "mean_length_after",
-    "mean_cache_length",
-    "kept_memory",
-    "kept_rows",
-]
+HOLDINGS = ["mean_peak_length", "mean_length_before", "mean_length_after", "mean_cache_length"]
+HOLDINGS += ["kept_memory", "kept_rows"]
 
 
 def cell_metrics(run: Run) -> pd.DataFrame:
@@ -274,6 +268,15 @@ def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd
     table["se"] = np.sqrt(groups["variance"].sum(min_count=count)) / count
     table["status"] = np.where(table.pop("unfinished"), "partial", "done")
     return table.reset_index()
+
+
+def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Split one model's cells by benchmark into titles and rows; with several benchmarks their mean comes first."""
+    views = [(str(rows.iloc[0]["benchmark_title"]), rows) for _, rows in cells.groupby("benchmark", sort=False)]
+    if len(views) > 1:
+        mean = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
+        views.insert(0, (f"mean of {len(views)} benchmarks", mean))
+    return views
 
 
 def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:

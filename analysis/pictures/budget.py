@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import words
-from analysis.numbers.metrics import mean_over_benchmarks, model_title
-from analysis.pictures.style import STYLE, new_figure, tidy
+from analysis.numbers.metrics import benchmark_views, model_title
+from analysis.pictures.style import STYLE, full_cache_level, new_figure, tidy
 
 LINE = ["policy", "variant", "keep_ratio", "local_window"]
 MAX_LINES = 8
@@ -35,28 +35,16 @@ def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
         return None
     chosen = compressed.merge(budgets.index.to_frame(index=False), on=LINE)
     full = ours[(ours["policy"] == "full") & ours["condition"].isin(chosen["condition"])]
-    names = list(chosen["benchmark"].unique())
-    views = [
-        (rows.iloc[0]["benchmark_title"], rows, full[full["benchmark"] == name])
-        for name, rows in chosen.groupby("benchmark", sort=False)
-    ]
-    if len(names) > 1:
-        mean, full_mean = (mean_over_benchmarks(rows, names) for rows in (chosen, full))
-        views.insert(0, (f"mean of {len(names)}", mean, full_mean))
-    views = [(title, _named(points), level) for title, points, level in views]
-    return _panels(views, model_title(metrics, model))
+    return _panels(benchmark_views(pd.concat([chosen, full])), model_title(metrics, model))
 
 
-def _named(points: pd.DataFrame) -> pd.DataFrame:
-    return points.assign(line=[words.setting(row, budget=False) for row in points.itertuples()])
-
-
-def _panels(views: list[tuple[str, pd.DataFrame, pd.DataFrame]], title: str) -> Figure:
+def _panels(views: list[tuple[str, pd.DataFrame]], title: str) -> Figure:
     columns = min(len(views), 5)
     rows = ceil(len(views) / columns)
-    points = pd.concat([points for _, points, _ in views])
+    views = [(name, points.assign(line=_names(points)).dropna(subset="pass_at_1")) for name, points in views]
+    points = pd.concat([points for _, points in views])
     looks = zip(seaborn.color_palette("colorblind", MAX_LINES), "osD^vP*X", strict=True)
-    styles = dict(zip(points["line"].unique(), looks, strict=False))
+    styles = dict(zip(points.loc[points["policy"] != "full", "line"].unique(), looks, strict=False))
     with matplotlib.rc_context(STYLE):
         figure = new_figure((1.2 + 2.3 * columns, 1.2 + 2.4 * rows))
         grid = np.ravel(figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False))
@@ -67,7 +55,7 @@ def _panels(views: list[tuple[str, pd.DataFrame, pd.DataFrame]], title: str) -> 
         for axes in grid[::columns]:
             axes.set_ylabel("Pass@1 (%)")
         # All panels share an axis, which needs a tick for every budget of any panel.
-        grid[0].set_xticks(sorted(points["budget"].unique()))
+        grid[0].set_xticks(sorted(points["budget"].dropna().unique()))
         legend: dict[str, Any] = {}
         for axes in grid:
             handles, labels = axes.get_legend_handles_labels()
@@ -77,18 +65,19 @@ def _panels(views: list[tuple[str, pd.DataFrame, pd.DataFrame]], title: str) -> 
     return figure
 
 
-def _lines(
-    axes: Axes, title: str, points: pd.DataFrame, full: pd.DataFrame, styles: dict[str, tuple[Any, str]]
-) -> None:
-    for name, line in points.groupby("line", sort=False):
+def _names(points: pd.DataFrame) -> list[str]:
+    return [words.setting(row, budget=False) for row in points.itertuples()]
+
+
+def _lines(axes: Axes, title: str, points: pd.DataFrame, styles: dict[str, tuple[Any, str]]) -> None:
+    full = points["policy"] == "full"
+    for name, line in points[~full].groupby("line", sort=False):
         line = line.drop_duplicates("budget").sort_values("budget")
         color, marker = styles[str(name)]
         score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
         look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4, "capsize": 2.5, "linewidth": 1.2}
         axes.errorbar(line["budget"], score, error, label=str(name), **look)
-    if not full.empty and not words.missing(full.iloc[0]["pass_at_1"]):
-        level, spread = 100 * full.iloc[0]["pass_at_1"], 100 * full.iloc[0]["se"]
-        axes.axhline(level, color="0.25", linestyle="--", linewidth=1, label="full cache")
-        axes.axhspan(level - spread, level + spread, color="0.25", alpha=0.12, linewidth=0)
+    for row in points[full].head(1).itertuples():
+        full_cache_level(axes, row, "full cache")
     axes.set(title=title, xlabel="budget (tokens)")
     tidy(axes)

@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from analysis import words
 from analysis.load import in_order
 from analysis.numbers.grids import AXES, SharedSetting
-from analysis.numbers.metrics import mean_over_benchmarks, model_title
-from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, new_figure, tidy
+from analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
+from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, full_cache_level, new_figure, tidy
 from analysis.words import MISSING, UNFINISHED
 
 POLICY = ["policy", "variant"]
@@ -43,13 +43,9 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     bars = _policies(ours)
-    names = _compressed_benchmarks(ours)
-    ours = ours[ours["benchmark"].isin(names)]
-    views = [(str(rows.iloc[0]["benchmark_title"]), rows) for _, rows in ours.groupby("benchmark", sort=False)]
-    if len(names) > 1:
-        views.insert(0, (f"mean of {len(names)} benchmarks", mean_over_benchmarks(ours, names)))
+    ours = ours[ours["benchmark"].isin(_compressed_benchmarks(ours))]
     # Each panel has all policies, in the same places.
-    panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in views]
+    panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in benchmark_views(ours)]
     with matplotlib.rc_context(STYLE):
         figure = _bar_panels(panels)
         figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", fontsize=10)
@@ -96,9 +92,8 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame, most: float, *, wide: bool
     turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     if not wide and len(rows) > 10:
         turned |= {"rotation": 90, "va": "center"}
-    axes.set_xticks(
-        rows.index, [_shown_name(row) for row in rows.itertuples()], fontsize=7.5 if wide else 6.5, **turned
-    )
+    names = [_shown_name(row) for row in rows.itertuples()]
+    axes.set_xticks(rows.index, names, fontsize=7.5 if wide else 6.5, **turned)
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylim(0, most / BARS_TOP)
     axes.set_yticks(_ticks(most, 5))
@@ -163,8 +158,7 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     """
     ours = metrics[metrics["model"] == model]
     names = _compressed_benchmarks(ours)
-    points = mean_over_benchmarks(ours, names)
-    points = points.dropna(subset=["pass_at_1", "mean_cache_length"])
+    points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
     compressed, full = points[points["policy"] != "full"], points[points["policy"] == "full"]
     if compressed.empty:
         return None
@@ -174,8 +168,10 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
         figure = new_figure((PAGE_WIDTH, 4.4))
         axes = figure.add_subplot()
         _lines(axes, compressed, _styles(metrics))
-        for row in full.itertuples():
-            _full_line(axes, row)
+        rows: Any = full.itertuples()
+        for row in rows:
+            name = f"{words.policy_title('full', row.variant)}:\n{words.decimal(row.mean_cache_length, 0)} tokens"
+            full_cache_level(axes, row, name)
         _front(axes, points)
         mark = f"   {UNFINISHED} not finished" if (compressed["status"] == "partial").any() else ""
         axes.set_xlabel(f"mean cache length over the decoding steps (tokens){mark}")
@@ -254,25 +250,11 @@ def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:
     return words.axes({name: line[name].iloc[0] for name in fixed if pd.concat(parts)[name].nunique() > 1})
 
 
-def _full_line(axes: Axes, row: Any) -> None:
-    level, error = 100 * row.pass_at_1, 0 if words.missing(row.se) else 100 * row.se
-    name = f"{words.policy_title('full', row.variant)}:\n{words.decimal(row.mean_cache_length, 0)} tokens"
-    axes.axhspan(level - error, level + error, color="0.25", alpha=0.1, linewidth=0)
-    axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=name)
-
-
 def _front(axes: Axes, points: pd.DataFrame) -> None:
     front = pareto_front(points)
     # The full cache may lie far to the right of the picture, and the step to it must not widen the limits.
     limits = axes.get_xlim(), axes.get_ylim()
-    axes.step(
-        front["mean_cache_length"],
-        100 * front["pass_at_1"],
-        where="post",
-        color="0.8",
-        linewidth=4,
-        solid_joinstyle="miter",
-        zorder=0.5,
-        label="Pareto front",
-    )
+    look: dict[str, Any] = {"color": "0.8", "linewidth": 4, "solid_joinstyle": "miter", "zorder": 0.5}
+    scores = 100 * front["pass_at_1"]
+    axes.step(front["mean_cache_length"], scores, where="post", label="Pareto front", **look)
     axes.set(xlim=limits[0], ylim=limits[1])

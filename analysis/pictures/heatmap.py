@@ -116,10 +116,7 @@ def _panel(
         for name in (value, "label")
     )
     return Panel(
-        title=title,
-        full_cache=_full_cache(full),
-        values=100 * values.astype("float64"),
-        labels=labels.fillna(MISSING),
+        title=title, full_cache=_full_cache(full), values=100 * values.astype("float64"), labels=labels.fillna(MISSING)
     )
 
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from analysis.records import content_hash
+from analysis.words import missing
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -37,6 +38,13 @@ def tidy(axes: Axes, *, grid: Literal["x", "y", "both"] = "y") -> None:
     axes.grid(axis=grid, color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def full_cache_level(axes: Axes, row: Any, label: str) -> None:
+    """Draw the full cache's Pass@1 in percent as a dashed line over a band of its standard error."""
+    level, error = 100 * row.pass_at_1, 0 if missing(row.se) else 100 * row.se
+    axes.axhspan(level - error, level + error, color="0.25", alpha=0.1, linewidth=0)
+    axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:

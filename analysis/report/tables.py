@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis import words
 from analysis.load import in_order, load_run
-from analysis.numbers.metrics import SETTING, cell_scores, mean_over_benchmarks, model_title
+from analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
 from analysis.words import MISSING, UNFINISHED
 
 NOTE = f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished; {MISSING} no result yet"
@@ -62,12 +62,7 @@ def _score(row: Any) -> str:
 def holding_tables(metrics: pd.DataFrame, model: str) -> list[tuple[str, pd.DataFrame]]:
     """The cache lengths of each policy setting of a model: a heading and a table, of the mean and of each benchmark."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    name = model_title(metrics, model)
-    groups = [(rows.iloc[0]["benchmark_title"], rows) for _, rows in ours.groupby("benchmark", sort=False)]
-    if len(groups) > 1:
-        mean = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
-        groups.insert(0, (f"mean of {len(groups)} benchmarks", mean))
-    return [(f"{name} | {title}", _lengths(rows)) for title, rows in groups]
+    return [(f"{model_title(metrics, model)} | {title}", _lengths(rows)) for title, rows in benchmark_views(ours)]
 
 
 def _lengths(rows: pd.DataFrame) -> pd.DataFrame:

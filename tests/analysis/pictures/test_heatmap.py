@@ -142,7 +142,7 @@ def test_budgets(tmp_path: Path, make_cell: MakeCell) -> None:
     assert find_grids(table) == []
     figure = budget_figure(table, "toy_qwen")
     assert figure is not None
-    assert [axes.get_title() for axes in figure.axes] == ["mean of 2", "toy_chain", "toy_add"]
+    assert [axes.get_title() for axes in figure.axes] == ["mean of 2 benchmarks", "toy_chain", "toy_add"]
     drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
     full = np.asarray(drawn["full cache"].get_ydata(), dtype=float)
     assert full == pytest.approx([200 / 3] * 2)
