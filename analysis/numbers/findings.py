@@ -12,16 +12,7 @@ from analysis.numbers.verdict import PanelVerdict, panel_verdicts
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers.
-
-    Attributes:
-        run: as it was read.
-        metrics: `cell_metrics`.
-        models: their names, in order of display.
-        grids: `find_grids`.
-        settings: `shared_settings`.
-        verdicts: of all grids' panels.
-    """
+    """A run with its numbers; the verdicts are those of all grids' panels."""
 
     run: Run
     metrics: pd.DataFrame
@@ -33,14 +24,8 @@ class Findings:
 
 def analyse(run: Run) -> Findings:
     """Compute all numbers and verdicts of a run."""
-    metrics = cell_metrics(run)
-    grids = find_grids(metrics)
-    graded = graded_rows(run)
-    return Findings(
-        run=run,
-        metrics=metrics,
-        models=list(metrics["model"].unique()),
-        grids=grids,
-        settings=shared_settings(metrics),
-        verdicts=[verdict for grid in grids for verdict in panel_verdicts(grid, graded)],
-    )
+    metrics, graded = cell_metrics(run), graded_rows(run)
+    grids, settings = find_grids(metrics), shared_settings(metrics)
+    verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
+    models = list(metrics["model"].unique())
+    return Findings(run=run, metrics=metrics, models=models, grids=grids, settings=settings, verdicts=verdicts)

@@ -95,8 +95,7 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
 
     Args:
         differences: [cells, problems]; a missing one counts as no difference.
-        resamples: how many random patterns of signs are drawn.
-        seed: of these patterns.
+        resamples, seed: number and seed of the random patterns of signs.
     """
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
@@ -171,8 +170,7 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
 
     Args:
         scores: [cells, problems, draws]; a problem or draw that one cell lacks is left out for all cells.
-        resamples: how many permutations are drawn.
-        seed: of these permutations.
+        resamples, seed: number and seed of the permutations.
 
     Returns:
         None with fewer than two cells or two common problems.
@@ -215,11 +213,9 @@ def summary_noise_floor(
 
     Args:
         scores: fractions, one per cell.
-        problems: how many problems the benchmark has.
-        draws: how many draws each problem had.
+        problems, draws: problems of the benchmark, and draws of each problem.
         between: the share of the variance of single answers that lies between problems, 0 to 1.
-        resamples: how many grids are drawn.
-        seed: of these grids.
+        resamples, seed: number and seed of the simulated grids.
     """
     rng = np.random.default_rng(seed)
     mean, size = float(np.mean(scores)), (1 - between) / between

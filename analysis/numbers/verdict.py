@@ -124,7 +124,7 @@ def _against_full(cells: pd.DataFrame) -> str:
     counts = f"{worse} of {len(known)} cells are worse than the full cache, {better} better (paired, Holm)."
     equal = known[~differs].sort_values("kept_rows")
     if equal.empty:
-        return f"{counts} Every cell can be told from it."
+        return f"{counts} No cell is left that cannot be told from it."
     row = equal.iloc[0]
     difference, low, high = (
         words.percent(row[name], signed=True) for name in ("diff_to_full", "diff_low", "diff_high")

@@ -76,7 +76,7 @@ def grid_figure(
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
         title = f"{model_title(metrics, model)} | {title}"
-        panels.append(_panel(grid, rows, _full_cells(rows, metrics), title, scale=scale, interval=interval))
+        panels.append(_panel(grid, rows, _full_cells(rows, metrics), title, scale, interval))
     return _heatmaps(panels, grid.title, columns, scale)
 
 
@@ -100,13 +100,7 @@ def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def _panel(
-    grid: PolicyGrid,
-    rows: pd.DataFrame,
-    full: pd.DataFrame,
-    title: str,
-    *,
-    scale: Scale = "own",
-    interval: bool = False,
+    grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, scale: Scale = "own", interval: bool = False
 ) -> Panel:
     points = rows.drop_duplicates(["keep_ratio", "local_window"])
     value = "diff_to_full" if scale == "diff_from_full" else "pass_at_1"
@@ -176,22 +170,11 @@ def _limits(values: np.ndarray, scale: Scale) -> tuple[float, float]:
 
 def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], scale: Scale) -> None:
     known = panel.values.notna().to_numpy()
-    seaborn.heatmap(
-        panel.values,
-        ax=axes,
-        annot=panel.labels,
-        fmt="",
-        mask=~known,
-        cmap=DIVERGING if scale == "diff_from_full" else COLORMAP,
-        vmin=limits[0],
-        vmax=limits[1],
-        linewidths=1,
-        linecolor="white",
-        cbar=bool(known.any()),
-        cbar_kws={"label": "points to full cache" if scale == "diff_from_full" else "Pass@1 (%)"},
-        xticklabels=False,
-        yticklabels=False,
-    )
+    cmap, unit = (DIVERGING, "points to full cache") if scale == "diff_from_full" else (COLORMAP, "Pass@1 (%)")
+    colors: dict[str, Any] = {"cmap": cmap, "vmin": limits[0], "vmax": limits[1], "linewidths": 1, "linecolor": "white"}
+    bar: dict[str, Any] = {"cbar": bool(known.any()), "cbar_kws": {"label": unit}}
+    ticks: dict[str, Any] = {"xticklabels": False, "yticklabels": False}
+    seaborn.heatmap(panel.values, ax=axes, annot=panel.labels, fmt="", mask=~known, **colors, **bar, **ticks)
     for row, column in np.argwhere(~known):
         _mark_missing(axes, row, column, panel.labels.iloc[row, column])
     ratios, windows = panel.values.columns, panel.values.index
