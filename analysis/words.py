@@ -1,11 +1,19 @@
-"""How numbers and settings are written, the same in pictures, tables and the terminal."""
+"""How numbers, settings and names are written, the same in pictures, tables and the terminal."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
-MISSING = "–"
+# How the panels of a heatmap figure are coloured: each over its own values, all over the same values, or by the paired
+# difference to the full cache around zero.
+Scale = Literal["own", "shared", "diff_from_full"]
 
-# The policies that are known, in the order in which they are shown, as their papers write them.
+MISSING, UNFINISHED, UNGRADED = "–", "*", "?"
+
+# The axes of a sweep as they are named in a sentence, in this order.
+AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "budget"}
+
+# The policies as their papers write them, in the order in which they are shown.
 POLICY_TITLES = {
     "full": "full cache",
     "dynts": "DynTS",
@@ -30,66 +38,72 @@ POLICY_TITLES = {
 VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code"}
 
 
+def missing(value: Any) -> bool:
+    """Say if a number is None or NaN."""
+    return value is None or math.isnan(float(value))
+
+
 def number(value: Any) -> str:
-    """A setting without needless digits: 0.3, 48; missing as a dash."""
+    """Write a setting without needless digits: "0.3", "48"; a dash if missing."""
     return MISSING if missing(value) else f"{value:.10g}"
 
 
-def percent(fraction: float) -> str:
-    """A fraction in percent with one decimal, without the sign: 0.4733 -> "47.3"; missing as a dash."""
-    return MISSING if missing(fraction) else f"{100 * fraction:.1f}"
+def percent(fraction: float, *, signed: bool = False) -> str:
+    """Write a fraction in percent with one decimal: 0.4733 -> "47.3", signed "+47.3"; a dash if missing."""
+    return MISSING if missing(fraction) else f"{100 * fraction:{'+' * signed}.1f}"
 
 
 def percent_pm(fraction: float, error: float, *, signed: bool = False) -> str:
-    """Percent and standard error: "47.3 ± 2.1"; an unknown error (a single problem) is left out."""
-    if missing(fraction):
-        return MISSING
-    value = f"{100 * fraction:+.1f}" if signed else percent(fraction)
-    return value if missing(error) else f"{value} ± {percent(error)}"
+    """Write percent and standard error: "47.3 ± 2.1", or "47.3" if the error is unknown; a dash if missing."""
+    value = percent(fraction, signed=signed)
+    return value if missing(fraction) or missing(error) else f"{value} ± {percent(error)}"
 
 
 def decimal(value: float, digits: int = 1) -> str:
-    """A mean with so many decimals and thousands separated; missing as a dash."""
+    """Write a mean with so many decimals and thousands separated; a dash if missing."""
     return MISSING if missing(value) else f"{value:,.{digits}f}"
 
 
 def p_value(p: float) -> str:
-    """A p-value with three decimals, "<0.001" below that; missing as a dash."""
+    """Write a p-value with three decimals, or "<0.001"; a dash if missing."""
     return MISSING if missing(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def p_equals(p: float) -> str:
+    """Write a p-value as an equation: "p = 0.023", "p < 0.001"."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def axes(values: Mapping[str, float]) -> str:
+    """Name the known ones of the axes' values: "keep ratio 0.3, window 48, budget 128"."""
+    known = {name: values[name] for name in AXES if name in values and not missing(values[name])}
+    return ", ".join(f"{AXES[name]} {number(value)}" for name, value in known.items())
+
+
 def setting(row: Any, *, budget: bool = True) -> str:
-    """One policy setting in words, from a row of metrics: "dynts 0.3 / 48, budget 128"."""
-    axes = [number(value) for value in (row.keep_ratio, row.local_window) if not missing(value)]
-    name = f"{row.policy} {' / '.join(axes)}".strip()
-    return name + of_grid(row.budget if budget else None, row.variant)
+    """Name a policy setting, as "dynts 0.3 / 48, budget 128, question_on_top=true".
 
-
-def of_grid(budget: float | None, variant: str) -> str:
-    """What a setting's name goes on with: ", budget 128, question_on_top=true"."""
-    return ("" if budget is None or missing(budget) else f", budget {number(budget)}") + (
-        f", {variant}" if variant else ""
-    )
+    Args:
+        row: with policy, budget and variant; keep_ratio and local_window are named if it has them.
+        budget: False leaves the budget out.
+    """
+    sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
+    name = " / ".join(number(size) for size in sizes if not missing(size))
+    parts = [f"{row.policy} {name}".rstrip(), axes({"budget": row.budget}) if budget else "", row.variant]
+    return ", ".join(part for part in parts if part)
 
 
 def policy_title(policy: str, variant: str = "") -> str:
-    """A policy's name for a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question_on_top=true)".
+    """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question_on_top=true)".
 
     Args:
-        variant: as in `load_cells`. Of its field `variant` the value alone is named, and that of the
-            original form is left out.
+        variant: as in cells.csv. Of a field that is itself called `variant` only the value is named, and nothing
+            if the value is "original".
     """
-    fields = [field.strip() for field in variant.split(",")]
-    words = [_variant_title(field) for field in fields]
-    named = ", ".join(word for word in words if word)
+    named = ", ".join(word for field in variant.split(",") if (word := _variant_title(field.strip())))
     return POLICY_TITLES.get(policy, policy) + (f" ({named})" if named else "")
 
 
 def _variant_title(field: str) -> str:
     name, _, value = field.partition("=")
     return VARIANT_TITLES.get(value, value.replace("_", " ")) if name == "variant" else field
-
-
-def missing(value: Any) -> bool:
-    """Whether a number is None or NaN."""
-    return value is None or math.isnan(float(value))

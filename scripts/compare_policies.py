@@ -1,4 +1,4 @@
-"""The policies of one run against one of them, paired over the problems of all benchmarks together.
+"""Compare the policies of one run with one of them, paired over the problems of all benchmarks together.
 
     python scripts/compare_policies.py results/runs/labels --reference dynts_far_max --output table.csv
 
@@ -21,8 +21,8 @@ SETTING = ["model", "keep_ratio", "local_window", "budget"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--reference", required=True, help="the policy that the others are compared with")
-    parser.add_argument("--output", type=Path, help="write the table as CSV too")
+    parser.add_argument("--reference", required=True, help="the policy with which all others are compared")
+    parser.add_argument("--output", type=Path, help="also write the table as CSV")
     options = parser.parse_args()
     table = compare(options.run, options.reference)
     print(table.to_string(index=False, float_format="{:.3f}".format, na_rep=""))

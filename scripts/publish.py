@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def publish(run: Path, target: Path, pictures: list[str]) -> None:
-    """Write what of a run's report goes into git."""
+    """Write the files of a run's report that git holds."""
     with tempfile.TemporaryDirectory() as folder:
         page = build_report(run, folder=Path(folder), completions=0)
         wanted = [page, page.with_name("cells.csv"), *(p for name in pictures for p in page.parent.glob(name))]
@@ -44,14 +44,14 @@ def publish(run: Path, target: Path, pictures: list[str]) -> None:
 
 
 def provenance(run: Path) -> str:
-    """The commands, the code and the machines of a run, each once."""
+    """The commands, code, packages and machines of a run, each named once."""
     records = [json.loads(path.read_text()) for path in sorted(run.glob("*/provenance*.json"))]
     stretches = [stretch for record in records for stretch in record["stretches"]]
     parts = {
         "Commands": {shlex.join([Path(s["command"][0]).name, *s["command"][1:]]) for s in stretches},
         "Code": {f"{s['code']['git_revision']}{', changed' * bool(s['code']['git_dirty'])}" for s in stretches},
-        "Packages": {listed(stretch["code"]["packages"]) for stretch in stretches},
-        "Hardware": {listed({k: s["hardware"][k] for k in ("processor", "cores", "gpus")}) for s in stretches},
+        "Packages": {pairs(stretch["code"]["packages"]) for stretch in stretches},
+        "Hardware": {pairs({k: s["hardware"][k] for k in ("processor", "cores", "gpus")}) for s in stretches},
         "Started": {min(stretch["started"] for stretch in stretches)},
     }
     lines = [f"{len(records)} cells of {run.name}.\n"]
@@ -59,7 +59,7 @@ def provenance(run: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def listed(values: dict[str, Any]) -> str:
+def pairs(values: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value or 'none'}" for key, value in values.items())
 
 

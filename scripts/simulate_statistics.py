@@ -1,7 +1,7 @@
-"""Whether the report's statistics hold what they claim: coverage, false alarms and power on simulated sweeps.
+"""Check the report's statistics on simulated sweeps: coverage of the intervals, false alarms and power.
 
-Difficulties are Beta distributed over problems, answers are drawn independently given the difficulty. Writes a CSV
-(results/published/statistics.csv is one) and prints it; the last line is one JSON object.
+Difficulties are Beta distributed over problems; answers are drawn independently given the difficulty. The script prints
+a table and writes it as CSV (results/published/statistics.csv is one); the last line is one JSON object.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
-from analysis.numbers.metrics import pass_at_1
+from analysis.numbers.metrics import score_intervals
 
 RNG = np.random.default_rng(20260121)
 INTERVALS = ("ci", "bayes", "boot")
@@ -26,7 +26,7 @@ def difficulties(mean: float, between: float, shape: tuple[int, ...]) -> np.ndar
 
 
 def answers(chance: np.ndarray, draws: int) -> np.ndarray:
-    """Right or wrong, [..., draws], for chances [...]."""
+    """Draw answers, 1 right or 0 wrong, [..., draws], for chances [...]."""
     return (RNG.random((*chance.shape, draws)) < chance[..., None]).astype(float)
 
 
@@ -38,7 +38,7 @@ def coverage(simulations: int, problems: int, draws: int, mean: float, between: 
     right = answers(difficulties(mean, between, (simulations, problems)), draws)
     cell, problem = np.meshgrid(np.arange(simulations), np.arange(problems), indexing="ij")
     rows = pd.DataFrame({"cell_id": cell.ravel().repeat(draws), "problem_id": problem.ravel().repeat(draws)})
-    table = pass_at_1(rows.assign(correct=right.ravel()))
+    table = score_intervals(rows.assign(correct=right.ravel()))
     return {
         f"coverage {name}": rate(((table[f"{name}_low"] <= mean) & (mean <= table[f"{name}_high"])).to_numpy())
         for name in INTERVALS
@@ -46,7 +46,7 @@ def coverage(simulations: int, problems: int, draws: int, mean: float, between: 
 
 
 def grids(simulations: int, cells: int, problems: int, draws: int, mean: float, between: float, planted: float) -> dict:
-    """Grids in which one cell is `planted` better than all others, on every problem alike (clipped at 1)."""
+    """Simulate grids in which one cell is better than all others by `planted`, on each problem alike (clipped at 1)."""
     significant, told_apart, best_named, paired = [], [], [], []
     for seed in range(simulations):
         chance = np.repeat(difficulties(mean, between, (1, problems)), cells, axis=0)
@@ -67,7 +67,7 @@ def grids(simulations: int, cells: int, problems: int, draws: int, mean: float, 
 
 
 def summary_grids(simulations: int, mean: float, between: float, assumed: float) -> dict[str, tuple[float, int]]:
-    """Null grids of 20 cells, 30 problems, 5 draws, of which only the scores are known."""
+    """Simulate grids of 20 identical cells, 30 problems and 5 draws, of which only the scores are known."""
     found = []
     for seed in range(simulations):
         chance = np.repeat(difficulties(mean, between, (1, 30)), 20, axis=0)
@@ -79,8 +79,8 @@ def summary_grids(simulations: int, mean: float, between: float, assumed: float)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulations", type=int, default=1000)
-    parser.add_argument("--only", default="", help="the settings whose name holds this")
-    parser.add_argument("--output", type=Path, help="the CSV; rows are added to one that is there")
+    parser.add_argument("--only", default="", help="run only the settings whose name contains this text")
+    parser.add_argument("--output", type=Path, help="the CSV; rows are added if it exists")
     options = parser.parse_args()
     count = options.simulations
     jobs: list[tuple[str, Callable[[], dict[str, tuple[float, int]]]]] = []

@@ -1,18 +1,23 @@
-"""Which cells form a grid, and which settings several policies share."""
+"""Group a run's cells: the grid of each policy, and the settings that several policies share."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
-from analysis import words as formats
+from analysis import words
+
+# A picture of a shared setting compares at least so many policies.
+MIN_POLICIES = 3
+AXES = ["budget", "keep_ratio", "local_window"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class PolicyGrid:
     """The cells of one policy, budget and variant over keep_ratio and local_window, for all models.
 
-    The axes are the union over models and benchmarks, so what one of them lacks is seen to be missing.
-    ratios ascend, windows descend: the order in which they are drawn, from the left and from the top.
+    The axes are the union over models and benchmarks, so that a cell which one of them lacks is seen to be missing.
+    ratios ascend and windows descend, as they are drawn from the left and from the top.
     """
 
     policy: str
@@ -26,24 +31,24 @@ class Grid:
 
     @property
     def title(self) -> str:
-        """The grid in words: "dynts, budget 128"."""
-        return self.policy + formats.of_grid(self.budget, self.variant)
+        """The policy, budget and variant, as "dynts, budget 128"."""
+        return words.setting(self)
 
 
-def find_grids(metrics: pd.DataFrame) -> list[Grid]:
-    """The grids worth a picture: two values on both axes, or three on one; the rest is for the table."""
+def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
+    """The grids that are large enough for a picture: two values on both axes, or three on one."""
     gridded = metrics.dropna(subset=["keep_ratio", "local_window"])
     grids = []
-    groups = gridded.groupby(["policy", "budget", "variant"], dropna=False, sort=False)
-    for (policy, _, variant), cells in groups:
+    groups: Any = gridded.groupby(["policy", "budget", "variant"], dropna=False, sort=False)
+    for (policy, budget, variant), cells in groups:
         ratios = sorted(cells["keep_ratio"].unique())
         windows = sorted(cells["local_window"].unique(), reverse=True)
         if min(len(ratios), len(windows)) >= 2 or max(len(ratios), len(windows)) >= 3:
             grids.append(
-                Grid(
-                    policy=str(policy),
-                    budget=float(cells["budget"].iloc[0]),
-                    variant=str(variant),
+                PolicyGrid(
+                    policy=policy,
+                    budget=budget,
+                    variant=variant,
                     ratios=ratios,
                     windows=windows,
                     models=list(cells["model"].unique()),
@@ -54,23 +59,19 @@ def find_grids(metrics: pd.DataFrame) -> list[Grid]:
     return grids
 
 
-def missing_cells(grid: Grid) -> pd.DataFrame:
-    """The points of the grid that no cell stands for, as model, benchmark, keep_ratio, local_window."""
+def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
+    """The points of the grid without a cell, as model, benchmark, keep_ratio, local_window."""
     names = ["model", "benchmark", "keep_ratio", "local_window"]
     every = pd.MultiIndex.from_product([grid.models, grid.benchmarks, grid.ratios, grid.windows], names=names)
     return every.difference(pd.MultiIndex.from_frame(grid.cells[names]), sort=False).to_frame(index=False)
-
-
-AXES = ["budget", "keep_ratio", "local_window"]
-MIN_POLICIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSetting:
     """The cells of all policies that ran with one budget, keep_ratio and local_window, on all models.
 
-    An axis that none of the policies has is missing (NaN). A policy without one of the fields belongs to
-    every value of it; so the full cache, which has none, is always there.
+    An axis that none of the policies has is missing (NaN). A policy without one of the fields belongs to every value
+    of it; the full cache has none of them and always belongs.
     """
 
     budget: float
@@ -80,20 +81,17 @@ class SharedSetting:
 
     @property
     def title(self) -> str:
-        """The setting in words: "keep ratio 0.3, window 48, budget 128"."""
-        named = (("keep ratio", self.keep_ratio), ("window", self.local_window), ("budget", self.budget))
-        words = [f"{name} {formats.number(value)}" for name, value in named if not formats.missing(value)]
-        return ", ".join(words) or "the policies' own settings"
+        """The setting in words, as "keep ratio 0.3, window 48, budget 128"."""
+        return words.axes(vars(self)) or "the policies' own settings"
 
     @property
     def file_part(self) -> str:
-        """The setting as part of a file's name: "ratio0.3_window48_budget128"."""
-        named = (("ratio", self.keep_ratio), ("window", self.local_window), ("budget", self.budget))
-        return "_".join(f"{name}{formats.number(value)}" for name, value in named if not formats.missing(value))
+        """The setting as part of a file's name, as "ratio0.3_window48_budget128"."""
+        return words.axes(vars(self)).replace("keep ", "").replace(", ", "_").replace(" ", "")
 
     @property
     def policies(self) -> int:
-        """How many policies share it, the full cache not counted, variants not told apart."""
+        """How many policies share the setting; the full cache does not count, a policy's variants count once."""
         return int(self.cells.loc[self.cells["policy"] != "full", "policy"].nunique())
 
     @property
@@ -103,29 +101,19 @@ class SharedSetting:
 
 
 def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
-    """The settings of budget, keep_ratio and local_window that three or more policies share, full cache aside.
-
-    Those that most policies share come first.
-    """
+    """The settings that at least `MIN_POLICIES` policies share, those that most policies share first."""
     points = metrics.loc[metrics["policy"] != "full", AXES].drop_duplicates().sort_values(AXES, kind="stable")
     found = []
-    for budget, keep_ratio, local_window in points.itertuples(index=False, name=None):
-        point = {"budget": budget, "keep_ratio": keep_ratio, "local_window": local_window}
-        cells = metrics[_fits(metrics, point)]
-        setting = SharedSetting(**point, cells=cells)
-        # What fits into a setting with more fields is drawn there.
-        if setting.policies >= MIN_POLICIES and not _fits_into_another(point, points):
+    for values in points.itertuples(index=False, name=None):
+        point = dict(zip(AXES, values, strict=True))
+        fits = [metrics[name].isna() | (metrics[name] == value) for name, value in point.items()]
+        setting = SharedSetting(**point, cells=metrics[fits[0] & fits[1] & fits[2]])
+        if setting.policies >= MIN_POLICIES and not _is_part_of_another(point, points):
             found.append(setting)
     return sorted(found, key=lambda setting: -setting.policies)
 
 
-def _fits(rows: pd.DataFrame, point: dict[str, float]) -> pd.Series:
-    fits = [rows[name].isna() | (rows[name] == value) for name, value in point.items()]
-    return fits[0] & fits[1] & fits[2]
-
-
-def _fits_into_another(point: dict[str, float], points: pd.DataFrame) -> bool:
-    same = points
-    for name, value in point.items():
-        same = same if formats.missing(value) else same[same[name] == value]
-    return len(same) > 1
+def _is_part_of_another(point: dict[str, float], points: pd.DataFrame) -> bool:
+    """Say if another point agrees on all axes that this one has: its picture shows this one's policies too."""
+    known = {name: value for name, value in point.items() if not words.missing(value)}
+    return int((points[list(known)] == pd.Series(known)).all(axis=1).sum()) > 1

@@ -1,21 +1,21 @@
-"""What is signal: paired tests over problems, and the spread that identical cells would show.
+"""Tell signal from noise: paired tests over problems, and the spread that identical cells would show.
 
 Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
-independent units throughout; the draws of one problem are averaged first. scipy's `permutation_test` and
-`bootstrap` take one statistic at a time; where all cells of a grid share their resamples (one matrix product, and
-the maximum over cells needs them shared) this is plain numpy, which the tests compare with scipy.
+independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples,
+because the maximum over cells needs that and one matrix product computes them; scipy's `permutation_test` takes one
+statistic at a time, so numpy resamples here and the tests compare it with scipy.
+
+scipy and statsmodels load slowly. They are imported where they are used, so that the summary at a sweep's end does
+without them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import NormalIndPower
 
 Floats = NDArray[np.float64]
 LEVEL = 0.05
@@ -23,18 +23,18 @@ POWER = 0.8
 RESAMPLES = 9999
 FLOOR_RESAMPLES = 1999
 
-# Up to so many problems with a difference every pattern of signs is tried.
+# With at most so many problems that differ, the sign-flip test tries every pattern of signs.
 EXACT_PROBLEMS = 12
 
-# Of the variance of single answers, the share that lies between problems: what AIME-like benchmarks show. Where
-# only summary numbers are known the floor is stated over this band.
+# The share of the variance of single answers that lies between problems, as benchmarks like AIME show it. Where only
+# the scores are known, the noise floor is given for all three.
 BETWEEN_PROBLEMS = (0.35, 0.5, 0.65)
 _CHUNK = 4_000_000
 _EPSILON = 1e-9
 
 
 def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
-    """The grades of some cells as [cells, problems, draws].
+    """Arrange the grades of some cells as [cells, problems, draws].
 
     Args:
         graded: rows with cell_id, problem_id, draw, correct.
@@ -49,25 +49,29 @@ def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
 
 
 def problem_means(scores: Floats) -> Floats:
-    """Mean over draws [cells, problems]; missing where a problem has none."""
+    """Average over draws, giving [cells, problems]; missing where a problem has no draw."""
     counts = (~np.isnan(scores)).sum(-1)
     return np.where(counts, np.nansum(scores, -1) / np.maximum(counts, 1), np.nan)
 
 
 def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
-    """Each cell against one other on the (problem, draw) pairs that both have.
+    """Compare each cell with a reference on the (problem, draw) pairs that both have.
 
-    The test flips the signs of the per-problem mean differences: exact over all patterns where at most
-    `EXACT_PROBLEMS` problems differ, else `RESAMPLES` random ones with the observed one counted among them (Phipson
-    and Smyth 2010). The interval is Student's t over problems. Holm holds the chance of any false alarm among the
-    given cells at the level, Benjamini-Hochberg the share of false alarms.
+    The test flips the signs of the mean differences per problem. It tries all patterns of signs where at most
+    `EXACT_PROBLEMS` problems differ, else `RESAMPLES` random ones, and counts the observed pattern among them (Phipson
+    and Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the
+    given cells, Benjamini-Hochberg the expected share of false alarms.
 
     Args:
-        scores: [cells, problems, draws]; reference: [problems, draws].
+        scores: [cells, problems, draws].
+        reference: [problems, draws].
 
     Returns:
         A row per cell: difference, se, low, high, problems, p, p_holm, p_bh; missing without a pair.
     """
+    from scipy import stats
+    from statsmodels.stats.multitest import multipletests
+
     differences = problem_means(scores - reference)
     count = (~np.isnan(differences)).sum(-1)
     table = pd.DataFrame({"problems": count})
@@ -87,10 +91,11 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
 
 
 def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Two-sided p-values of mean zero under random signs, for each row of per-problem differences.
+    """Test each row of differences per problem against mean zero by random signs; return two-sided p-values.
 
     Args:
-        differences: [cells, problems]; missing counts as no difference.
+        differences: [cells, problems]; a missing one counts as no difference.
+        resamples, seed: number and seed of the random patterns of signs.
     """
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
@@ -106,11 +111,16 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
 
 
 def bootstrap_interval(means: Floats) -> tuple[Floats, Floats]:
-    """The 95% BCa interval of each row's mean, problems resampled (`scipy.stats.bootstrap`).
+    """Compute the 95% BCa interval of each row's mean with `scipy.stats.bootstrap`, problems resampled.
 
     Args:
-        means: [cells, problems] without missing values. Rows whose values are all equal have no such interval.
+        means: [cells, problems] without missing values.
+
+    Returns:
+        The lower and the upper ends, missing for a row whose values are all equal.
     """
+    from scipy import stats
+
     low, high = np.full(len(means), np.nan), np.full(len(means), np.nan)
     varied = means.std(-1) > _EPSILON
     if varied.any():
@@ -122,11 +132,16 @@ def bootstrap_interval(means: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
-    """What a grid's cells spread, beside what identical cells would.
+    """The spread of a grid's cells beside the spread that identical cells would show, both as fractions.
 
-    spread (standard deviation), range and expected ones are fractions; `expected_range` is the 2.5%, 50% and 97.5%
-    quantile; `p` of the grid as a whole; `critical`: the range that identical cells exceed in one grid of twenty, so
-    a cell farther than this below the best is worse than it.
+    Attributes:
+        cells, problems, draws: the size of the grid; draws is the mean over problems.
+        spread, range: standard deviation and range of the cells' scores.
+        expected_spread: mean standard deviation of identical cells.
+        expected_range: 2.5%, 50% and 97.5% quantile of the range of identical cells.
+        p: chance that identical cells spread at least as much.
+        critical: the range that identical cells exceed in one grid of twenty. A cell that lies farther than this below
+            the best cell is worse than the best cell.
     """
 
     cells: int
@@ -141,19 +156,21 @@ class NoiseFloor:
 
     @property
     def signal(self) -> bool:
-        """Whether the grid as a whole can be told from noise."""
+        """True if identical cells would seldom spread as much."""
         return self.p < LEVEL
 
 
 def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int = 0) -> NoiseFloor | None:
-    """The floor by permuting the cells within each problem; p from the variance of the cell means.
+    """Estimate the noise floor by permuting the cells within each problem.
 
-    Within a problem the order of the cells says nothing if no setting matters, whatever the problem's difficulty and
-    however alike the cells' answers. `critical` permutes what is left after each cell's mean is taken out, so real
-    differences do not widen it; as that takes a degree of freedom, it is scaled by sqrt(n / (n - 1)).
+    If no setting matters, the order of the cells within a problem says nothing, whatever the problem's difficulty and
+    however alike the cells' answers. `p` compares the variance of the cells' means. `critical` permutes the residuals
+    after each cell's mean is subtracted, so that real differences do not widen it; the subtraction takes a degree of
+    freedom, so the residuals are scaled by sqrt(n / (n - 1)).
 
     Args:
-        scores: [cells, problems, draws]; problems that a cell lacks are left out, draws that a cell lacks likewise.
+        scores: [cells, problems, draws]; a problem or draw that one cell lacks is left out for all cells.
+        resamples, seed: number and seed of the permutations.
 
     Returns:
         None with fewer than two cells or two common problems.
@@ -167,14 +184,14 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
         return None
     observed = means.mean(-1)
     null = _permuted(means, resamples, seed)
-    left = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
-    critical = np.quantile(np.ptp(_permuted(left, resamples, seed + 1), axis=-1), 1 - LEVEL)
+    residuals = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
+    critical = np.quantile(np.ptp(_permuted(residuals, resamples, seed + 1), axis=-1), 1 - LEVEL)
     draws = float((~np.isnan(common[0])).sum(-1)[kept].mean())
     return _floor(observed, null, problems, draws, float(critical))
 
 
 def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
-    """Cell means [resamples, cells] with the cells of each problem in random order."""
+    """Put the cells of each problem in random order and return the cells' means [resamples, cells]."""
     rng = np.random.default_rng(seed)
     cells, problems = means.shape
     size = max(1, _CHUNK // means.size)
@@ -189,13 +206,16 @@ def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
 def summary_noise_floor(
     scores: Floats, problems: int, draws: int, *, between: float, resamples: int = FLOOR_RESAMPLES, seed: int = 0
 ) -> NoiseFloor:
-    """The floor where only the cells' scores are known: binomial draws by problem.
+    """Estimate the noise floor where only the cells' scores are known, from binomial draws for each problem.
 
-    Difficulties follow a Beta distribution around the grid's mean, of which `between` is the share of the variance
-    of single answers that lies between problems; all cells share them and draw independently.
+    The problems' difficulties follow a Beta distribution around the grid's mean. All cells share the difficulties and
+    draw independently.
 
     Args:
         scores: fractions, one per cell.
+        problems, draws: problems of the benchmark, and draws of each problem.
+        between: the share of the variance of single answers that lies between problems, 0 to 1.
+        resamples, seed: number and seed of the simulated grids.
     """
     rng = np.random.default_rng(seed)
     mean, size = float(np.mean(scores)), (1 - between) / between
@@ -222,16 +242,17 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, critical
 
 
 def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
-    """Draws per problem that tell two cells apart on these problems, at 5% and with 80% power.
+    """Count the draws per problem that tell two cells apart on these problems, at the level 5% and with 80% power.
 
-    Only the variance between draws shrinks with more of them; it is that of the paired differences within problems.
-    With one draw it cannot be told from the rest, and the whole variance stands in for it: an upper bound.
+    More draws shrink only the variance between draws, so this variance of the paired differences decides. With one
+    draw per problem it cannot be separated from the variance between problems; the whole variance then takes its
+    place, and the result is an upper bound.
 
     Args:
         first, second: [problems, draws].
 
     Returns:
-        The number (infinite if the two score the same) and whether it is an upper bound.
+        The number (infinite if the two score the same) and True if it is an upper bound.
     """
     pairs = first - second
     means = problem_means(pairs[None])[0]
@@ -246,7 +267,10 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
 
 
 def summary_draws_to_separate(difference: float, mean: float, problems: int, *, between: float) -> float:
-    """The same where only scores are known: independent cells whose draws vary by mean (1 - mean) (1 - between)."""
+    """Count the draws per problem that tell two cells apart where only scores are known.
+
+    The cells are taken as independent; a draw varies by mean (1 - mean) (1 - between).
+    """
     return _draws(abs(difference), 2 * mean * (1 - mean) * (1 - between), problems)
 
 
@@ -255,21 +279,25 @@ def _draws(difference: float, variance: float, problems: int) -> float:
         return float("inf")
     if variance < _EPSILON:
         return 1.0
+    from statsmodels.stats.power import NormalIndPower
+
     size = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)
     return float(np.ceil(size / problems))
 
 
 def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
-    """1 - C(n - c, k) / C(n, k) for c right of n draws: the unbiased estimate (Chen et al. 2021, 2107.03374, eq. 1).
+    """Estimate pass@k without bias, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-    Missing where a problem has fewer than k draws.
+    Args:
+        right: c, the correct draws of each problem.
+        draws: n, the draws of each problem.
+        k: how many draws one may try.
+
+    Returns:
+        One value per problem, missing where a problem has fewer than k draws.
     """
+    from scipy import stats
+
     right, draws = np.asarray(right, dtype=float), np.asarray(draws, dtype=float)
-    # scipy's hypergeometric: no right answer among k taken of n of which c are right.
-    value = 1 - stats.hypergeom.pmf(0, draws, right, k)
-    return np.where(draws >= k, value, np.nan)
-
-
-def powers_of_two(most: int) -> Iterator[int]:
-    """2, 4, 8, ... up to `most`, and `most` itself."""
-    yield from sorted({2**i for i in range(1, most.bit_length()) if 2**i <= most} | ({most} if most > 1 else set()))
+    none_right = stats.hypergeom.pmf(0, draws, right, k)
+    return np.where(draws >= k, 1 - none_right, np.nan)

@@ -1,4 +1,4 @@
-"""What a grid says, in plain words: signal or noise, where eviction acted, which cells hold up."""
+"""Sentences about a grid: signal or noise, where eviction acted, which cells hold up, how equal the memory is."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import words as formats
-from analysis.numbers.grids import Grid
+from analysis import words
+from analysis.numbers.grids import PolicyGrid, SharedSetting
 from analysis.numbers.inference import (
     BETWEEN_PROBLEMS,
     LEVEL,
@@ -19,16 +19,24 @@ from analysis.numbers.inference import (
     summary_draws_to_separate,
     summary_noise_floor,
 )
+from analysis.numbers.metrics import mean_over_benchmarks
 from analysis.records import UserError
 
-# Below this share of completions with an eviction a panel compares the full cache with itself.
+# If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
 HARDLY_FIRES = 0.2
 SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PanelVerdict:
-    """One model and benchmark of a grid. floor: None with too little data; lines: sentences, the first one sums up."""
+    """The verdict on one model and benchmark of a grid.
+
+    Attributes:
+        title: model, benchmark and policy.
+        cells: the rows of metrics, or of a table of scores in percent.
+        floor: None with too little data.
+        lines: sentences, of which the first sums up.
+    """
 
     title: str
     cells: pd.DataFrame
@@ -36,11 +44,12 @@ class PanelVerdict:
     lines: list[str]
 
 
-def panel_verdicts(grid: Grid, graded: pd.DataFrame, metrics: pd.DataFrame) -> list[PanelVerdict]:
-    """The verdict of each panel of a grid that has grades.
+def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]:
+    """The verdict on each panel of a grid that has at least three cells with grades.
 
     Args:
-        graded: `metrics.graded_rows`; metrics: all cells of the run.
+        grid: the cells.
+        graded: `metrics.graded_rows`.
     """
     found = []
     for _, cells in grid.cells.groupby("condition", sort=False):
@@ -50,42 +59,41 @@ def panel_verdicts(grid: Grid, graded: pd.DataFrame, metrics: pd.DataFrame) -> l
         first = cells.iloc[0]
         scores = score_array(graded, list(cells["cell_id"]))
         floor = noise_floor(scores)
-        lines = [] if floor is None else [floor_in_words(floor), *_best(cells, scores, floor)]
-        lines = [*lines, _eviction(cells), *_against_full(cells)]
+        lines = [] if floor is None else [floor_in_words(floor), _best(cells, scores, floor)]
+        lines = [*lines, _eviction(cells), _against_full(cells)]
         title = f"{first['model_title']} | {first['benchmark_title']}, {grid.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=floor, lines=lines))
     return found
 
 
 def floor_in_words(floor: NoiseFloor) -> str:
-    """The verdict on the grid as a whole, with its range beside that of identical cells."""
+    """Say if the grid as a whole is signal, with its range beside that of identical cells."""
     is_signal = "can be told from noise" if floor.signal else "cannot be told from noise"
-    low, middle, high = (f"{100 * value:.1f}" for value in floor.expected_range)
+    low, middle, high = (words.percent(value) for value in floor.expected_range)
     inside = floor.expected_range[0] <= floor.range <= floor.expected_range[2]
     where = "within what identical cells give" if inside or not floor.signal else "beyond what identical cells give"
     draws = "draw" if floor.draws == 1 else "draws"
+    size = f"{floor.cells} identical cells of {floor.problems} problems × {floor.draws:g} {draws}"
     return (
-        f"The grid as a whole {is_signal} (p {_p(floor.p)}): its range of {100 * floor.range:.1f} points is {where} "
-        f"({floor.cells} identical cells of {floor.problems} problems × {floor.draws:g} {draws}: {low} to {high}, "
-        f"median {middle})."
+        f"The grid as a whole {is_signal} ({words.p_equals(floor.p)}): its range of {words.percent(floor.range)} "
+        f"points is {where} ({size}: {low} to {high}, median {middle})."
     )
 
 
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
-
-
-def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> list[str]:
+def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     means = cells["pass_at_1"].to_numpy()
     order = np.argsort(-means, kind="stable")
     best, second = order[0], order[1]
-    close = int((means >= means[best] - floor.critical).sum()) - 1
     needed, bound = draws_to_separate(scores[best], scores[second])
-    return [
-        f"Best is {_cell(cells.iloc[best])} with {formats.percent(means[best])}; {close} of the other {len(cells) - 1} "
-        f"cells cannot be told from it (they lie less than {100 * floor.critical:.1f} points below, corrected for the "
-        f"choice among all). {_needed(needed, bound)}"
-    ]
+    return (
+        f"The best cell is {words.axes(_point(cells.iloc[best]))} with {words.percent(means[best])}; "
+        f"{_close(means, floor)} cells cannot be told from it (they lie less than {words.percent(floor.critical)} "
+        f"points below, corrected for the choice among all). {_needed(needed, bound)}"
+    )
+
+
+def _close(means: np.ndarray, floor: NoiseFloor) -> str:
+    return f"{int((means >= means.max() - floor.critical).sum()) - 1} of the other {len(means) - 1}"
 
 
 def _needed(draws: float, bound: bool = False) -> str:
@@ -99,39 +107,41 @@ def _needed(draws: float, bound: bool = False) -> str:
 
 def _eviction(cells: pd.DataFrame) -> str:
     share = float(np.average(cells["evicted"], weights=cells["completions"]))
-    words = f"Eviction acted in {formats.percent(share)}% of the completions"
-    often = f", {cells['mean_evictions'].mean():.1f} times each in the mean"
+    acted = f"Eviction acted in {words.percent(share)}% of the completions"
     if share < HARDLY_FIRES:
-        return f"{words}: it hardly fires here, so this panel mostly compares the full cache with itself."
+        return f"{acted}: it hardly fires here, so this panel mostly compares the full cache with itself."
     differ = cells["untouched_differ"].sum()
     rest = f" {differ:.0f} untouched completions differ from the full cache's, which a common seed should not allow."
-    return f"{words}{often}.{rest if differ else ''}"
+    return f"{acted}, {cells['mean_evictions'].mean():.1f} times each in the mean.{rest if differ else ''}"
 
 
-def _against_full(cells: pd.DataFrame) -> list[str]:
+def _against_full(cells: pd.DataFrame) -> str:
     known = cells[cells["p_holm"].notna()]
     if known.empty:
-        return ["No full-cache cell to compare with."]
-    equal = known[(known["p_holm"] >= LEVEL)].sort_values("kept_rows")
-    worse = int(((known["p_holm"] < LEVEL) & (known["diff_to_full"] < 0)).sum())
-    better = int(((known["p_holm"] < LEVEL) & (known["diff_to_full"] > 0)).sum())
+        return "No full-cache cell to compare with."
+    differs = known["p_holm"] < LEVEL
+    worse, better = (int((differs & side).sum()) for side in (known["diff_to_full"] < 0, known["diff_to_full"] > 0))
     counts = f"{worse} of {len(known)} cells are worse than the full cache, {better} better (paired, Holm)."
+    equal = known[~differs].sort_values("kept_rows")
     if equal.empty:
-        return [f"{counts} None is left that cannot be told from it."]
+        return f"{counts} No cell is left that cannot be told from it."
     row = equal.iloc[0]
-    return [
-        f"{counts} The smallest that cannot be told from it is {_cell(row)}, at {formats.percent(row['kept_rows'])}% "
-        f"of its cache length over the steps: {100 * row['diff_to_full']:+.1f} points, 95% interval "
-        f"{100 * row['diff_low']:+.1f} to {100 * row['diff_high']:+.1f}."
-    ]
+    difference, low, high = (
+        words.percent(row[name], signed=True) for name in ("diff_to_full", "diff_low", "diff_high")
+    )
+    return (
+        f"{counts} The smallest that cannot be told from it is {words.axes(_point(row))}, at "
+        f"{words.percent(row['kept_rows'])}% of its cache length over the steps: {difference} points, 95% interval "
+        f"{low} to {high}."
+    )
 
 
-def _cell(row: Any) -> str:
-    return f"keep ratio {formats.number(row['keep_ratio'])}, window {formats.number(row['local_window'])}"
+def _point(row: pd.Series) -> dict[str, float]:
+    return {name: row[name] for name in ("keep_ratio", "local_window")}
 
 
 def read_summary(path: Path) -> pd.DataFrame:
-    """A grid of which only scores are known: CSV with `SUMMARY_COLUMNS`, pass_at_1 in percent.
+    """Read the CSV of a grid of which only the scores are known: `SUMMARY_COLUMNS`, pass_at_1 in percent.
 
     Raises:
         UserError: no such file, a column is missing, or a score is outside 0 to 100.
@@ -152,32 +162,54 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
-    """The verdict of each model and benchmark of which only the scores are known."""
+    """The verdict on each model and benchmark of a table as `read_summary` returns it."""
     found = []
     for (model, benchmark), cells in table.groupby(["model", "benchmark"], sort=False):
         first = cells.iloc[0]
         scores = cells["pass_at_1"].to_numpy() / 100
-        floors = [
-            summary_noise_floor(scores, int(first["problems"]), int(first["draws"]), between=between)
-            for between in BETWEEN_PROBLEMS
-        ]
+        problems, draws = int(first["problems"]), int(first["draws"])
+        floors = [summary_noise_floor(scores, problems, draws, between=between) for between in BETWEEN_PROBLEMS]
         floor = floors[1]
-        strict = max(floors, key=lambda one: one.p)
-        top = np.sort(scores)[::-1]
-        needed = summary_draws_to_separate(
-            top[0] - top[1], float(scores.mean()), int(first["problems"]), between=BETWEEN_PROBLEMS[1]
-        )
-        close = int((scores >= top[0] - floor.critical).sum()) - 1
-        low, high = (100 * floors[i].expected_spread for i in (-1, 0))
+        second, best = np.sort(scores)[-2:]
+        needed = summary_draws_to_separate(best - second, scores.mean(), problems, between=BETWEEN_PROBLEMS[1])
+        least, _, most = sorted(one.p for one in floors)
+        wide, _, narrow = (words.percent(one.expected_spread) for one in floors)
         lines = [
             floor_in_words(floor),
-            f"Its standard deviation is {100 * floor.spread:.2f} points; identical cells would show {low:.1f} to "
-            f"{high:.1f}, as {BETWEEN_PROBLEMS[-1]:.0%} to {BETWEEN_PROBLEMS[0]:.0%} of the variance lies between "
-            f"problems (p {_p(min(f.p for f in floors))} to {_p(strict.p).removeprefix('= ')}).",
-            f"{close} of the other {len(scores) - 1} cells cannot be told from the best. {_needed(needed)}",
+            f"Its standard deviation is {100 * floor.spread:.2f} points; identical cells would show "
+            f"{narrow} to {wide}, if {BETWEEN_PROBLEMS[-1]:.0%} to {BETWEEN_PROBLEMS[0]:.0%} of the variance lies "
+            f"between problems ({words.p_equals(least)} to {words.p_value(most)}).",
+            f"{_close(scores, floor)} cells cannot be told from the best. {_needed(needed)}",
         ]
         doubts: Any = cells["doubt"].dropna().unique() if "doubt" in cells else []
         lines += [f"In doubt: {doubt}." for doubt in doubts]
         names = [str(first.get(f"{name}_title", value)) for name, value in (("model", model), ("benchmark", benchmark))]
         found.append(PanelVerdict(title=" | ".join(names), cells=cells, floor=floor, lines=lines))
     return found
+
+
+def spread_in_words(setting: SharedSetting, model: str) -> str:
+    """Say how far apart the cache lengths of the setting's policies are, each the mean over benchmarks.
+
+    Returns:
+        As "16 policies hold 76.9 to 77.2 just after an eviction, 129.0 at the peak, 101.2 to 103.4 in the mean over the
+        decoding steps (tokens)"; an unknown length is left out.
+    """
+    ours = setting.cells[(setting.cells["model"] == model) & (setting.cells["policy"] != "full")]
+    means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
+    known = means.dropna(subset=["mean_cache_length"])
+    if known.empty:
+        return "not known yet"
+    when = {
+        "mean_length_after": "just after an eviction",
+        "mean_peak_length": "at the peak",
+        "mean_cache_length": "in the mean over the decoding steps",
+    }
+    lengths = [f"{_range(known[name])} {moment}" for name, moment in when.items() if known[name].notna().any()]
+    count = f"{len(known)}" if len(known) == len(means) else f"{len(known)} of {len(means)}"
+    return f"{count} policies hold {', '.join(lengths)} (tokens)"
+
+
+def _range(lengths: pd.Series) -> str:
+    low, high = words.decimal(lengths.min()), words.decimal(lengths.max())
+    return low if low == high else f"{low} to {high}"

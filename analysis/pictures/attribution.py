@@ -1,6 +1,7 @@
 """Token attribution as a table of signed numbers: rows are answer tokens, columns reasoning steps."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -11,28 +12,28 @@ from analysis.pictures.style import STYLE, new_figure
 
 _LABEL_CHARACTERS = 28
 
-# More rows or columns than these no page shows; those with the largest effects stay, and the table has all.
+# A page shows no more rows and columns than these. Those with the largest effects stay; the table has all.
 _MOST_TOKENS, _MOST_STEPS = 80, 40
 
 
 def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str]) -> pd.DataFrame:
-    """[tokens, steps] effects with the answer tokens and the steps as they stand in the text."""
+    """Name the columns of [tokens, steps] effects by the steps, and put the answer tokens before them."""
     table = pd.DataFrame(values, columns=list(steps))
     table.insert(0, "token", list(tokens))
     return table
 
 
 def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str], *, title: str) -> Figure:
-    """A heat table with four decimals, red (-1) over white to green (1).
+    """Draw a heat table with four decimals, red (-1) over white to green (1).
 
-    Values beyond the scale have its end's colour and are printed in full. Of very many tokens or steps those with the
-    largest effects are shown, in the text's order, and the title says of how many.
+    A value beyond the scale has the colour of the scale's end and is printed in full. If there are very many tokens or
+    steps, the ones with the largest effects are shown in the text's order, and the title says how many there are.
 
     Args:
         values: [tokens, steps] signed effects on the log-probability.
         tokens: the answer tokens.
         steps: the reasoning steps.
-        title: what the text is.
+        title: names the text.
     """
     rows, columns = strongest(values, axis=1, most=_MOST_TOKENS), strongest(values, axis=0, most=_MOST_STEPS)
     if len(rows) < len(tokens) or len(columns) < len(steps):
@@ -44,30 +45,16 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
         figure = new_figure((1.8 + 0.72 * len(steps), height))
         axes = figure.subplots()
         image = axes.imshow(values, cmap="RdYlGn", vmin=-1.0, vmax=1.0, aspect="auto")
-        for row, column in np.ndindex(*values.shape):
-            strong = abs(values[row, column]) > 0.75
-            axes.text(
-                column,
-                row,
-                four_decimals(float(values[row, column])),
-                ha="center",
-                va="center",
-                fontsize=7,
-                color="white" if strong else "black",
-            )
-        axes.set_xticks(
-            range(len(steps)),
-            [shortened(s) for s in steps],
-            rotation=40,
-            ha="right",
-            rotation_mode="anchor",
-            fontsize=7,
-        )
+        for (row, column), value in np.ndenumerate(values):
+            ink = "white" if abs(value) > 0.75 else "black"
+            axes.text(column, row, four_decimals(float(value)), ha="center", va="center", fontsize=7, color=ink)
+        turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(len(steps)), [shortened(s) for s in steps], fontsize=7, **turned)
         axes.set_yticks(range(len(tokens)), [visible(t) for t in tokens], fontsize=7)
         axes.set_xlabel("Reasoning step")
         axes.set_ylabel("Answer token")
         axes.set_title(title)
-        # As wide beside a tall table as beside a page's.
+        # A colour bar's width follows its height; beside a tall table it must not grow.
         tall = max(1.0, height / 9)
         bar = figure.colorbar(
             image, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=20 * tall, extendfrac=0.05 / tall
@@ -77,22 +64,22 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
 
 
 def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
-    """The rows (axis 1) or columns (axis 0) with the largest absolute value, at most so many, in order."""
+    """Select the rows (axis 1) or columns (axis 0) with the largest absolute values, at most so many, in order."""
     strength = np.abs(values).max(axis=axis)
     return sorted(np.argsort(-strength, kind="stable")[:most].tolist())
 
 
 def four_decimals(value: float) -> str:
-    """A number with four decimals, without the sign of a zero."""
+    """Write a number with four decimals, without the sign of a zero."""
     return f"{round(value, 4) + 0.0:.4f}"
 
 
 def visible(token: str) -> str:
-    """A token as a reader can tell it from another: spaces and line breaks shown."""
+    """Show the spaces and line breaks of a token."""
     return token.replace(" ", "␣").replace("\n", "↵")
 
 
 def shortened(step: str) -> str:
-    """A step's text on one line, cut to what a column's head holds."""
+    """Put a step's text on one line and cut it to the length that a column's head holds."""
     line = " ".join(step.split())
     return line if len(line) <= _LABEL_CHARACTERS else line[: _LABEL_CHARACTERS - 1] + "…"

@@ -1,4 +1,4 @@
-"""Pictures that compare policies: bars at equal settings, and accuracy against the memory that it costs."""
+"""Pictures that compare policies: bars at equal settings, and accuracy against memory."""
 
 from math import ceil
 from typing import Any
@@ -13,73 +13,39 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import words as formats
+from analysis import words
 from analysis.load import in_order
 from analysis.numbers.grids import AXES, SharedSetting
-from analysis.numbers.metrics import mean_over_benchmarks
-from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, model_title, new_figure
+from analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
+from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, full_cache_level, new_figure, tidy
+from analysis.words import MISSING, UNFINISHED
 
 POLICY = ["policy", "variant"]
 
-# Light enough for dark text on them, and told apart in grey print.
+# Light enough for dark text on them, and different in grey print.
 BAR_COLOR, FULL_COLOR = "#9ecae1", "#d0d0d0"
 LENGTH_COLOR = "#b3400d"
 
-# The bars' share of a panel's height, and where the axis of the cache lengths begins, above them.
+# The bars' share of a panel's height, and where the axis of the cache lengths begins above them.
 BARS_TOP, LENGTHS_BOTTOM = 0.7, 0.76
-UNFINISHED = "*"
-
-
-def spread_in_words(setting: SharedSetting, model: str) -> str:
-    """How far apart the cache lengths of the setting's policies are, each the mean over benchmarks.
-
-    Returns:
-        As "16 policies hold 76.9 to 77.2 just after an eviction, 129.0 at the peak, 101.2 to 103.4 in the mean
-        over the decoding steps (tokens)"; what is not known is left out.
-    """
-    ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
-    ours = ours[ours["policy"] != "full"]
-    means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
-    known = means.dropna(subset=["mean_cache_length"])
-    ranges = [
-        _range(known[name], words)
-        for name, words in (
-            ("mean_length_after", "just after an eviction"),
-            ("mean_peak_length", "at the peak"),
-            ("mean_cache_length", "in the mean over the decoding steps"),
-        )
-    ]
-    if known.empty:
-        return "not known yet"
-    count = f"{len(known)}" if len(known) == len(means) else f"{len(known)} of {len(means)}"
-    return f"{count} policies hold {', '.join(text for text in ranges if text)} (tokens)"
-
-
-def _range(lengths: pd.Series, words: str) -> str:
-    low, high = formats.decimal(lengths.min()), formats.decimal(lengths.max())
-    if low == formats.MISSING:
-        return ""
-    return f"{low} {words}" if low == high else f"{low} to {high} {words}"
 
 
 def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame) -> Figure:
-    """Pass@1 per policy as bars with standard errors, and above them the cache length as a line.
+    """Draw Pass@1 per policy as bars with standard errors, and above them the cache length as a line.
 
-    The first panel is the mean over benchmarks, the others are one benchmark each. The cache length is the
-    mean over decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean.
+    The first panel is the mean over benchmarks, each other panel one benchmark. The cache length is the mean over
+    decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean.
 
     Args:
-        metrics: all cells of the run, for the titles.
+        setting: the cells.
+        model: whose cells are drawn.
+        metrics: all cells of the run, for the title.
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     bars = _policies(ours)
-    names = _compressed_benchmarks(ours)
-    ours = ours[ours["benchmark"].isin(names)]
-    views = [(str(rows.iloc[0]["benchmark_title"]), rows) for _, rows in ours.groupby("benchmark", sort=False)]
-    if len(names) > 1:
-        views.insert(0, (f"mean of {len(names)} benchmarks", mean_over_benchmarks(ours, names)))
-    # Each panel has all the bars, in the same places.
-    panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in views]
+    ours = ours[ours["benchmark"].isin(_compressed_benchmarks(ours))]
+    # Each panel has all policies, in the same places.
+    panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in benchmark_views(ours)]
     with matplotlib.rc_context(STYLE):
         figure = _bar_panels(panels)
         figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", fontsize=10)
@@ -95,13 +61,13 @@ def _bar_panels(panels: list[tuple[str, pd.DataFrame]]) -> Figure:
     axes = [figure.add_subplot(place) for place in places]
     twins = [one.twinx() for one in axes]
     shown = pd.concat([rows for _, rows in panels])
-    # Nothing may be graded yet, or even written.
+    # In a sweep that has just begun, no score or length may be known.
     score = (100 * (shown["pass_at_1"] + shown["se"].fillna(0))).fillna(1).max()
     length = shown["mean_cache_length"].fillna(1).max()
     for place, ((title, rows), left, right) in enumerate(zip(panels, axes, twins, strict=True)):
         _bars(left, title, rows, 10 * ceil(score / 10), wide=place == 0)
         _length_line(right, rows, length)
-        # Of the small panels the lowest of a column names the bars, the outer ones bear the numbers.
+        # The lowest small panel of a column names the policies; the outer panels show the axes' numbers.
         if 0 < place <= small - 2:
             left.set_xticklabels([])
         if place > 0 and place % 2 == 0:
@@ -120,29 +86,26 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame, most: float, *, wide: bool
     whiskers: dict[str, Any] = {"ecolor": "0.25", "capsize": 2, "elinewidth": 0.8, "capthick": 0.8}
     axes.bar(rows.index, score, yerr=error, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=whiskers)
     for place, top, value in zip(rows.index, (score + error).fillna(0), rows["pass_at_1"], strict=True):
-        if wide or formats.missing(value):
+        if wide or words.missing(value):
             offset: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 6.5}
-            axes.annotate(formats.percent(value), (place, top), ha="center", **offset)
+            axes.annotate(words.percent(value), (place, top), ha="center", **offset)
     turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     if not wide and len(rows) > 10:
         turned |= {"rotation": 90, "va": "center"}
-    axes.set_xticks(
-        rows.index, [_shown_name(row) for row in rows.itertuples()], fontsize=7.5 if wide else 6.5, **turned
-    )
+    names = [_shown_name(row) for row in rows.itertuples()]
+    axes.set_xticks(rows.index, names, fontsize=7.5 if wide else 6.5, **turned)
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylim(0, most / BARS_TOP)
     axes.set_yticks(_ticks(most, 5))
     axes.set_title(title, fontsize=9)
     axes.tick_params(axis="x", length=0, pad=2)
     axes.tick_params(axis="y", labelsize=8)
-    axes.grid(axis="y", color="0.92", linewidth=0.6)
-    axes.set_axisbelow(True)
     axes.spines["left"].set_bounds(0, most)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes)
 
 
 def _shown_name(row: Any) -> str:
-    return formats.policy_title(row.policy, row.variant) + (UNFINISHED if row.status == "partial" else "")
+    return words.policy_title(row.policy, row.variant) + (UNFINISHED if row.status == "partial" else "")
 
 
 def _length_line(axes: Axes, rows: pd.DataFrame, most: float) -> None:
@@ -167,35 +130,35 @@ def _compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
 
 
 def _bars_legend(figure: Figure, shown: pd.DataFrame) -> None:
-    handles: list[Any] = [
-        (Patch(facecolor=FULL_COLOR, edgecolor="0.45"), Patch(facecolor=BAR_COLOR, edgecolor="0.45")),
-        Line2D([], [], color=LENGTH_COLOR, marker="o", markersize=3.2, linewidth=1),
-    ]
-    labels = ["Pass@1 ± standard error over problems", "mean cache length over the decoding steps"]
-    marks = [
-        (f"{formats.MISSING} no result", shown["pass_at_1"].isna().any()),
-        (f"{UNFINISHED} not finished", (shown["status"] == "partial").any()),
-    ]
-    labels += [text for text, used in marks if used]
-    handles += [Line2D([], [], linestyle="none")] * (len(labels) - len(handles))
+    bars = (Patch(facecolor=FULL_COLOR, edgecolor="0.45"), Patch(facecolor=BAR_COLOR, edgecolor="0.45"))
+    line = Line2D([], [], color=LENGTH_COLOR, marker="o", markersize=3.2, linewidth=1)
+    entries: dict[str, Any] = {"Pass@1 ± standard error over problems": bars}
+    entries["mean cache length over the decoding steps"] = line
+    if shown["pass_at_1"].isna().any():
+        entries[f"{MISSING} no result"] = Line2D([], [], linestyle="none")
+    if (shown["status"] == "partial").any():
+        entries[f"{UNFINISHED} not finished"] = Line2D([], [], linestyle="none")
     look: dict[str, Any] = {"ncols": 4, "frameon": False, "fontsize": 7, "columnspacing": 1.2}
     look |= {"handletextpad": 0.5, "handler_map": {tuple: HandlerTuple(ndivide=None)}}
-    figure.legend(handles, labels, loc="outside lower center", **look)
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", **look)
 
 
 def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
-    """Pass@1 against the mean cache length, both means over benchmarks; a line per policy through its settings.
+    """Draw Pass@1 against the mean cache length, both means over benchmarks; a line per policy through its settings.
 
-    With settings along several axes (a grid) a policy has a line for each series of the axis with the most
-    values. Points that lack a benchmark are left out. None if no compressed setting has a score.
+    A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
+    Points that lack a benchmark are left out.
 
     Args:
-        metrics: all cells of the run: a policy looks the same in the figures of all models.
+        metrics: all cells of the run, so that a policy looks the same in the figures of all models.
+        model: whose cells are drawn.
+
+    Returns:
+        None if no compressed setting has a score.
     """
     ours = metrics[metrics["model"] == model]
     names = _compressed_benchmarks(ours)
-    points = mean_over_benchmarks(ours, names)
-    points = points.dropna(subset=["pass_at_1", "mean_cache_length"])
+    points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
     compressed, full = points[points["policy"] != "full"], points[points["policy"] == "full"]
     if compressed.empty:
         return None
@@ -205,22 +168,22 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
         figure = new_figure((PAGE_WIDTH, 4.4))
         axes = figure.add_subplot()
         _lines(axes, compressed, _styles(metrics))
-        for row in full.itertuples():
-            _full_line(axes, row)
+        rows: Any = full.itertuples()
+        for row in rows:
+            name = f"{words.policy_title('full', row.variant)}:\n{words.decimal(row.mean_cache_length, 0)} tokens"
+            full_cache_level(axes, row, name)
         _front(axes, points)
         mark = f"   {UNFINISHED} not finished" if (compressed["status"] == "partial").any() else ""
         axes.set_xlabel(f"mean cache length over the decoding steps (tokens){mark}")
         axes.set_ylabel("Pass@1 (%), ± standard error over problems")
         axes.set_title(f"{model_title(metrics, model)}: Pass@1 against memory\n{over}", linespacing=1.3)
-        axes.grid(color="0.92", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        tidy(axes, grid="both")
         figure.legend(loc="outside right upper", frameon=False, fontsize=7.5, labelspacing=0.45)
     return figure
 
 
 def pareto_front(points: pd.DataFrame) -> pd.DataFrame:
-    """The points to which no other is better: none holds as little and scores higher, or less and as high.
+    """Select the points that no other point beats with less or equal memory and a higher score, or less and as high.
 
     Args:
         points: rows with mean_cache_length and pass_at_1.
@@ -234,10 +197,10 @@ def pareto_front(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
-    """One policy's settings as the series that a line goes through, each in order of mean_cache_length.
+    """Split one policy's settings into the series that a line goes through, each in order of mean_cache_length.
 
-    If one axis alone tells all settings apart there is one series; otherwise one for each value of the other
-    axes, along the axis with the most values.
+    There is one series if one axis alone tells all settings apart; otherwise one for each value of the other axes,
+    along the axis with the most values.
     """
     values = settings[AXES].nunique()
     ordered = settings.sort_values("mean_cache_length", kind="stable")
@@ -248,15 +211,10 @@ def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _policies(cells: pd.DataFrame) -> pd.DataFrame:
-    """The policies and variants of the cells, as they are shown; the original form of a policy comes first."""
+    """The policies and variants of the cells in the order of display; a policy's original form comes first."""
     policies = cells[POLICY].drop_duplicates()
-    titles = [formats.policy_title(*key) for key in policies.itertuples(index=False)]
+    titles = [words.policy_title(*key) for key in policies.itertuples(index=False)]
     return in_order(policies.assign(title=titles), by=["policy", "title"])[POLICY]
-
-
-def _by_policy(cells: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
-    keys = _policies(cells).itertuples(index=False, name=None)
-    return [(key, cells[(cells["policy"] == key[0]) & (cells["variant"] == key[1])]) for key in keys]
 
 
 def _styles(metrics: pd.DataFrame) -> dict[Any, tuple[str, str]]:
@@ -265,12 +223,13 @@ def _styles(metrics: pd.DataFrame) -> dict[Any, tuple[str, str]]:
 
 
 def _lines(axes: Axes, points: pd.DataFrame, styles: dict[Any, tuple[str, str]]) -> None:
-    lines = {key: series(rows) for key, rows in _by_policy(points)}
+    keys = _policies(points).itertuples(index=False, name=None)
+    lines = {key: series(points[(points[POLICY] == key).all(axis=1)]) for key in keys}
     split = [key for key, parts in lines.items() if len(parts) > 1]
     for key, parts in lines.items():
-        # The parts of several policies would be more names than the legend has room for.
+        # The legend has room for the parts of one policy only.
         _policy_lines(axes, parts, *styles[key], named=split == [key] and len(parts) <= len(MARKERS))
-    # The full cache and the front are drawn as far as this reaches.
+    # The compressed policies set the limits; the full cache and the front are drawn up to them.
     left, right = axes.get_xlim()
     axes.set_xlim(left - 0.05 * (right - left), right + 0.05 * (right - left))
 
@@ -287,30 +246,15 @@ def _policy_lines(axes: Axes, parts: list[pd.DataFrame], color: str, marker: str
 
 
 def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:
-    fixed = [name for name in AXES[::-1] if all(part[name].nunique() == 1 for part in parts)]
-    differing = [name for name in fixed if pd.concat(parts)[name].nunique() > 1]
-    return ", ".join(f"{name.split('_')[-1]} {formats.number(line[name].iloc[0])}" for name in differing)
-
-
-def _full_line(axes: Axes, row: Any) -> None:
-    level, error = 100 * row.pass_at_1, 0 if formats.missing(row.se) else 100 * row.se
-    name = f"{formats.policy_title('full', row.variant)}:\n{formats.decimal(row.mean_cache_length, 0)} tokens"
-    axes.axhspan(level - error, level + error, color="0.25", alpha=0.1, linewidth=0)
-    axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=name)
+    fixed = [name for name in AXES if all(part[name].nunique() == 1 for part in parts)]
+    return words.axes({name: line[name].iloc[0] for name in fixed if pd.concat(parts)[name].nunique() > 1})
 
 
 def _front(axes: Axes, points: pd.DataFrame) -> None:
     front = pareto_front(points)
-    # The full cache may lie far outside to the right; what leads to it is drawn as far as the picture goes.
+    # The full cache may lie far to the right of the picture, and the step to it must not widen the limits.
     limits = axes.get_xlim(), axes.get_ylim()
-    axes.step(
-        front["mean_cache_length"],
-        100 * front["pass_at_1"],
-        where="post",
-        color="0.8",
-        linewidth=4,
-        solid_joinstyle="miter",
-        zorder=0.5,
-        label="Pareto front",
-    )
+    look: dict[str, Any] = {"color": "0.8", "linewidth": 4, "solid_joinstyle": "miter", "zorder": 0.5}
+    scores = 100 * front["pass_at_1"]
+    axes.step(front["mean_cache_length"], scores, where="post", label="Pareto front", **look)
     axes.set(xlim=limits[0], ylim=limits[1])

@@ -1,4 +1,4 @@
-"""What a step costs as the text grows: cache rows, KV memory and FLOPs beside the full cache; measured throughput."""
+"""The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs, throughput."""
 
 import json
 from pathlib import Path
@@ -9,26 +9,29 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import words as formats
+from analysis import words
 from analysis.load import Run
-from analysis.pictures.style import LINE_COLORS, PAGE_WIDTH, STYLE, model_title, new_figure
+from analysis.numbers.metrics import model_title
+from analysis.pictures.style import LINE_COLORS, PAGE_WIDTH, STYLE, new_figure, tidy
 
 MAX_LINES = 6
 
-# Where fewer completions still write, a mean says more about which they are than about the step.
+# A mean over fewer completions depends more on which of them still write than on the step.
 MIN_LIVE = 10
+PANELS = ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this", "tokens/s, whole cell")
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How many completions still write at each step, and the mean cache length of those, held and if all were kept.
+    """Count the completions that still write at each step, and average their cache lengths.
 
     Step s feeds generated token s; see `metrics.cache_rows` for what counts.
 
     Args:
-        rows: one cell's completions, indexed by their number in the run; events: their evictions.
+        rows: one cell's completions, indexed by their number in the run.
+        events: their evictions.
 
     Returns:
-        live, held, full: [steps].
+        live, held, full, each [steps]: the count, the mean length, and the mean length if nothing were evicted.
     """
     tokens = rows["num_tokens"].to_numpy()
     steps = int(tokens.max())
@@ -50,11 +53,14 @@ def _running(places: np.ndarray, amounts: Any, steps: int) -> np.ndarray:
 
 
 def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
-    """Cache length, KV memory and FLOPs against step, of the settings of one benchmark, and their throughput.
+    """Draw cache length, KV memory and FLOPs against step for one benchmark's settings, and their throughput.
 
-    The benchmark with the longest texts, at most `MAX_LINES` settings, spread over the sizes. FLOPs need the shape
-    of the model (config.json where its provenance says it lies): 2 per weight and 4 per layer, head dimension and
-    row. None without a compressed cell.
+    The benchmark is the one with the longest texts; at most `MAX_LINES` settings are drawn, spread over the cache
+    lengths. FLOPs need the shape of the model, from config.json where its provenance says it lies: 2 per weight, and 4
+    per layer, head dimension and row.
+
+    Returns:
+        None without a compressed cell.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
@@ -64,49 +70,40 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
     chosen = compressed[compressed["condition"] == longest].sort_values("mean_cache_length")
     places = np.unique(np.linspace(0, len(chosen) - 1, min(MAX_LINES, len(chosen))).round().astype(int))
     chosen = chosen.iloc[places]
-    shape = _shape(run, chosen["cell_id"].iloc[0])
     full_cell = ours[(ours["condition"] == longest) & (ours["policy"] == "full")]
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 5.2))
         axes = figure.subplots(2, 2).ravel()
-        for row, color in zip(chosen.itertuples(), LINE_COLORS, strict=False):
-            mine = run.completions[run.completions["cell_id"] == row.cell_id]
-            events = run.events[run.events["completion"].isin(mine.index)]
-            live, held, full = lengths_by_step(mine, events)
-            shown = live >= MIN_LIVE
-            steps = np.arange(len(live))[shown]
-            look: dict[str, Any] = {"color": color, "linewidth": 1.2}
-            axes[0].plot(steps, held[shown], label=formats.setting(row), **look)
-            axes[1].plot(steps, (full / held)[shown], **look)
-            if shape is not None:
-                flops = [shape[0] + shape[1] * rows[shown] for rows in (full, held)]
-                axes[2].plot(steps, flops[0] / flops[1], **look)
-        axes[0].plot(steps, full[shown], color="0.4", linestyle="--", linewidth=1, label="full cache")
-        if shape is None:
-            axes[2].text(0.5, 0.5, "the model's shape is not known here", ha="center", transform=axes[2].transAxes)
-        _throughput_bars(axes[3], chosen, full_cell)
-        for one, title in zip(
-            axes,
-            ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this", "tokens/s, whole cell"),
-            strict=True,
-        ):
+        _lines(axes, run, chosen)
+        bars = pd.concat([chosen, full_cell])["tokens_per_second"].fillna(0)
+        axes[3].bar(np.arange(len(bars)), bars, color=[*LINE_COLORS[: len(chosen)], *["0.6"] * len(full_cell)])
+        axes[3].set_xticks([])
+        for one, title in zip(axes, PANELS, strict=True):
             one.set_title(title, fontsize=9)
-            one.spines[["top", "right"]].set_visible(False)
-            one.grid(axis="y", color="0.92", linewidth=0.6)
-            one.set_axisbelow(True)
+            tidy(one)
         for one in axes[:3]:
             one.set_xlabel("decoding step", fontsize=8)
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
         benchmark = chosen["benchmark_title"].iloc[0]
-        figure.suptitle(f"{model_title(metrics, model)} | {benchmark}: what a step costs", fontsize=10)
+        figure.suptitle(f"{model_title(metrics, model)} | {benchmark}: the cost of a decoding step", fontsize=10)
     return figure
 
 
-def _throughput_bars(axes: Any, chosen: pd.DataFrame, full: pd.DataFrame) -> None:
-    rows = pd.concat([chosen, full])
-    colors = [*LINE_COLORS[: len(chosen)], *["0.6"] * len(full)]
-    axes.bar(np.arange(len(rows)), rows["tokens_per_second"].fillna(0), color=colors)
-    axes.set_xticks([])
+def _lines(axes: Any, run: Run, chosen: pd.DataFrame) -> None:
+    shape = _shape(run, chosen["cell_id"].iloc[0])
+    for row, color in zip(chosen.itertuples(), LINE_COLORS, strict=False):
+        ours = run.completions[run.completions["cell_id"] == row.cell_id]
+        live, held, full = lengths_by_step(ours, run.events[run.events["completion"].isin(ours.index)])
+        steps = np.flatnonzero(live >= MIN_LIVE)
+        held, full = held[steps], full[steps]
+        look: dict[str, Any] = {"color": color, "linewidth": 1.2}
+        axes[0].plot(steps, held, label=words.setting(row), **look)
+        axes[1].plot(steps, full / held, **look)
+        if shape is not None:
+            axes[2].plot(steps, (shape[0] + shape[1] * full) / (shape[0] + shape[1] * held), **look)
+    axes[0].plot(steps, full, color="0.4", linestyle="--", linewidth=1, label="full cache")
+    if shape is None:
+        axes[2].text(0.5, 0.5, "the model's shape is not known here", ha="center", transform=axes[2].transAxes)
 
 
 def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:

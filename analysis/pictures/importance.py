@@ -17,19 +17,19 @@ from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
 QUESTION_COLOR, ANSWER_COLOR = "#08306b", "#d9d9d9"
 
-# A page is this many dots wide; of more tokens each dot shows the largest, so that no lone high one is lost.
+# A page is this many dots wide. With more tokens each dot shows the largest score, so that no single high one is lost.
 _MOST_COLUMNS = 1200
 
-# Scores beyond these percentiles have the scale's ends: a few outliers would leave all others of one colour.
+# The scale ends at these percentiles; otherwise a few outliers would leave all other scores one colour.
 _PERCENTILES = (1.0, 99.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What the strips of one text share: token counts of its parts, and the step of each thinking token.
+    """The parts of one text, which all its strips share.
 
     Attributes:
-        question, thinking, answer: tokens of the parts; the closing tag counts to the answer.
+        question, thinking, answer: token counts; the closing tag counts to the answer.
         steps: [thinking] number of the step that each thinking token belongs to, ascending from 0.
         pieces: the text of each thinking token.
     """
@@ -43,14 +43,14 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """One score of every thinking token, [thinking], NaN where there is none, and what it is called."""
+    """A score of every thinking token, [thinking], NaN where unknown, and its name."""
 
     title: str
     scores: np.ndarray
 
 
 def mean_and_ratio(scores: np.ndarray) -> tuple[float, float]:
-    """Mean of the known scores, and the fraction of them above it; NaN for both where none is known."""
+    """The mean of the known scores, and the fraction of them above the mean; both NaN where no score is known."""
     known = scores[~np.isnan(scores)]
     if not len(known):
         return float("nan"), float("nan")
@@ -64,27 +64,25 @@ def by_step(scores: np.ndarray, steps: Sequence[int]) -> np.ndarray:
 
 
 def caption(scores: np.ndarray) -> str:
-    """`Mean Score: 0.604; Ratio: 0.198`; a mean below a hundredth with three significant digits."""
+    """Write `Mean Score: 0.604; Ratio: 0.198`; a mean below a hundredth has three significant digits."""
     mean, ratio = mean_and_ratio(scores)
-    return (
-        f"Mean Score: {mean:.3f}; Ratio: {ratio:.3f}" if mean >= 0.01 else f"Mean Score: {mean:.3g}; Ratio: {ratio:.3f}"
-    )
+    return f"Mean Score: {mean:{'.3f' if mean >= 0.01 else '.3g'}}; Ratio: {ratio:.3f}"
 
 
 def importance_table(layout: Layout, strips: Sequence[Strip]) -> pd.DataFrame:
-    """One row per thinking token: its position in the text, number in the thinking, step, text and scores."""
+    """A row per thinking token: its position in the text, number in the thinking, step, text and scores."""
     number = np.arange(layout.thinking)
     columns = {"position": layout.question + number, "token": number, "step": layout.steps, "text": layout.pieces}
     return pd.DataFrame({**columns, **{strip.title: strip.scores for strip in strips}})
 
 
 def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, average_steps: bool = False) -> Figure:
-    """The strips of one text over each other: question | thinking | answer, white (low) to blue (high).
+    """Draw the strips of one text over each other: question | thinking | answer, white (low) to blue (high).
 
     Args:
         layout: the parts of the text.
         strips: scores of its thinking tokens; each has its own scale.
-        title: what the text is.
+        title: names the text.
         average_steps: give every token of a step the step's mean.
     """
     with matplotlib.rc_context(STYLE):
@@ -92,7 +90,7 @@ def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, av
         rows = figure.subplots(len(strips), 1, sharex=True, squeeze=False)[:, 0]
         for axes, strip in zip(rows, strips, strict=True):
             _strip(axes, layout, strip, average_steps)
-        # Beyond the thinking nothing is to scale.
+        # Only the thinking is drawn to scale, so only it has ticks.
         rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
         rows[-1].set_xlabel("Reasoning step (tokens)")
         figure.suptitle(title, fontsize=10)
@@ -103,7 +101,7 @@ def _strip(axes: Axes, layout: Layout, strip: Strip, average_steps: bool) -> Non
     scores = by_step(strip.scores, layout.steps) if average_steps else strip.scores
     known = scores[~np.isnan(scores)]
     low, high = np.percentile(known, _PERCENTILES).tolist() if len(known) else (0.0, 1.0)
-    # The mean is shown on the same scale as the colours, so it must lie on it.
+    # The line of the mean lies on the scale of the colours, so the scale must reach it.
     mean = mean_and_ratio(strip.scores)[0]
     low = min(low, mean)
     high = max(high, mean, low + 1e-12)
@@ -111,24 +109,15 @@ def _strip(axes: Axes, layout: Layout, strip: Strip, average_steps: bool) -> Non
     columns = pooled(scores, _MOST_COLUMNS)[None]
     axes.set_facecolor("#f7f7f7")
     axes.imshow(columns, cmap=WHITE_TO_BLUE, vmin=low, vmax=high, extent=extent, aspect="auto", interpolation="nearest")
-    # Ends that are short beside a long thinking still must be seen, and ones that are long leave it room.
+    # The question and the answer stay visible beside a long thinking, and leave room for a short one.
     ends = [(0, -1, QUESTION_COLOR, "question"), (layout.thinking, 1, ANSWER_COLOR, "answer")]
     widths = [min(max(n, 0.02 * layout.thinking), 0.15 * layout.thinking) for n in (layout.question, layout.answer)]
     for (edge, sign, color, label), width in zip(ends, widths, strict=True):
         if sign > 0 and not layout.answer:
             continue
         axes.axvspan(edge - 0.5, edge - 0.5 + sign * width, color=color, linewidth=0)
-        ink = "white" if sign < 0 else "black"
-        axes.text(
-            edge + sign * width / 2,
-            (low + high) / 2,
-            label,
-            rotation=90,
-            ha="center",
-            va="center",
-            fontsize=6,
-            color=ink,
-        )
+        look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6}
+        axes.text(edge + sign * width / 2, (low + high) / 2, label, color="white" if sign < 0 else "black", **look)
         axes.axvline(edge - 0.5, color="white", linewidth=1.5)
     axes.set_xlim(-0.5 - widths[0], layout.thinking - 0.5 + (widths[1] if layout.answer else 0))
     axes.set_ylim(low, high)
@@ -140,7 +129,7 @@ def _strip(axes: Axes, layout: Layout, strip: Strip, average_steps: bool) -> Non
 
 
 def pooled(scores: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` columns, each the largest known score of the tokens that share it."""
+    """Reduce the scores to at most `most` columns, each the largest known score of the tokens that share the column."""
     if len(scores) <= most:
         return scores
     starts = np.unique(np.linspace(0, len(scores), most, endpoint=False).astype(int))
@@ -148,13 +137,12 @@ def pooled(scores: np.ndarray, most: int) -> np.ndarray:
 
 
 def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Share of the tokens, most important first, and the share of all importance that they carry; both from 0 to 1."""
+    """The share of the tokens, most important first, and the share of all importance they carry; both from 0 to 1."""
     ordered = np.sort(scores[~np.isnan(scores)])[::-1]
     carried = np.concatenate([[0.0], np.cumsum(ordered)])
     return np.linspace(0, 1, len(carried)), carried / max(carried[-1], 1e-300)
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
-    """Write a table whose numbers read back as they are."""
-    options: Any = {"index": False, "lineterminator": "\n"}
-    table.to_csv(path, **options)
+    """Write a table with all digits of its numbers."""
+    table.to_csv(path, index=False, lineterminator="\n")

@@ -1,6 +1,5 @@
-"""What stayed of a completion: its text with the evicted tokens shaded by when they went, as a page of its own."""
+"""What evictions left of a completion, as numbers, and how much of the important tokens each policy keeps."""
 
-import html
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +11,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import permutation_test
 
-from analysis import words as formats
+from analysis import words
 from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
 from analysis.records import Eviction, UserError, held_percents
 
-# From the first eviction to the last; more evictions than shades share them.
-_SHADES = ("#8c2d04", "#cc4c02", "#ec7014", "#fe9929", "#fec44f", "#fee391")
-_DARK = 3
 MAX_NAMED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a completion's cache held.
+    """The tokens that a completion's cache held after each eviction.
 
     Attributes:
         pieces: the text of each token, prompt and completion.
@@ -41,22 +37,22 @@ class Kept:
 
     @property
     def gone_at(self) -> np.ndarray:
-        """[tokens] the number, from 0, of the eviction after which no head holds the token; -1 if some still does."""
+        """[tokens] number, from 0, of the eviction after which no head holds the token; -1 if a head still does."""
         gone = self.held == 0
         return np.where(gone.any(axis=0), gone.argmax(axis=0), -1)
 
 
 def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
-    """Decode what the evictions of a completion left.
+    """Decode the tokens that each eviction of a completion left.
 
     Raises:
-        UserError: nothing was evicted, or the run did not store what was.
+        UserError: nothing was evicted, or the run did not store which tokens stayed.
     """
     if not evictions:
         raise UserError("this completion was never evicted: all of it stayed; choose another, or a smaller budget.")
     if not all(e.held for e in evictions):
         raise UserError(
-            "this run did not store what each eviction left (it is of an older version): run the cell again."
+            "this run did not store which tokens each eviction left (it is of an older version): run the cell again."
         )
     held = np.full((len(evictions), len(pieces)), np.nan)
     for row, eviction in enumerate(evictions):
@@ -66,57 +62,22 @@ def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction])
 
 
 def kept_table(kept: Kept) -> pd.DataFrame:
-    """One row per token: position, text, the eviction (from 1) that took it or 0, percent held after each eviction."""
+    """A row per token: position, text, the eviction (from 1) that took it or 0, percent held after each eviction."""
     columns = {f"held_{number}": row for number, row in enumerate(kept.held, start=1)}
     position = np.arange(len(kept.pieces))
     return pd.DataFrame({"position": position, "text": kept.pieces, "gone_at": kept.gone_at + 1, **columns})
 
 
-def kept_html(kept: Kept, *, title: str, rows: bool = False) -> str:
-    """A page of its own: the whole text, evicted tokens shaded by when they went; with `rows` once per eviction."""
-    legend = "".join(
-        f'<span style="{_shade(number, len(kept.steps))}"> eviction {number + 1} (token {step}) </span> '
-        for number, step in enumerate(kept.steps)
-    )
-    parts = [_text(kept, kept.gone_at, "The whole text", len(kept.pieces))]
-    for number, step in enumerate(kept.steps) if rows else ():
-        held = kept.held[number]
-        gone = np.where(np.isin(kept.gone_at, range(number + 1)), kept.gone_at, -1)
-        live = round(float(np.nansum(held)) / 100)
-        head = f"After eviction {number + 1}: {live} of {int((~np.isnan(held)).sum())} tokens held"
-        parts.append(_text(kept, gone, head, kept.prompt + step))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{html.escape(title)}</title><style>"
-        "body{font:14px/1.6 'DejaVu Sans',sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-        ".text{white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid #ccc;padding:.6em}"
-        ".prompt{border-bottom:1px solid #999}h2{font-size:1em}</style></head><body>"
-        f"<h1 style='font-size:1.2em'>{html.escape(title)}</h1>"
-        f"<p>Plain: kept to the end. Underlined: the question. Gone with: {legend}</p>{''.join(parts)}</body></html>\n"
-    )
-
-
-def _text(kept: Kept, gone: np.ndarray, head: str, length: int) -> str:
-    spans = []
-    for number, piece in enumerate(kept.pieces[:length]):
-        style = f' style="{_shade(int(gone[number]), len(kept.steps))}"' if gone[number] >= 0 else ""
-        question = ' class="prompt"' if number < kept.prompt else ""
-        spans.append(f"<span{question}{style}>{html.escape(piece)}</span>")
-    return f'<h2>{html.escape(head)}</h2><div class="text">{"".join(spans)}</div>'
-
-
-def _shade(number: int, evictions: int) -> str:
-    index = number * (len(_SHADES) - 1) // max(1, evictions - 1) if evictions > 1 else 1
-    return f"background:{_SHADES[index]};color:{'#fff' if index < _DARK else '#000'}"
-
-
 def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
-    """[evictions] share of the importance written so far that the cache still holds after each eviction, 0 to 1.
+    """Compute the share of the importance written so far that the cache still holds after each eviction.
 
     Args:
-        kept: what was held.
+        kept: the tokens that were held.
         importance: [thinking] importance of the thinking tokens, none below 0; NaN counts nothing.
         start: position of the first thinking token.
+
+    Returns:
+        [evictions] shares, 0 to 1.
     """
     held = kept.held[:, start : start + len(importance)]
     weight = np.where(np.isnan(held) | np.isnan(importance), 0.0, importance)
@@ -127,8 +88,8 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
 def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
     """Spearman's rho of `retained` and `pass1` over the policies, its p, and how many policies have both.
 
-    p is of a permutation test, exact for up to 7 policies: the usual approximation asks for more than there may be. NaN
-    for fewer than three policies or where all have one value.
+    p comes from a permutation test, exact for up to 7 policies, because the usual approximation needs more policies.
+    rho and p are NaN for fewer than three policies, or if all policies have the same value.
     """
     known = table.dropna(subset=["retained", "pass1"])
     ranks = known[["retained", "pass1"]].rank()
@@ -146,30 +107,26 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
 
 
 def correlation_text(table: pd.DataFrame) -> str:
-    """Spearman's rho, its p and the number of policies in words."""
+    """Write Spearman's rho, its p and the number of policies."""
     rho, p, n = rank_correlation(table)
-    if np.isnan(rho):
-        return f"no correlation over n = {n}"
-    shown = formats.p_value(p)
-    sign, digits = ("<", shown[1:]) if shown.startswith("<") else ("=", shown)
-    return f"Spearman rho {rho:.2f}, p {sign} {digits}, n = {n}"
+    return f"no correlation over n = {n}" if np.isnan(rho) else f"Spearman rho {rho:.2f}, {words.p_equals(p)}, n = {n}"
 
 
 def retention_figure(
     curves: pd.DataFrame, table: pd.DataFrame, lorenz: dict[str, tuple[np.ndarray, np.ndarray]], *, title: str
 ) -> Figure:
-    """How much true importance each policy holds, what it scores, and how unequal importance is.
+    """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
 
     Args:
         curves: policy, eviction (from 1), retained (0 to 1), texts.
         table: policy, retained (mean over its evictions), pass1 (0 to 1).
-        lorenz: per label, shares of the tokens and of the importance they carry.
-        title: the label and the run.
+        lorenz: by label, shares of the tokens and of the importance they carry.
+        title: names the label and the run.
     """
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 3.5))
         left, middle, right = figure.subplots(1, 3)
-        # More names than these leave no room for the curves: the best are told apart, the others are grey.
+        # More names leave no room for the curves: the best policies have a colour, the others are grey.
         best = set(table.nlargest(MAX_NAMED, "pass1")["policy"])
         numbers = itertools.count()
         colors = {name: f"C{next(numbers)}" if name in best else "lightgrey" for name in table["policy"]}

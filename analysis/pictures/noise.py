@@ -1,4 +1,4 @@
-"""The noise-floor figure: the cells of each grid in order, beside what identical cells would give."""
+"""The noise figure: the cells of each grid in ascending order, beside the range that identical cells would give."""
 
 from math import ceil
 
@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis import words
 from analysis.numbers.verdict import PanelVerdict
 from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
 
@@ -14,11 +15,12 @@ BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
 
 def noise_figure(verdicts: list[PanelVerdict]) -> Figure:
-    """One panel per grid: its cells' Pass@1 in ascending order; the bar is the range that identical cells stay
-    within in 95% of grids, around the grid's mean.
+    """Draw one panel per verdict: its cells' Pass@1 in ascending order over a grey band.
+
+    The band is as wide as the range that identical cells stay within in 95% of grids, around the middle of the range.
 
     Args:
-        verdicts: those with a floor.
+        verdicts: all have a floor.
     """
     columns = min(2, len(verdicts))
     rows = ceil(len(verdicts) / columns)
@@ -38,7 +40,7 @@ def noise_figure(verdicts: list[PanelVerdict]) -> Figure:
 def _panel(axes: Axes, verdict: PanelVerdict) -> None:
     floor = verdict.floor
     assert floor is not None
-    # Summary tables hold percent, cells fractions.
+    # A table of scores holds percent, a run's cells hold fractions.
     scale = 1 if verdict.cells["pass_at_1"].max() > 1 else 100
     scores = np.sort(verdict.cells["pass_at_1"].to_numpy() * scale)
     middle = (scores[0] + scores[-1]) / 2
@@ -47,11 +49,10 @@ def _panel(axes: Axes, verdict: PanelVerdict) -> None:
     color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
     axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
     axes.set_title(verdict.title, fontsize=8.5)
-    p = "p < 0.001" if floor.p < 0.001 else f"p = {floor.p:.3f}"
-    words = f"range {100 * floor.range:.1f}, floor {100 * floor.critical:.1f}, {p}"
-    axes.text(0.03, 0.94, words, transform=axes.transAxes, va="top", fontsize=7.5)
+    note = f"range {words.percent(floor.range)}, floor {words.percent(floor.critical)}, {words.p_equals(floor.p)}"
+    axes.text(0.03, 0.94, note, transform=axes.transAxes, va="top", fontsize=7.5)
     low, high = min(scores[0], middle - half), max(scores[-1], middle + half)
-    span = high - low or 1.0  # of cells that are all right there is no range
+    span = high - low or 1.0  # cells that are all correct have no range
     axes.set_ylim(low - 0.08 * span, high + 0.28 * span)
     axes.set_xticks([])
     axes.tick_params(labelsize=8)

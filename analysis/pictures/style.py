@@ -1,15 +1,16 @@
-"""What all pictures share: how they look, where they are written, what their files are called."""
+"""The look, the files and the file names that all pictures share."""
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
-import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from analysis.records import content_hash
+from analysis.words import missing
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -32,9 +33,18 @@ def new_figure(size: tuple[float, float]) -> Figure:
     return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
 
 
-def model_title(metrics: pd.DataFrame, model: str) -> str:
-    """The name of a model as a reader knows it."""
-    return metrics.loc[metrics["model"] == model, "model_title"].iloc[0]
+def tidy(axes: Axes, *, grid: Literal["x", "y", "both"] = "y") -> None:
+    """Draw a faint grid below the data and leave out the frame on top and on the right."""
+    axes.grid(axis=grid, color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def full_cache_level(axes: Axes, row: Any, label: str) -> None:
+    """Draw the full cache's Pass@1 in percent as a dashed line over a band of its standard error."""
+    level, error = 100 * row.pass_at_1, 0 if missing(row.se) else 100 * row.se
+    axes.axhspan(level - error, level + error, color="0.25", alpha=0.1, linewidth=0)
+    axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
@@ -48,19 +58,19 @@ def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
     with matplotlib.rc_context(STYLE):
         for suffix, path in paths.items():
             figure.savefig(path, metadata=dates[suffix])
-            # The first format settles the layout, which is the slow part; the others take it over.
+            # The layout is the slow part. The first format computes it, and the other formats keep it.
             figure.set_layout_engine("none")
     return paths
 
 
 def file_name(*parts: str) -> str:
-    """A file name without suffix from words of any characters; different words give different names."""
+    """Make a file name without suffix from texts of any characters; different texts give different names."""
     raw = "_".join(part for part in parts if part)
     safe = re.sub(r"[^A-Za-z0-9.-]+", "_", raw).strip("._")
     return safe if safe == raw else f"{safe[:80]}_{content_hash(raw)[:6]}"
 
 
-# Okabe and Ito's colours without their yellow, which print loses, and with indigo. Seven of them and eleven
-# markers: 77 policies differ in one or the other, neighbours in both.
+# Okabe and Ito's colours, with indigo for their yellow, which is too light in print. Seven colours and eleven markers
+# tell 77 policies apart; neighbours differ in both.
 LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
 MARKERS = "osD^vPX<>ph"

@@ -1,41 +1,16 @@
-"""Tables of a report as text, Markdown and LaTeX."""
+"""Tables of a report, and their text as Markdown, as LaTeX and for the terminal. No plotting library is needed."""
 
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis import words as formats
+from analysis import words
 from analysis.load import in_order, load_run
-from analysis.numbers.metrics import SETTING, cell_metrics, mean_over_benchmarks
-from analysis.pictures.style import model_title
+from analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
+from analysis.words import MISSING, UNFINISHED
 
-
-def _tables(metrics: pd.DataFrame, form: str) -> str:
-    """The Pass@1 tables of all models as Markdown or LaTeX (booktabs)."""
-    parts = []
-    for model in metrics["model"].unique():
-        table = _summary(metrics, model)
-        if form == "markdown":
-            head = [str(table.index.name), *map(str, table.columns)]
-            lines = [
-                head,
-                ["---"] * len(head),
-                *([str(name), *row] for name, row in zip(table.index, table.to_numpy(), strict=True)),
-            ]
-            parts.append(
-                "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
-            )
-        else:
-            text = table.reset_index().map(_latex).rename(columns=_latex)
-            parts.append(text.to_latex(index=False, escape=False, column_format="l" + "r" * len(table.columns)))
-    note = "Pass@1 in %, ± standard error over problems; * not finished; – no result yet"
-    return "\n\n".join([*parts, note if form == "markdown" else f"% {note}"]) + "\n"
-
-
-def _latex(text: Any) -> str:
-    known = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    return "".join(known.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in str(text))
+NOTE = f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished; {MISSING} no result yet"
 
 
 def summary_table(directory: Path | str) -> str:
@@ -44,73 +19,123 @@ def summary_table(directory: Path | str) -> str:
     Raises:
         UserError: the directory is missing or holds no cell.
     """
-    metrics = cell_metrics(load_run(directory))
-    tables = [_aligned(_summary(metrics, model)) for model in metrics["model"].unique()]
-    return "\n\n".join([*tables, "Pass@1 in %, ± standard error over problems; * not finished; – no result yet"])
+    scores = cell_scores(load_run(directory))
+    return "\n\n".join([*(_aligned(score_table(scores, model)) for model in scores["model"].unique()), NOTE])
 
 
-def _summary(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Texts: a row per policy setting, a column per benchmark and their mean; named by the model."""
+def markdown(metrics: pd.DataFrame) -> str:
+    """The Pass@1 tables of all models as Markdown."""
+    tables = [_markdown(score_table(metrics, model)) for model in metrics["model"].unique()]
+    return "\n\n".join([*tables, NOTE]) + "\n"
+
+
+def latex(metrics: pd.DataFrame) -> str:
+    """The Pass@1 tables of all models as LaTeX (booktabs)."""
+    tables = [_latex(score_table(metrics, model)) for model in metrics["model"].unique()]
+    return "\n\n".join([*tables, f"% {NOTE}"]) + "\n"
+
+
+def score_table(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
+    """Texts: a row per policy setting, a column per benchmark and their mean; the index is named by the model."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    names = list(ours["benchmark"].unique())
-    columns = {}
-    for name in names:
-        rows = ours[ours["benchmark"] == name]
-        columns[rows.iloc[0]["benchmark_title"]] = _scores(rows)
-    if len(names) > 1:
-        columns["mean"] = _scores(mean_over_benchmarks(ours, names))
+    columns = {rows.iloc[0]["benchmark_title"]: _scores(rows) for _, rows in ours.groupby("benchmark", sort=False)}
+    if len(columns) > 1:
+        columns["mean"] = _scores(mean_over_benchmarks(ours, list(ours["benchmark"].unique())))
     settings = in_order(ours.drop_duplicates(SETTING), by=SETTING)
-    order = [formats.setting(row) for row in settings.itertuples()]
-    table = pd.DataFrame(columns).reindex(order).fillna(formats.MISSING)
-    return table.rename_axis(ours.iloc[0]["model_title"])
+    table = pd.DataFrame(columns).reindex(_settings(settings)).fillna(MISSING)
+    return table.rename_axis(model_title(metrics, model))
 
 
 def _scores(rows: pd.DataFrame) -> pd.Series:
-    texts = [_score(row) for row in rows.itertuples()]
-    return pd.Series(texts, index=[formats.setting(row) for row in rows.itertuples()], dtype="object")
+    return pd.Series([_score(row) for row in rows.itertuples()], index=_settings(rows), dtype="object")
+
+
+def _settings(rows: pd.DataFrame) -> list[str]:
+    return [words.setting(row) for row in rows.itertuples()]
 
 
 def _score(row: Any) -> str:
-    text = formats.percent_pm(row.pass_at_1, row.se)
-    return text if row.status == "done" or text == formats.MISSING else f"{text}*"
+    text = words.percent_pm(row.pass_at_1, row.se)
+    return text if row.status == "done" or text == MISSING else f"{text}{UNFINISHED}"
 
 
-def _holdings(metrics: pd.DataFrame, model: str) -> list[tuple[str, pd.DataFrame]]:
-    """What each policy setting of a model holds: a heading and a table, of the mean over benchmarks and of each."""
+def holding_tables(metrics: pd.DataFrame, model: str) -> list[tuple[str, pd.DataFrame]]:
+    """The cache lengths of each policy setting of a model: a heading and a table, of the mean and of each benchmark."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    name = model_title(metrics, model)
-    tables = [
-        (f"{name} | {rows.iloc[0]['benchmark_title']}", _lengths(rows))
-        for _, rows in ours.groupby("benchmark", sort=False)
-    ]
-    if len(tables) > 1:
-        mean = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
-        tables.insert(0, (f"{name} | mean of {len(tables)} benchmarks", _lengths(mean)))
-    return tables
+    return [(f"{model_title(metrics, model)} | {title}", _lengths(rows)) for title, rows in benchmark_views(ours)]
 
 
 def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
-    """Texts: what each policy setting holds, in tokens and in percent of the full cache of the same texts."""
+    """Texts: cache lengths in tokens, and in percent of the full cache of the same texts."""
     rows = in_order(rows, by=SETTING)
     texts = {
-        "largest peak": rows["max_peak_length"].map(formats.number),
-        "mean peak": rows["mean_peak_length"].map(formats.decimal),
-        "at an eviction": rows["mean_length_before"].map(formats.decimal),
-        "just after it": rows["mean_length_after"].map(formats.decimal),
-        "mean over steps": rows["mean_cache_length"].map(formats.decimal),
-        "peak, % of full": rows["kept_memory"].map(formats.percent),
-        "mean, % of full": rows["kept_rows"].map(formats.percent),
+        "largest peak": rows["max_peak_length"].map(words.number),
+        "mean peak": rows["mean_peak_length"].map(words.decimal),
+        "at an eviction": rows["mean_length_before"].map(words.decimal),
+        "just after it": rows["mean_length_after"].map(words.decimal),
+        "mean over steps": rows["mean_cache_length"].map(words.decimal),
+        "peak, % of full": rows["kept_memory"].map(words.percent),
+        "mean, % of full": rows["kept_rows"].map(words.percent),
     }
-    return pd.DataFrame(texts).set_axis([formats.setting(row) for row in rows.itertuples()])
+    return pd.DataFrame(texts).set_axis(_settings(rows))
+
+
+def cell_table(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Texts: a row per cell, indexed by cell_id."""
+    several = [str(name) for name in metrics if str(name).startswith("pass_at_")]
+    most = max(int(name.removeprefix("pass_at_")) for name in several)
+    return pd.DataFrame([_cell(row, most) for row in metrics.itertuples()], index=list(metrics["cell_id"]))
+
+
+def _cell(row: Any, draws: int) -> dict[str, str]:
+    interval = f"{words.percent(row.ci_low)} to {words.percent(row.ci_high)}"
+    several = {f"pass@{draws}": getattr(row, f"pass_at_{draws}"), "majority": getattr(row, "maj_at_n", None)}
+    return {
+        "model": row.model_title,
+        "benchmark": row.benchmark_title,
+        "policy": ", ".join(name for name in (row.policy, row.variant) if name),
+        "keep ratio": words.number(row.keep_ratio),
+        "window": words.number(row.local_window),
+        "budget": words.number(row.budget),
+        "Pass@1 ± SE": words.percent_pm(row.pass_at_1, row.se),
+        "95% interval": interval if row.graded else MISSING,
+        **({name: words.percent(value) for name, value in several.items()} if draws > 1 else {}),
+        "vs full ± SE": words.percent_pm(row.diff_to_full, row.diff_se, signed=True),
+        "p (Holm)": words.p_value(row.p_holm),
+        "regressions": words.number(row.regressions),
+        "gains": words.number(row.gains),
+        "where evicted": words.percent(row.diff_evicted, signed=True),
+        "elsewhere": words.percent(row.diff_untouched, signed=True),
+        "tokens": words.decimal(row.mean_tokens),
+        "tokens, × full": words.decimal(row.tokens_to_full, 2),
+        "evictions": words.decimal(row.mean_evictions, 2),
+        "evicted %": words.percent(row.evicted),
+        "kept memory %": words.percent(row.kept_memory),
+        "truncated %": words.percent(row.truncated),
+        "no answer %": words.percent(row.no_answer),
+        "timed out %": words.percent(row.grader_timeout),
+        "status": "done" if row.status == "done" else f"partial: {progress(row)}",
+    }
+
+
+def progress(cell: Any) -> str:
+    """How many of a cell's completions there are, as "3 of 9"."""
+    return f"{cell.completions} of {'?' if words.missing(cell.expected) else words.number(cell.expected)}"
 
 
 def _aligned(table: pd.DataFrame) -> str:
-    lines = [[str(table.index.name), *map(str, table.columns)]]
-    lines += [[str(name), *row] for name, row in zip(table.index, table.to_numpy(), strict=True)]
     # A place of its own for the star keeps the digits in line.
-    lines = [[name, *(text if text.endswith("*") else f"{text} " for text in texts)] for name, *texts in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(text.rjust(width) if i else text.ljust(width) for i, (text, width) in enumerate(pairs)).rstrip()
-        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-    )
+    padded = table.map(lambda text: text if text.endswith(UNFINISHED) else f"{text} ").rename(columns="{} ".format)
+    lines = padded.rename_axis(index=None, columns=str(table.index.name)).to_string().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _markdown(table: pd.DataFrame) -> str:
+    lines = [[table.index.name, *table.columns], ["---"] * (1 + len(table.columns)), *table.reset_index().to_numpy()]
+    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+def _latex(table: pd.DataFrame) -> str:
+    columns = "l" + "r" * len(table.columns)
+    text = table.reset_index().to_latex(index=False, escape=True, column_format=columns)
+    return text.replace("±", r"$\pm$").replace("–", "--")

@@ -17,9 +17,10 @@ import yaml
 from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
 from analysis.pictures.attribution import attribution_figure, attribution_table
 from analysis.pictures.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
-from analysis.pictures.kept import correlation_text, kept_html, kept_table, read_kept, retention, retention_figure
+from analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
 from analysis.pictures.style import file_name, save_figure
 from analysis.records import CELL_FILE, UserError
+from analysis.report.kept_page import kept_html
 from harness.inspect.attribution import cost, grad_x_input, removal
 from harness.inspect.importance import importance
 from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs

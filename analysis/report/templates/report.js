@@ -1,11 +1,3 @@
-"use strict";
-// Texts of a model only ever enter the page as text nodes.
-const make = (tag, text, name) => {
-  const node = document.createElement(tag);
-  if (text !== undefined && text !== null) node.textContent = text;
-  if (name) node.className = name;
-  return node;
-};
 const cells = new Map(), waiting = new Map();
 const files = JSON.parse(document.getElementById("files").textContent);
 const shown = 25;
@@ -28,45 +20,6 @@ function withCell(id, use) {
   document.head.append(script);
 }
 
-function heldAt(runs, length) {
-  const held = new Float32Array(length).fill(100);
-  for (let i = 0, place = 0; i < runs.length; i += 2) {
-    held.fill(runs[i], Math.min(place, length), Math.min(place + runs[i + 1], length));
-    place += runs[i + 1];
-  }
-  return held;
-}
-
-function fillText(box, draw, event) {
-  box.replaceChildren();
-  const end = draw.text.indexOf("</think>");
-  const answerAt = end < 0 ? draw.text.length : end;
-  if (!draw.lengths || event < 0) {
-    box.append(make("span", draw.text.slice(0, answerAt)));
-  } else {
-    const held = heldAt(draw.held[event], draw.prompt + draw.lengths.length);
-    let place = 0, run = null, before = null;
-    draw.lengths.forEach((length, i) => {
-      const text = draw.text.slice(place, Math.min(place + length, answerAt));
-      place += length;
-      if (!text) return;
-      const share = held[draw.prompt + i];
-      if (share !== before) {
-        run = make("span");
-        if (share < 100) {
-          run.style.backgroundColor = `rgba(213,94,0,${0.45 * (1 - share / 100)})`;
-          run.title = `${share}% of the heads still hold it`;
-          run.className = "evicted";
-        }
-        box.append(run);
-        before = share;
-      }
-      run.append(text);
-    });
-  }
-  if (end >= 0) box.append(make("span", draw.text.slice(answerAt), "answer"));
-}
-
 function drawView(draw) {
   const view = make("div");
   const line = make("p");
@@ -78,7 +31,7 @@ function drawView(draw) {
   const box = make("div", null, "draw");
   const events = draw.held ? draw.held.length : 0;
   if (events) {
-    const label = make("label", "shade what is gone after eviction ");
+    const label = make("label", "shade what is gone (darker: gone earlier) after eviction ");
     const choice = make("input"), number = make("span", events);
     Object.assign(choice, { type: "range", min: 0, max: events, value: events });
     choice.oninput = () => { number.textContent = choice.value; fillText(box, draw, choice.value - 1); };
@@ -114,7 +67,7 @@ function show(id, name) {
   drill.replaceChildren(make("p", "loading"));
   withCell(id, (data) => {
     drill.replaceChildren(make("h3", `${name} (${id})`));
-    if (data.left_out) drill.append(make("p", `${data.left_out} completions more are in the run directory.`, "note"));
+    if (data.left_out) drill.append(make("p", `The run directory holds ${data.left_out} more completions.`, "note"));
     if (!data.problems.length) drill.append(make("p", "No completion yet."));
     const list = make("div");
     drill.append(list);

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from analysis.load import load_run
-from analysis.numbers.metrics import cache_rows, cell_metrics, mean_over_benchmarks, pass_at_1
+from analysis.numbers.metrics import cache_rows, cell_metrics, mean_over_benchmarks, score_intervals
 
 MakeCell = Callable[..., Path]
 
@@ -39,7 +39,7 @@ def test_problems_weigh_the_same_when_draws_are_missing(tmp_path: Path, make_cel
 def test_with_one_draw_the_interval_is_wilsons(right: int) -> None:
     correct = [1.0] * right + [0.0] * (30 - right)
     graded = pd.DataFrame({"cell_id": "a", "problem_id": [f"p{i}" for i in range(30)], "correct": correct})
-    row = pass_at_1(graded).loc["a"]
+    row = score_intervals(graded).loc["a"]
     expected = stats.binomtest(right, 30).proportion_ci(method="wilson")
     assert row["ci_low"] == pytest.approx(expected.low, abs=1e-12)
     assert row["ci_high"] == pytest.approx(expected.high, abs=1e-12)
@@ -49,7 +49,7 @@ def test_with_one_draw_the_interval_is_wilsons(right: int) -> None:
 def test_draws_that_never_differ_do_not_narrow_the_interval(low: float) -> None:
     problems = np.repeat([f"p{i}" for i in range(20)], 5)
     graded = pd.DataFrame({"cell_id": "a", "problem_id": problems, "correct": low})
-    row = pass_at_1(graded).loc["a"]
+    row = score_intervals(graded).loc["a"]
     expected = stats.binomtest(int(20 * low), 20).proportion_ci(method="wilson")
     assert (row["ci_low"], row["ci_high"]) == (pytest.approx(expected.low), pytest.approx(expected.high))
 
@@ -67,7 +67,7 @@ def test_the_interval_covers_what_it_claims() -> None:
             "correct": correct.reshape(-1).astype(float),
         }
     )
-    table = pass_at_1(graded)
+    table = score_intervals(graded)
     covered = ((table["ci_low"] <= 0.8 / 1.7) & (table["ci_high"] >= 0.8 / 1.7)).mean()
     assert 0.93 <= covered <= 0.97
 

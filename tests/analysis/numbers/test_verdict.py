@@ -44,7 +44,7 @@ def verdict_lines(run: Path) -> str:
     loaded = load_run(run)
     metrics = cell_metrics(loaded)
     (grid,) = find_grids(metrics)
-    (verdict,) = panel_verdicts(grid, graded_rows(loaded), metrics)
+    (verdict,) = panel_verdicts(grid, graded_rows(loaded))
     return "\n".join(verdict.lines)
 
 

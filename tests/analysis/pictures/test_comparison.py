@@ -14,12 +14,12 @@ from scipy import stats
 from analysis.load import load_run
 from analysis.numbers.grids import shared_settings
 from analysis.numbers.metrics import cell_metrics
+from analysis.numbers.verdict import spread_in_words
 from analysis.pictures.comparison import (
     accuracy_memory_figure,
     pareto_front,
     policy_bars_figure,
     series,
-    spread_in_words,
 )
 from analysis.pictures.style import PAGE_WIDTH, save_figure
 

@@ -12,7 +12,8 @@ from matplotlib.patches import Rectangle
 from analysis.load import load_run
 from analysis.numbers.grids import find_grids, missing_cells
 from analysis.numbers.metrics import cell_metrics
-from analysis.pictures.heatmap import budget_figure, grid_figure, mean_figure
+from analysis.pictures.budget import budget_figure
+from analysis.pictures.heatmap import grid_figure, mean_figure
 from analysis.pictures.style import file_name, save_figure
 
 MakeCell = Callable[..., Path]
@@ -141,7 +142,7 @@ def test_budgets(tmp_path: Path, make_cell: MakeCell) -> None:
     assert find_grids(table) == []
     figure = budget_figure(table, "toy_qwen")
     assert figure is not None
-    assert [axes.get_title() for axes in figure.axes] == ["mean of 2", "toy_chain", "toy_add"]
+    assert [axes.get_title() for axes in figure.axes] == ["mean of 2 benchmarks", "toy_chain", "toy_add"]
     drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
     full = np.asarray(drawn["full cache"].get_ydata(), dtype=float)
     assert full == pytest.approx([200 / 3] * 2)

@@ -7,7 +7,6 @@ from scipy.stats import spearmanr
 
 from analysis.pictures.kept import (
     correlation_text,
-    kept_html,
     kept_table,
     rank_correlation,
     read_kept,
@@ -39,20 +38,6 @@ def test_when_each_token_went(kept):
 def test_retention_by_hand(kept):
     importance = np.array([1.0, 2.0, 3.0, np.nan, 9.0])
     np.testing.assert_allclose(retention(kept, importance, 1), [(0.5 * 2 + 3) / 6, 3 / 6])
-
-
-def test_the_page_shades_what_went_and_escapes_the_text(kept):
-    page = kept_html(kept, title="a<b", rows=True)
-    assert "&lt;q&gt;" in page
-    assert "<q>" not in page
-    whole, first, second = page.split("<h2>")[1:]
-    assert "<span>d</span>" in whole
-    assert "<span>a</span>" not in whole
-    assert "<span>b</span>" in first
-    assert ">d<" not in first
-    assert "<span>b</span>" not in second
-    assert "After eviction 1: 2 of 4 tokens held" in first
-    assert kept_html(kept, title="t").count("<h2>") == 1
 
 
 def test_what_cannot_be_shown_is_one_sentence():

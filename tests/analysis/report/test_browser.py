@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from analysis.pictures.kept import read_kept
+from analysis.records import Eviction
 from analysis.report.build import build_report
+from analysis.report.kept_page import kept_html
 
 MakeCell = Callable[..., Path]
 
@@ -130,3 +133,31 @@ def test_evicted_tokens_are_shaded(tmp_path: Path, make_cell: MakeCell, browser:
     pieces = [tokenizer.decode([token]) for token in ids[:3]]
     titles = [f"{share}% of the heads still hold it" for share in (0, 25, 0)]
     assert shaded == [list(pair) for pair in zip(pieces, titles, strict=True)]
+
+
+def test_the_kept_page_shades_what_went_and_escapes_the_text(browser: Any, tmp_path: Path) -> None:
+    pieces = ["<q>", "a", "b", "c", "d", "</script>"]
+    evictions = [
+        Eviction(step=3, length_before=4, length_after=3, held=[100, 1, 0, 1, 50, 1, 100, 1]),
+        Eviction(step=4, length_before=5, length_after=3, held=[100, 1, 0, 2, 100, 2]),
+    ]
+    kept = read_kept(pieces, 1, evictions)
+    page = tmp_path / "kept.html"
+    page.write_text(kept_html(kept, title="a<b", rows=True))
+    browser.get(page.as_uri())
+    sections = browser.execute_script(
+        """return [...document.querySelectorAll(".text")].map((box) => [
+          box.previousElementSibling.textContent, box.textContent,
+          [...box.querySelectorAll(".evicted")].map((one) => [one.textContent, one.style.backgroundColor])]);"""
+    )
+    first, second, partly = "rgb(140, 45, 4)", "rgb(254, 227, 145)", "rgba(213, 94, 0, 0.224)"
+    assert sections == [
+        ["The whole text", "".join(pieces), [["a", first], ["b", second]]],
+        ["After eviction 1: 2 of 4 tokens held", "<q>abc", [["a", first], ["b", partly]]],
+        ["After eviction 2: 3 of 5 tokens held", "<q>abcd", [["a", first], ["b", second]]],
+    ]
+    legend = browser.execute_script("return document.getElementById('legend').textContent")
+    assert legend.endswith("Gone with: eviction 1 (token 3) eviction 2 (token 4)")
+    assert browser.execute_script("return document.querySelector('.question').textContent") == "<q>"
+    assert kept_html(kept, title="t").count("<h2>") == 1
+    assert browser.get_log("browser") == []

@@ -93,7 +93,7 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
 def test_bar_charts_that_are_too_many_are_named(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("analysis.report.build.MAX_BARS", 1)
+    monkeypatch.setattr("analysis.report.gallery.MAX_BARS", 1)
     for ratio in (0.1, 0.2):
         for policy in ("dynts", "window", "random"):
             make_cell([[1], [0]], policy=policy, keep_ratio=ratio)
@@ -160,19 +160,44 @@ def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.Capture
     assert captured.out == ""
 
 
-def test_the_report_needs_no_torch(tmp_path: Path, make_cell: MakeCell) -> None:
-    make_cell([[1], [0]])
+def run_without(packages: tuple[str, ...], program: str) -> None:
+    """Run a program for which some packages cannot be imported."""
     # Not by sys.modules["torch"] = None: scipy takes that for a loaded torch.
-    code = (
+    block = (
         "import sys\n"
         "class Block:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('torch', 'transformers', 'triton'): raise ImportError(name)\n"
+        f"        if name.split('.')[0] in {packages!r}: raise ImportError(name)\n"
         "sys.meta_path.insert(0, Block())\n"
-        "import analysis.load, analysis.numbers.metrics, analysis.pictures.heatmap, analysis.report.build\n"
-        f"analysis.report.build.build_report({str(tmp_path / 'run')!r})"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", block + program], cwd=ROOT, check=True)
+
+
+def test_the_report_needs_no_torch(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1], [0]])
+    program = f"from analysis.report.build import build_report; build_report({str(tmp_path / 'run')!r})"
+    run_without(("torch", "transformers", "triton"), program)
+
+
+def test_the_sweeps_summary_needs_no_plotting_and_no_statistics(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1], [0]])
+    make_cell([[1], [0]], policy="dynts")
+    program = f"from analysis.report.tables import summary_table; summary_table({str(tmp_path / 'run')!r})"
+    run_without(("torch", "matplotlib", "seaborn", "statsmodels", "scipy", "jinja2"), program)
+
+
+def test_the_help_needs_neither_pandas_nor_plotting() -> None:
+    program = "from analysis.report.build import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    run_without(("pandas", "numpy", "matplotlib", "seaborn", "statsmodels", "scipy", "jinja2"), program)
+
+
+def test_several_draws_show_pass_at_k_and_the_majority(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1, 0, 0], [0, 0, 0]])
+    html = build_report(tmp_path / "run").read_text()
+    table = html[html.index("<h2>Cells") :]
+    assert "<th>pass@3</th><th>majority</th>" in table
+    # All answers read "4", so the majority's answer counts as right where one of its draws does.
+    assert "<td>50.0</td><td>50.0</td>" in table
 
 
 def test_heatmaps_with_a_shared_scale_and_intervals(

@@ -1,0 +1,31 @@
+"""All numbers and sentences of a run that its report shows."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from analysis.load import Run
+from analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
+from analysis.numbers.metrics import cell_metrics, graded_rows
+from analysis.numbers.verdict import PanelVerdict, panel_verdicts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """A run with its numbers; the verdicts are those of all grids' panels."""
+
+    run: Run
+    metrics: pd.DataFrame
+    models: list[str]
+    grids: list[PolicyGrid]
+    settings: list[SharedSetting]
+    verdicts: list[PanelVerdict]
+
+
+def analyse(run: Run) -> Findings:
+    """Compute all numbers and verdicts of a run."""
+    metrics, graded = cell_metrics(run), graded_rows(run)
+    grids, settings = find_grids(metrics), shared_settings(metrics)
+    verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
+    models = list(metrics["model"].unique())
+    return Findings(run=run, metrics=metrics, models=models, grids=grids, settings=settings, verdicts=verdicts)

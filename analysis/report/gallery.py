@@ -1,0 +1,87 @@
+"""The figures of a report, saved and captioned."""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from analysis import words
+from analysis.numbers.findings import Findings
+from analysis.numbers.grids import PolicyGrid
+from analysis.numbers.metrics import model_title
+from analysis.pictures.budget import budget_figure
+from analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
+from analysis.pictures.cost import cost_figure
+from analysis.pictures.heatmap import grid_figure, mean_figure
+from analysis.pictures.noise import noise_figure
+from analysis.pictures.style import file_name, save_figure
+
+# A grid of several policies shares as many settings as it has points; only so many get a bar chart.
+MAX_BARS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure as the page shows it: `address` holds its SVG as a data URL, so that the page needs no other file."""
+
+    caption: str
+    name: str
+    address: str
+
+
+def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
+    """Save a figure under a name made of `name`."""
+    stem = file_name(*name)
+    svg = save_figure(figure, folder, stem)["svg"].read_bytes()
+    address = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    return Picture(caption=caption, name=stem, address=address)
+
+
+def draw_all(found: Findings, folder: Path, *, scale: words.Scale, interval: bool) -> list[Picture]:
+    """Draw and save every figure of a run; `scale` and `interval` are those of `grid_figure`."""
+    pictures = []
+    floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
+    if floors:
+        caption = "Each grid's cells in order, beside what identical cells give"
+        pictures.append(picture(noise_figure(floors), folder, caption, "noise"))
+    for model in found.models:
+        title = model_title(found.metrics, model)
+        grids = [grid for grid in found.grids if model in grid.models]
+        figures = [_of_grid(found, grid, model, scale, interval) for grid in grids]
+        for figure, caption, name in chain(*figures, _of_model(found, model)):
+            pictures.append(picture(figure, folder, f"{title}, {caption}", *name))
+    return pictures
+
+
+def _of_grid(
+    found: Findings, grid: PolicyGrid, model: str, scale: words.Scale, interval: bool
+) -> Iterator[tuple[Figure, str, tuple[str, ...]]]:
+    budget = "" if words.missing(grid.budget) else words.number(grid.budget)
+    name = (model, grid.policy, budget, grid.variant)
+    figure = grid_figure(grid, model, found.metrics, scale=scale, interval=interval)
+    yield figure, grid.title, ("heatmap", *name)
+    if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
+        figure = grid_figure(grid, model, found.metrics, scale="diff_from_full")
+        yield figure, f"{grid.title}, difference to the full cache in points", ("difference", *name)
+    if len(grid.benchmarks) > 1:
+        yield mean_figure(grid, model, found.metrics), f"{grid.title}, mean", ("mean", *name)
+
+
+def _of_model(found: Findings, model: str) -> Iterator[tuple[Figure, str, tuple[str, ...]]]:
+    metrics = found.metrics
+    budgets = budget_figure(metrics, model)
+    if budgets is not None:
+        yield budgets, "Pass@1 against budget", ("budget", model)
+    for setting in found.settings[:MAX_BARS]:
+        if model in setting.models:
+            figure = policy_bars_figure(setting, model, metrics)
+            yield figure, f"Pass@1 per policy at {setting.title}", ("policies", model, setting.file_part)
+    memory = accuracy_memory_figure(metrics, model)
+    if memory is not None:
+        yield memory, "Pass@1 against memory", ("memory", model)
+    cost = cost_figure(found.run, metrics, model)
+    if cost is not None:
+        yield cost, "KV memory, FLOPs and throughput", ("cost", model)

@@ -1,0 +1,29 @@
+"""HTML from the templates, and JSON that is safe inside it."""
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(template: str, **context: Any) -> str:
+    """Fill a template; texts are escaped, and a name that the context lacks is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(context)
+
+
+def script_json(value: Any) -> str:
+    """Write JSON that is safe inside a script element: no text can close the element or open another."""
+    text = msgspec.json.encode(value).decode()
+    # The two line separators end a line in old JavaScript.
+    text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
