@@ -243,7 +243,8 @@ def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_
 def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_path: Path) -> None:
     command = tmp_path / "kvsweep"
     command.write_text(
-        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.sweep.command import main; main()\n"
+        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from harness.sweep.command import main; main()\n"
     )
     command.chmod(0o755)
     line = next(line for line in (ROOT / "README.md").read_text().splitlines() if "-sc install=bash" in line)
