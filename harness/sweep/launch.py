@@ -183,16 +183,16 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
             while waiting or running:
                 while waiting and len(running) < (launcher.parallel or os.cpu_count() or 1):
                     running.append(executor.submit(RunJobs(), waiting.pop(0)))
-                for job in [job for job in running if job.done()]:
-                    running.remove(job)
+                for process in [process for process in running if process.done()]:
+                    running.remove(process)
                     progress.update()
-                    if job.exception() is not None:
+                    if process.exception() is not None:
                         failed += 1
-                        tqdm.write(f"note: a task failed; its output is {job.paths.stderr}", file=sys.stderr)
+                        tqdm.write(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
                 time.sleep(0.2)
         except BaseException:
-            for job in running:
-                job.cancel()
+            for process in running:
+                process.cancel()
             raise
     return failed
 
