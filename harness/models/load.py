@@ -104,7 +104,7 @@ class LoadedModel:
 
     @cached_property
     def capturable(self) -> bool:
-        """Whether a decode step never waits for the device, so that a CUDA graph can hold it."""
+        """True if a decode step never waits for the device, so that a CUDA graph can hold it."""
         kind = getattr(getattr(self.network.base_model, "rotary_emb", None), "rope_type", "default")
         return self._fused_step is not None and kind != "longrope" and "dynamic" not in kind
 
