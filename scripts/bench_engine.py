@@ -6,12 +6,12 @@
     python scripts/bench_engine.py --workers 2       # two processes on shards beside one process
 
 All contenders decode the same problems with the same sampling on one thread, one after the other in each round;
-figures are medians over rounds. Only tokens that end up in a completion count, not those of rows that a padded batch carries on
-after their end. The clock runs from the first prefill to the last completion, evictions included. Both peers decode
+figures are medians over rounds. Only tokens that end up in a completion count, not those that a padded batch computes
+after a row's end. The clock runs from the first prefill to the last completion, evictions included. Both peers decode
 static batches: `generate` with the full cache, and a loop that follows DynTS's code (batch 20 there), which pads its
-rows to the longest after every eviction. Our full cache runs twice: with as many slots as dynts, and with as many as fit
-into the memory of those. "Products alone" is a bound and not a contender: only the matrix products of a step of dynts,
-at the mean length of a slot. The last line is one JSON object.
+rows to the longest after every eviction. Our full cache runs twice: with as many slots as dynts, and with as many as
+fit into the memory of those. "Products alone" is a bound and not a contender: only the matrix products of a step of
+dynts, at the mean length of a slot. The last line is one JSON object.
 """
 
 import argparse

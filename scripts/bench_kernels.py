@@ -6,9 +6,9 @@
 
 A time is the median of CUDA events around one replay of a CUDA graph, with the L2 cache emptied before each replay
 (`do_bench`). A peer that cannot be captured runs from Python and is marked `eager`. A contender that takes over 0.3 s
-is timed once. Copy bandwidth is that of copying 1 GiB in this run, bytes read plus bytes written. The matrix rate is that
-of two 8192 x 8192 matrices in the precision in which the kernel multiplies: float32 for `redundancy`, else that of its
-inputs.
+is timed once. Copy bandwidth is that of copying 1 GiB in this run, bytes read plus bytes written. The matrix rate is
+that of two 8192 x 8192 matrices in the precision in which the kernel multiplies: float32 for `redundancy`, else that of
+its inputs.
 
 Bytes and operations are those that every implementation must move and compute; size is the bytes of a number.
     decode_attention    one layer. Operations: 4 * q_heads * head_dim * live rows of all slots. Bytes:

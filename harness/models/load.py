@@ -199,7 +199,7 @@ def read_architecture(config: ModelConfig) -> Any:
 
     try:
         if config.is_built:
-            architecture = build_architecture(config)
+            architecture = _build_architecture(config)
         else:
             architecture = AutoConfig.from_pretrained(config.path, revision=config.revision)
         check_attention(architecture)
@@ -210,7 +210,7 @@ def read_architecture(config: ModelConfig) -> Any:
     return architecture
 
 
-def build_architecture(config: ModelConfig) -> Any:
+def _build_architecture(config: ModelConfig) -> Any:
     """Build the architecture that `config` describes.
 
     Raises:

@@ -442,7 +442,7 @@ def test_forced_tokens_are_fed_and_end_with_the_first_eviction(networks):
 
 
 def tokens_of_trunks_and_branches(requests, completions):
-    """The tokens that a forked grid must decode, from its completions: shared prefixes once, then each branch's rest."""
+    """Tokens that a forked grid must decode, from its completions: a shared prefix once, then each branch's rest."""
     total = 0
     for request in requests:
         mine = {b.cell_id: completions[b.cell_id, request.problem_id, 0] for b in request.branches}
