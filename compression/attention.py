@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from compression.cache import SlotCache
 from compression.rows import PaddedPrefill, Prefill
@@ -60,6 +59,8 @@ def attend_slots(cache: SlotCache, layer: int, query: Tensor, keys: Tensor, valu
 
 def use_slot_attention(model: nn.Module) -> None:
     """Make a transformers model decode over a `SlotCache`; over any other cache it prefills causally."""
+    from transformers import AttentionInterface  # with transformers' models, which take as long to import as torch
+
     AttentionInterface.register(SLOT_ATTENTION, slot_attention)
     model.set_attn_implementation(SLOT_ATTENTION)  # type: ignore[operator]
 

@@ -8,7 +8,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def upcast(dtype: torch.dtype) -> bool:
-    """Whether a kernel converts `dtype` to float32 right after loading.
+    """True if a kernel must convert `dtype` to float32 right after loading.
 
     A GPU multiplies half-precision inputs itself and accumulates in float32. Triton's interpreter multiplies bfloat16
     wrongly without an error, so in the interpreter every input is converted first.

@@ -5,13 +5,13 @@
     python scripts/bench_engine.py --sizes 50 2000   # tokens/s and memory against the number of problems
     python scripts/bench_engine.py --workers 2       # two processes on shards beside one process
 
-All decode the same problems with the same sampling on one thread, one contender after the other in each round;
-figures are medians over rounds. Tokens are those that end up in a completion: rows that ride along after their end do
-not count, and the clock runs from the first prefill to the last completion, evictions included. Both peers decode
-static batches: `generate` with the full cache, the loop as DynTS's code is described (20 there), its rows padded to
-the longest after every eviction. Our full cache comes twice: with as many slots as dynts, and with as many as fit into
-the memory of those. "Products alone" is a bound and no contender: the matrix products of a step of dynts and nothing
-else, no norms, no softmax, no sampling, no eviction, at the mean length of a slot. The last line is one JSON object.
+All contenders decode the same problems with the same sampling on one thread, one after the other in each round;
+figures are medians over rounds. Only tokens that end up in a completion count, not those that a padded batch computes
+after a row's end. The clock runs from the first prefill to the last completion, evictions included. Both peers decode
+static batches: `generate` with the full cache, and a loop that follows DynTS's code (batch 20 there), which pads its
+rows to the longest after every eviction. Our full cache runs twice: with as many slots as dynts, and with as many as
+fit into the memory of those. "Products alone" is a bound and not a contender: only the matrix products of a step of
+dynts, at the mean length of a slot. The last line is one JSON object.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python scripts/bench_grid.py --model toy_qwen --benchmark toy_chain --problems 60 --rounds 3
 
-Both ways decode the same cells (experiment=demo without the full cache) with the same engine, alternating; the
-completions are compared and a difference ends the run without a figure. Prints a table of medians; the last line is one
+Both ways decode the same cells (experiment=demo without the full cache) with the same engine, alternating. The script
+compares the completions and ends without a figure if they differ. It prints a table of medians; the last line is one
 JSON object.
 """
 

@@ -1,15 +1,16 @@
-"""Each Triton kernel beside its peers and beside what the machine can do: copy bandwidth, rate of matrix products.
+"""Each Triton kernel beside its peers, and beside the machine's copy bandwidth and rate of matrix products.
 
     python scripts/bench_kernels.py --output results/published/kernels.md
     python scripts/bench_kernels.py --kernels decode_attention --slots 32 --tokens 4096
     TRITON_INTERPRET=1 python scripts/bench_kernels.py --tiny      # no GPU: whether the script works, never a time
 
-A time is the median of CUDA events around one replay of a CUDA graph, the L2 cache emptied before each (`do_bench`).
-What cannot be captured runs from Python and is marked `eager`; what takes over 0.3 s is timed once. Copy bandwidth is
-that of copying 1 GiB in this run, bytes read and written both counted; the matrix rate that of two 8192 x 8192
-matrices in the precision in which the kernel multiplies: that of its inputs, float32 for `redundancy`.
+A time is the median of CUDA events around one replay of a CUDA graph, with the L2 cache emptied before each replay
+(`do_bench`). A peer that cannot be captured runs from Python and is marked `eager`. A contender that takes over 0.3 s
+is timed once. Copy bandwidth is that of copying 1 GiB in this run, bytes read plus bytes written. The matrix rate is
+that of two 8192 x 8192 matrices in the precision in which the kernel multiplies: float32 for `redundancy`, else that of
+its inputs.
 
-What is counted is what any form must move and compute, not what ours does; size is the bytes of a number.
+Bytes and operations are those that every implementation must move and compute; size is the bytes of a number.
     decode_attention    one layer. Operations: 4 * q_heads * head_dim * live rows of all slots. Bytes:
                         size * head_dim * (2 * kv_heads * live rows + 2 * slots * q_heads), and
                         4 * slots * kv_heads * capacity where mass is returned. `ragged` spreads the lengths evenly
@@ -23,9 +24,9 @@ What is counted is what any form must move and compute, not what ours does; size
     observation         one layer of one slot. Operations: 4 * q_heads * window * tokens * head_dim. Bytes: keys,
                         queries, 4 for each score.
 
-A kernel whose result on the inputs measured is further from the reference in float64 than tests/kernels allow (1e-6 in
-float32, 5e-3 in bfloat16, not one bit for `compact`) is not reported at all, and the exit status is 1. A peer that is
-further than 3e-2 from the kernel is not timed. The last line is one JSON object.
+A kernel is not reported, and the exit status is 1, if its result on the measured inputs is further from the float64
+reference than tests/kernels allow: 1e-6 in float32, 5e-3 in bfloat16, not one bit for `compact`. A peer that is further
+than 3e-2 from the kernel is not timed. The last line is one JSON object.
 """
 
 import argparse
@@ -65,7 +66,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is measured: sequences and rows of the cache, lengths of texts, rows before and after an eviction."""
+    """The sizes to measure: sequences and rows of the cache, lengths of texts, rows before and after an eviction."""
 
     slots: list[int]
     tokens: list[int]
@@ -258,7 +259,7 @@ def distance(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 
 def fits(needed: int, device: torch.device) -> bool:
-    """Whether twice this many bytes are free."""
+    """True if twice this many bytes are free."""
     if device.type == "cpu":
         return True
     gc.collect()

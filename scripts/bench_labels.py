@@ -1,10 +1,10 @@
-"""Peak extra memory of the label pass by length, and beside it what its docstring's formula says.
+"""Peak extra memory of the label pass by length, beside the formula in its docstring.
 
     python scripts/bench_labels.py
 
-The queries and keys of a random layer with 8 query and 2 key heads of 32, float32, all three kinds of label, in a
-process of its own for each length; the largest resident size less that before, median of five. `matrix` is what the
-layer's attention matrix alone would take.
+Each length runs in a process of its own, on the queries and keys of a random layer with 8 query and 2 key heads of 32,
+in float32, with all three kinds of label. The figure is the growth of the largest resident size, median of five.
+`matrix` is the size of the layer's attention matrix alone.
 """
 
 import json

@@ -5,10 +5,10 @@
         model.config.intermediate_size=512 model.config.num_attention_heads=4 model.config.num_key_value_heads=2 \\
         model.config.head_dim=64 model.config.vocab_size=1000 model.dtype=float32 --slots 1 4 --lengths 64 256
 
-The weights are random: speed and memory do not depend on them, and answers are not looked at. The floor is bytes over
-the copy bandwidth measured here (a copy of 1 GiB, reading and writing counted; 256 MiB on a CPU). A step is forward,
-logits and sampling, without eviction, replayed from a graph where the engine would do so; medians of `--steps`. Cells
-that do not fit are left out and said. The last line is one JSON object.
+The weights are random: speed and memory do not depend on them. The floor is bytes over the copy bandwidth measured here
+(a copy of 1 GiB, or 256 MiB on a CPU; bytes read plus bytes written). A step is forward, logits and sampling, without
+eviction, replayed from a graph where the engine would do so; times are medians of `--steps`. Sizes that do not fit are
+named and left out. The last line is one JSON object.
 """
 
 import argparse

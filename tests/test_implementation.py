@@ -58,6 +58,13 @@ def of_text(row):
     return row["problem_id"], row["token_ids"], evictions
 
 
+def test_every_twin_has_a_reference_of_its_name():
+    pytest.importorskip("triton")
+    from kernels import reference, twins
+
+    assert all(hasattr(reference, name) for name in twins.__all__)
+
+
 LABELS = """
 import torch
 from harness.models.config import ModelConfig

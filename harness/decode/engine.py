@@ -123,6 +123,7 @@ class Engine:
             self._sample(logits)
         completions = self._finish_ended(late=1) if self.unread else []
         self.table.ends.send(self.cache.live)
+        # An eviction must not touch a text that has ended, and at the length limit there is no room for one more token.
         self.unread = self.ahead and not (self.table.due().any() or self.table.full().any())
         if not self.unread:
             completions += self._finish_ended(late=0)

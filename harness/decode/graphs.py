@@ -1,7 +1,7 @@
 """CUDA graphs of the decode step, one per number of slots; replaying them spares a GPU the wait for kernel launches.
 
 A graph reads and writes the memory of its capture, for a fixed number of slots. So the number of slots of a step is
-rounded up to a bucket. The step then also computes on some free slots, whose results nobody reads.
+rounded up to a bucket. The step then also computes on some free slots, whose results are never read.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class StepGraphs:
 
     @staticmethod
     def can_capture(model: LoadedModel, cache: SlotCache) -> bool:
-        """Whether the decode steps of a model over a cache can be captured."""
+        """True if the decode steps of a model over a cache can be captured."""
         return model.device.type == "cuda" and cache.ragged and model.capturable
 
     def __call__(self, live: int, room: int) -> Tensor:

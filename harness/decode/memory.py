@@ -1,4 +1,4 @@
-"""How many slots fit into the free memory."""
+"""The number of slots that fit into the free memory."""
 
 import os
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ _COLDEST = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How tokens are drawn.
+    """The way in which tokens are drawn.
 
     Attributes:
         temperature: divides the logits; 0 takes the most likely token.
@@ -54,7 +54,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """How completions are written: the sampling and the length limit.
+    """The sampling and the length limit of completions.
 
     Attributes:
         name: the config's name.
@@ -129,7 +129,7 @@ class Request:
 
 
 def is_untouched(completion: Completion, policy: Policy) -> bool:
-    """Whether nothing was evicted from a completion and this policy would have evicted nothing either.
+    """True if nothing was evicted from a completion and this policy would have evicted nothing either.
 
     The completion then is what the policy's own cell would have written.
     """

@@ -26,7 +26,7 @@ class SlotState:
 
     @property
     def is_trunk(self) -> bool:
-        """Whether several branches share the sequence."""
+        """True while several branches share the sequence."""
         return len(self.branches) > 1
 
     def trigger(self, branch: Branch) -> int:
@@ -67,14 +67,14 @@ class SlotTable:
     Attributes:
         waiting: number of parked trunks.
         generated: tokens written, on the host as the next two.
-        forced: how many of the first tokens are given by the request.
+        forced: how many of the first tokens the request gives.
         triggers: cache length that makes the next step evict.
-        tokens: the token to feed next, on the device as the rest.
+        tokens: the token to feed next; this column and the following ones lie on the device.
         positions: position of that token in the text.
         streams: key of the sequence's random numbers.
-        written: the text so far, [slots, max_new_tokens]; the tokens given by the request lie there from the start.
-        counts: tokens of the text so far.
-        ends: whether the latest step ended the text.
+        written: the tokens so far, [slots, max_new_tokens]; those that the request gives lie there from the start.
+        counts: tokens written, as in `generated`.
+        ends: a flag that says whether the latest step ended the text.
     """
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int) -> None:
@@ -111,10 +111,10 @@ class SlotTable:
         return self.generated[: self.cache.live] >= self.written.shape[1]
 
     def has_room(self, request: Request) -> bool:
-        """Whether a slot is free and, if the request is a trunk, its branches will find room to fork.
+        """True if a slot is free and, for a request of several branches, the branches will find room to fork.
 
-        Trunks take at most half of the slots, so that forks always find room in the end. And no trunk begins while
-        those under way have enough branches to fill every slot.
+        Trunks take at most half of the slots, so that forks always find room in the end. No trunk begins while the
+        trunks in the table have enough branches to fill every slot.
         """
         if not self.free or len(request.branches) == 1:
             return self.free > 0

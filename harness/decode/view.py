@@ -1,4 +1,4 @@
-"""What a policy sees of a slot."""
+"""From a slot of the cache to the view that a policy selects from."""
 
 from torch import Tensor
 

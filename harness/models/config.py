@@ -76,7 +76,7 @@ class ModelConfig:
 
     @property
     def is_built(self) -> bool:
-        """Whether the model is built from `config` alone, with random weights and a stand-in tokenizer."""
+        """True if the model is built from `config` alone, with random weights and a stand-in tokenizer."""
         return self.random_weights and self.config is not None
 
     @property

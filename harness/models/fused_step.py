@@ -46,7 +46,7 @@ class FusedStep:
 
     @staticmethod
     def can_fuse(network: Any) -> bool:
-        """Whether the network is of a known family and has no biases in its MLP."""
+        """True if the network is of a known family and has no biases in its MLP."""
         config = network.config
         plain = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
         return config.model_type in _FAMILIES and plain

@@ -1,13 +1,16 @@
-"""From a model's configuration to a model that decodes: architecture, weights and tokenizer."""
+"""From a model's configuration to a model that decodes: architecture, weights and tokenizer.
+
+Transformers' models take as long to import as torch, so the functions that need them import them.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
-from transformers import logging as transformers_logging
 
 from analysis.records import UserError
 from compression.attention import check_attention, use_slot_attention
@@ -15,7 +18,9 @@ from compression.cache import SlotCache
 from compression.rows import CacheShape
 from harness.models.config import ModelConfig
 from harness.models.fused_step import FusedStep
-from harness.models.stand_in import stand_in_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _SEPARATORS = set(".,?!;:\n")
 
@@ -99,7 +104,7 @@ class LoadedModel:
 
     @cached_property
     def capturable(self) -> bool:
-        """Whether a decode step never waits for the device, so that a CUDA graph can hold it."""
+        """True if a decode step never waits for the device, so that a CUDA graph can hold it."""
         kind = getattr(getattr(self.network.base_model, "rotary_emb", None), "rope_type", "default")
         return self._fused_step is not None and kind != "longrope" and "dynamic" not in kind
 
@@ -129,10 +134,12 @@ def load_model(config: ModelConfig) -> LoadedModel:
     Raises:
         UserError: there is no such model, or its attention does not work over a slot cache.
     """
+    from transformers import AutoModelForCausalLM, logging
+
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     dtype: torch.dtype = getattr(torch, config.dtype)
     architecture = read_architecture(config)
     try:
@@ -154,6 +161,10 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
 
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    from harness.models.stand_in import stand_in_tokenizer
+
     if config.is_built:
         return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
@@ -184,9 +195,11 @@ def read_architecture(config: ModelConfig) -> Any:
     Raises:
         UserError: it cannot be read or built, or its attention does not work over a slot cache.
     """
+    from transformers import AutoConfig
+
     try:
         if config.is_built:
-            architecture = build_architecture(config)
+            architecture = _build_architecture(config)
         else:
             architecture = AutoConfig.from_pretrained(config.path, revision=config.revision)
         check_attention(architecture)
@@ -197,12 +210,14 @@ def read_architecture(config: ModelConfig) -> Any:
     return architecture
 
 
-def build_architecture(config: ModelConfig) -> Any:
+def _build_architecture(config: ModelConfig) -> Any:
     """Build the architecture that `config` describes.
 
     Raises:
         UserError: transformers does not know the architecture, or its fields do not fit each other.
     """
+    from transformers import AutoConfig
+
     values = dict(config.config or {})
     kind = values.pop("model_type")
     try:

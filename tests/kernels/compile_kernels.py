@@ -92,7 +92,7 @@ def lower(kernel, types, constants, warps, stages):
 
 
 def inspect(compiled):
-    """What one kernel takes of the GPU, and its memory operations and barriers in the order of the disassembly."""
+    """The GPU resources of one kernel, and its memory operations and barriers in the order of the disassembly."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()

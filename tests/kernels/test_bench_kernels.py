@@ -30,7 +30,7 @@ def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
     assert any("mean nothing" in line for line in page)
     assert [line[3:] for line in page if line.startswith("## ")] == KERNELS == list(told["kernels"])
     assert sum("| triton meaningless ms |" in line for line in page) == len(KERNELS)
-    # No share of what the machine can do is told either.
+    # Nor is a share of the machine's limits reported.
     assert "%" not in "".join(page)
     peers = {kernel: set().union(*(row["seconds"] for row in rows)) for kernel, rows in told["kernels"].items()}
     assert peers["decode_attention"] == {"triton", "reference", "SDPA", "flex_attention"}

@@ -1,4 +1,4 @@
-"""What only a GPU can show: bfloat16 accuracy at real sizes, races, replayed graphs, memory as computed.
+"""Tests that need a GPU: bfloat16 accuracy at real sizes, races, replayed graphs, memory as computed.
 
 Each check is a function of a device and of sizes. The tests marked `gpu` run them at the models' own sizes; where there
 is no GPU, `test_the_checks_themselves_in_the_interpreter` runs what the interpreter can at small ones, so that no

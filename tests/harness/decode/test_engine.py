@@ -344,7 +344,7 @@ def test_live_slots_hold_no_more_than_the_capacity_whatever_the_length(networks)
 
 
 class BrokenError(RuntimeError):
-    """What a model may raise in the middle of a step."""
+    """An error that a model raises in the middle of a step."""
 
 
 @dataclass
@@ -422,7 +422,7 @@ def test_a_killed_grid_resumes_to_the_same_completions(
 
 
 def without(request, stored):
-    """What is left of a request, with the tokens that its stored completions share with it."""
+    """The rest of a request, with the tokens that its stored completions share with it."""
     rows = {cell_id: row for (cell_id, problem_id, _), row in stored.items() if problem_id == request.problem_id}
     left = tuple(b for b in request.branches if b.cell_id not in rows)
     known = max((row.shared_ids for row in rows.values()), key=len, default=[])
@@ -442,7 +442,7 @@ def test_forced_tokens_are_fed_and_end_with_the_first_eviction(networks):
 
 
 def tokens_of_trunks_and_branches(requests, completions):
-    """What a forked grid must decode, told from its completions: a shared prefix once, then each branch's rest."""
+    """Tokens that a forked grid must decode, from its completions: a shared prefix once, then each branch's rest."""
     total = 0
     for request in requests:
         mine = {b.cell_id: completions[b.cell_id, request.problem_id, 0] for b in request.branches}

@@ -29,9 +29,9 @@ ASKING = {ATEN.item.default, ATEN.is_nonzero.default, ATEN._local_scalar_dense.d
 
 
 class Tape(TorchDispatchMode):
-    """What a CUDA graph does, on a CPU: notes each operation with its very tensors, and does them all again.
+    """A CUDA graph's work on a CPU: records each operation with the tensors it ran on, and runs them all again.
 
-    Numbers that the host computed are those of the capture, and whoever asks a tensor for its value is refused.
+    Numbers that the host computed stay those of the capture, and asking a tensor for its value is refused.
     """
 
     def __init__(self):
