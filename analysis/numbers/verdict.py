@@ -88,7 +88,7 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     return (
         f"The best cell is {words.axes(_point(cells.iloc[best]))} with {words.percent(means[best])}; "
         f"{_close(means, floor)} cells cannot be told from it (they lie less than {words.percent(floor.critical)} "
-        f"points below, corrected for the choice among all). {_needed(needed, bound)}"
+        f"points below, with a correction for choosing the best of all). {_needed(needed, bound)}"
     )
 
 
