@@ -46,7 +46,7 @@ def coverage(simulations: int, problems: int, draws: int, mean: float, between: 
 
 
 def grids(simulations: int, cells: int, problems: int, draws: int, mean: float, between: float, planted: float) -> dict:
-    """Simulate grids in which one cell is better than all others by `planted`, on each problem alike (clipped at 1)."""
+    """Simulate grids in which one cell is `planted` better than all others, on every problem alike (clipped at 1)."""
     significant, told_apart, best_named, paired = [], [], [], []
     for seed in range(simulations):
         chance = np.repeat(difficulties(mean, between, (1, problems)), cells, axis=0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from analysis.records import UserError
+from analysis.records import UserError, replace_text
 from analysis.words import Scale
 
 REPORT_FOLDER = "report"
@@ -54,16 +54,16 @@ def build_report(
     found = analyse(load_run(directory))
     folder = folder or found.run.directory / REPORT_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "cells.csv", found.metrics.to_csv(index=False))
-    _write(folder / "tables.md", markdown(found.metrics))
-    _write(folder / "tables.tex", latex(found.metrics))
+    replace_text(folder / "cells.csv", found.metrics.to_csv(index=False))
+    replace_text(folder / "tables.md", markdown(found.metrics))
+    replace_text(folder / "tables.tex", latex(found.metrics))
     pictures = draw_all(found, folder, scale=scale, interval=interval)
     drill = drill_data(found.run, completions)
     for name, script in drill.scripts:
         (folder / name).parent.mkdir(exist_ok=True)
-        _write(folder / name, script)
+        replace_text(folder / name, script)
     page = folder / "report.html"
-    _write(page, run_page(found, pictures, drill))
+    replace_text(page, run_page(found, pictures, drill))
     return page
 
 
@@ -82,7 +82,7 @@ def build_summary_report(path: Path, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     noise = picture(noise_figure(verdicts), folder, "The scores beside what identical cells give", "noise")
     page = folder / "report.html"
-    _write(page, summary_page(path.stem, verdicts, [noise]))
+    replace_text(page, summary_page(path.stem, verdicts, [noise]))
     return page
 
 
@@ -122,13 +122,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         print(f"kvsweep-report: error: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _write(path: Path, text: str) -> None:
-    # A reader may reload the page while a sweep renews it, and must never see half of a file.
-    half = path.with_name(f".{path.name}.tmp")
-    half.write_text(text, encoding="utf-8", newline="\n")
-    half.replace(path)
 
 
 if __name__ == "__main__":

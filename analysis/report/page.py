@@ -7,14 +7,14 @@ from typing import Any
 import pandas as pd
 
 from analysis import words
-from analysis.load import Run, leaves
+from analysis.load import Run
 from analysis.numbers.findings import Findings
 from analysis.numbers.grids import missing_cells
 from analysis.numbers.metrics import model_title
 from analysis.numbers.reference import beside_published
 from analysis.numbers.verdict import PanelVerdict, spread_in_words
 from analysis.pictures.heatmap import css_colors
-from analysis.records import content_hash
+from analysis.records import content_hash, leaves
 from analysis.report import gallery
 from analysis.report.drilldown import DrillData
 from analysis.report.gallery import Picture
