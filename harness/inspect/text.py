@@ -124,7 +124,8 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     found = [pair for pair in stored if problem_id in (None, pair[1].problem_id) and pair[1].draw == draw]
     if not found:
         some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c in stored)[:5]) or "none"
-        raise UserError(f"--problem {problem_id} --draw {draw} is not among the completions of {folder}: {some}, ...")
+        wanted = f"--problem {problem_id} --draw {draw}"
+        raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
     source = of_completion(folder, *found[0], overrides)
     used = yaml.safe_load((folder / CELL_FILE).read_text())["model"]["weights"]
     if overrides and source.model.identity()["weights"] != used:
