@@ -14,12 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, read_rows
 from compression.policy import BudgetPolicy
+from compression.predictor_card import read_card
 from harness.decode.request import Branch, Request
 from harness.models.config import ModelConfig
 from harness.predictor.recipe import compose_config
 from harness.predictor.traces import Trace, read_cell, trace_of, trace_of_text
 from harness.settings import CONF, build, plain_config_errors
-from harness.sweep.job import Job, build_policies, check_predictors, make_job
+from harness.sweep.job import Job, build_policies, check_predictors, make_job, read_shape
 
 if TYPE_CHECKING:
     from harness.models.load import LoadedModel
@@ -91,14 +92,11 @@ class TextSource:
         Raises:
             UserError: the folder holds none.
         """
-        from compression.predictor import read_card
-        from harness.models.load import read_architecture
-
         try:
             width = read_card(path)["hidden_size"]
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
-        expected = read_architecture(self.model).hidden_size
+        expected = read_shape(self.model).hidden_size
         if width != expected:
             raise UserError(
                 f"--head {path} is of width {width} and {self.model.name} of {expected}: name another head."

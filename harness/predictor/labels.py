@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,7 @@ def data_hash(traces: Sequence[Trace]) -> str:
     """A hash of the traces, in 16 hex digits."""
     digest = hashlib.sha256()
     for trace in traces:
-        digest.update(json.dumps(asdict(trace)).encode())
+        digest.update(json.dumps(trace.to_dict()).encode())
     return digest.hexdigest()[:16]
 
 

@@ -15,6 +15,7 @@ from analysis.records import (
     GRADES_FILE,
     PROBLEMS_FILE,
     Completion,
+    Grade,
     PairRow,
     Problem,
     UserError,
@@ -61,11 +62,11 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
     path = settings.recipe.directory / TRACES_FILE
     drop_torn_line(path)
-    done = {(row["problem_id"], row["draw"]) for row in read_rows(path)}
+    done = {trace.key for trace in read_rows(path, Trace)}
     found = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
     with path.open("a") as file:
         for trace in found:
-            if (trace.problem_id, trace.draw) not in done:
+            if trace.key not in done:
                 file.write(trace.to_line())
                 file.flush()
     return len(read_traces(settings.recipe.directory))
@@ -77,8 +78,8 @@ def read_traces(directory: Path) -> list[Trace]:
     Raises:
         UserError: the directory holds no such trace.
     """
-    rows = [Trace(**row) for row in read_rows(directory / TRACES_FILE)]
-    kept = sorted((t for t in rows if t.kept), key=lambda t: (t.problem_id, t.draw))
+    rows = read_rows(directory / TRACES_FILE, Trace)
+    kept = sorted((trace for trace in rows if trace.kept), key=lambda trace: trace.key)
     if not kept:
         raise UserError(f"{directory / TRACES_FILE} holds no correct trace: run kvsweep-predictor traces first.")
     return kept
@@ -135,11 +136,10 @@ def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -
 
 def read_cell(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
     """Yield the question, completion and grade (1, 0 or None) of each pair of a cell, from the pair's last rows."""
-    questions = {row["id"]: row["prompt"] for row in read_rows(folder / PROBLEMS_FILE)}
-    grades = {(row["problem_id"], row["draw"]): row["correct"] for row in read_shards(folder, GRADES_FILE)}
-    completions = {c.key: c for c in map(Completion.from_dict, read_shards(folder, COMPLETIONS_FILE))}
-    for key, completion in completions.items():
-        yield questions[completion.problem_id], completion, grades.get(key)
+    questions = {problem.id: problem.prompt for problem in read_rows(folder / PROBLEMS_FILE, Problem)}
+    grades = {grade.key: grade.correct for grade in read_shards(folder, GRADES_FILE, Grade)}
+    for completion in read_shards(folder, COMPLETIONS_FILE, Completion):
+        yield questions[completion.problem_id], completion, grades.get(completion.key)
 
 
 def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
