@@ -14,7 +14,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.records import WHOLE, Shard, UserError
-from compression.policy import BudgetPolicy, Policy
+from compression.policy import BudgetPolicy, Policy, Question
 from compression.predictor import read_card
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
@@ -40,6 +40,7 @@ class Grid:
     keep_ratio: Sequence[float] | None = None
     local_window: Sequence[int] | None = None
     budget: Sequence[int] | None = None
+    question: Sequence[Question] | None = None
 
     def __post_init__(self) -> None:
         for axis, values in dataclasses.asdict(self).items():
@@ -149,17 +150,20 @@ def plan(config: DictConfig) -> Job:
 def build_policies(config: DictConfig) -> list[Policy]:
     """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
 
-    The composed `policy` gives the settings that all share (keep_ratio, local_window, budget, question_on_top), so that
-    a grid's policies hold the same memory; what is a policy's own comes from its YAML.
+    The composed `policy` gives the settings that all share (keep_ratio, local_window, budget, question), so that a
+    grid's policies hold the same memory. A shared setting that it leaves at null, and all others, come from each
+    policy's own YAML.
     """
     grid = build(Grid, "grid", config.grid)
     composed = _container(config.policy)
     names = grid.policy or [composed["name"]]
-    axes = {a: v for a in ("keep_ratio", "local_window", "budget") if (v := getattr(grid, a)) is not None}
+    axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
     for name, *point in itertools.product(names, *axes.values()):
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
+        if "question" in setting:
+            setting["question_on_top"] = None  # the older spelling of the same axis
         policies.append(build_policy({**values, **setting}))
     return list(dict.fromkeys(policies))
 
@@ -178,10 +182,17 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
         raise UserError(f"grid.policy={name} is unknown: choose from {choices}.")
     # Composed with the rest of the configuration, so that ${model.predictor} and the like find what they name.
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
-    whole = OmegaConf.merge(rest, {"policy": OmegaConf.load(path)})
+    whole = OmegaConf.merge(rest, {"policy": _policy_file(path)})
     values = _container(whole.policy)
-    shared = {k: composed[k] for k in BudgetPolicy.SHARED if k in composed and k in values}
+    shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
     return {**values, **shared}
+
+
+def _policy_file(path: Path) -> DictConfig:
+    """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
+    own = OmegaConf.load(path)
+    bases = [path.parent / f"{name}.yaml" for name in own.pop("defaults", []) if name != "_self_"]  # type: ignore[union-attr]
+    return OmegaConf.merge(*map(_policy_file, bases), own)  # type: ignore[return-value]
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
