@@ -57,8 +57,9 @@ class LoadedModel:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
         texts = [self.decode([i]) for i in range(self.network.config.vocab_size)]
         separate = [bool(text) and text.strip(" ") in {"", *_SEPARATORS} for text in texts]
-        if self.tokenizer.bos_token_id is not None:
-            separate[self.tokenizer.bos_token_id] = True
+        start = getattr(self.tokenizer, "bos_token_id", None)
+        if start is not None:
+            separate[start] = True
         return torch.tensor(separate, device=self.device)
 
     @cached_property
