@@ -191,7 +191,8 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
 def _policy_file(path: Path) -> DictConfig:
     """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
     own = OmegaConf.load(path)
-    bases = [path.parent / f"{name}.yaml" for name in own.pop("defaults", []) if name != "_self_"]  # type: ignore[union-attr]
+    assert isinstance(own, DictConfig)
+    bases = [path.parent / f"{name}.yaml" for name in own.pop("defaults", []) if name != "_self_"]
     return OmegaConf.merge(*map(_policy_file, bases), own)  # type: ignore[return-value]
 
 
