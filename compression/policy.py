@@ -122,6 +122,10 @@ class Policy(ABC):
         """Everything about the policy that can change a completion, for `cell_id`; contents in place of paths."""
         return dataclasses.asdict(self)
 
+    def describe(self) -> dict[str, Any]:
+        """The identity as cell.yaml tells it."""
+        return self.identity()
+
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetPolicy(Policy):
@@ -193,6 +197,10 @@ class BudgetPolicy(Policy):
         if self.question_before and self.question_rule in (self.question_before, "on_top"):
             settings["question_on_top"] = settings.pop("question") == "on_top"
         return settings
+
+    def describe(self) -> dict[str, Any]:
+        """The identity, and the question's place whatever the spelling."""
+        return {**self.identity(), "question": self.question_rule}
 
     def trigger(self, question_length: int) -> int | None:
         """Cache length at which eviction fires: the budget, and the question's length if that lies on top."""
