@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from analysis.question import one_spelling, question_of
 from analysis.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
@@ -168,10 +169,10 @@ def load_cells(directory: Path | str) -> pd.DataFrame:
     """One row per cell, ordered by model, benchmark and policy.
 
     Columns: cell_id, model, model_title, benchmark, benchmark_title, policy, keep_ratio, local_window, budget
-    (missing for `full`), variant (other settings that differ between cells of one policy, as text), decoding
-    and `decoding_*`, seed, status (done or partial), completions and expected (counts), draws, condition
-    (hash of model,
-    benchmark, decoding and seed: cells that share it differ in their policy only).
+    (missing for `full`), question (free, pinned or on_top; empty for `full`), variant (other settings that differ
+    between cells of one policy, as text), decoding and `decoding_*`, seed, status (done or partial), completions and
+    expected (counts), draws, condition (hash of model, benchmark, decoding and seed: cells that share it differ in
+    their policy only).
 
     Raises:
         UserError: the directory is missing or holds no cell.
@@ -344,6 +345,7 @@ def _cell_table(
                 "keep_ratio": policy.get("keep_ratio"),
                 "local_window": policy.get("local_window"),
                 "budget": policy.get("budget"),
+                "question": question_of(policy),
                 "variant": variant,
                 "decoding": decoding["name"],
                 "seed": cell.get("seed"),
@@ -399,6 +401,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
     """What decides a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
+    sections["policy"] = one_spelling(cell["policy"])
     named = {".".join(path): item for path, item in leaves(sections)}
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from analysis import words as formats
+from analysis.question import by_question, question_title
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class Grid:
     @property
     def title(self) -> str:
         """The grid in words: "dynts, budget 128"."""
-        return self.policy + formats.of_grid(self.budget, self.variant)
+        title = self.policy + formats.of_grid(self.budget, self.variant)
+        return title if "question=" in self.variant else f"{title}, {question_title(self.cells)}".removesuffix(", ")
 
 
 def find_grids(metrics: pd.DataFrame) -> list[Grid]:
@@ -70,26 +72,31 @@ class SharedSetting:
     """The cells of all policies that ran with one budget, keep_ratio and local_window, on all models.
 
     An axis that none of the policies has is missing (NaN). A policy without one of the fields belongs to
-    every value of it; so the full cache, which has none, is always there.
+    every value of it; so the full cache, which has none, is always there. Where a policy ran with the question in
+    several places, each place is a setting of its own: policies are ranked beside policies of the same place, or the
+    title says which of them differ.
     """
 
     budget: float
     keep_ratio: float
     local_window: float
     cells: pd.DataFrame
+    question: str = ""
 
     @property
     def title(self) -> str:
         """The setting in words: "keep ratio 0.3, window 48, budget 128"."""
         named = (("keep ratio", self.keep_ratio), ("window", self.local_window), ("budget", self.budget))
         words = [f"{name} {formats.number(value)}" for name, value in named if not formats.missing(value)]
-        return ", ".join(words) or "the policies' own settings"
+        size = ", ".join(words) or "the policies' own settings"
+        return f"{size}, {question_title(self.cells)}".removesuffix(", ")
 
     @property
     def file_part(self) -> str:
         """The setting as part of a file's name: "ratio0.3_window48_budget128"."""
         named = (("ratio", self.keep_ratio), ("window", self.local_window), ("budget", self.budget))
-        return "_".join(f"{name}{formats.number(value)}" for name, value in named if not formats.missing(value))
+        parts = [f"{name}{formats.number(value)}" for name, value in named if not formats.missing(value)]
+        return "_".join([*parts, *([f"question_{self.question}"] if self.question else [])])
 
     @property
     def policies(self) -> int:
@@ -112,10 +119,10 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
     for budget, keep_ratio, local_window in points.itertuples(index=False, name=None):
         point = {"budget": budget, "keep_ratio": keep_ratio, "local_window": local_window}
         cells = metrics[_fits(metrics, point)]
-        setting = SharedSetting(**point, cells=cells)
+        settings = [SharedSetting(**point, cells=part, question=place) for place, part in by_question(cells)]
         # What fits into a setting with more fields is drawn there.
-        if setting.policies >= MIN_POLICIES and not _fits_into_another(point, points):
-            found.append(setting)
+        if not _fits_into_another(point, points):
+            found += [setting for setting in settings if setting.policies >= MIN_POLICIES]
     return sorted(found, key=lambda setting: -setting.policies)
 
 

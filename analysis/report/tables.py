@@ -39,14 +39,23 @@ def _latex(text: Any) -> str:
 
 
 def summary_table(directory: Path | str) -> str:
-    """Pass@1 ± standard error in percent as plain text: per model, policy settings by benchmarks.
+    """Pass@1 ± standard error in percent as plain text, per model: policy settings by benchmarks, and rows they keep.
 
     Raises:
         UserError: the directory is missing or holds no cell.
     """
     metrics = cell_metrics(load_run(directory))
-    tables = [_aligned(_summary(metrics, model)) for model in metrics["model"].unique()]
-    return "\n\n".join([*tables, "Pass@1 in %, ± standard error over problems; * not finished; – no result yet"])
+    models = metrics["model"].unique()
+    tables = [_aligned(_summary(metrics, model).assign(kept=_kept(metrics, model))) for model in models]
+    note = "Pass@1 in %, ± standard error over problems; * not finished; – no result yet; kept: rows after an eviction"
+    return "\n\n".join([*tables, note])
+
+
+def _kept(metrics: pd.DataFrame, model: str) -> pd.Series:
+    """Mean cache length after an eviction, the benchmarks' mean, per policy setting."""
+    ours = metrics[metrics["model"] == model]
+    lengths = ours.groupby([formats.setting(row) for row in ours.itertuples()])["mean_length_after"].mean()
+    return lengths.map(formats.decimal)
 
 
 def _summary(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
