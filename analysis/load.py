@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from analysis.question import one_spelling, question_of
 from analysis.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
@@ -259,6 +260,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "keep_ratio": policy.get("keep_ratio"),
                 "local_window": policy.get("local_window"),
                 "budget": policy.get("budget"),
+                "question": question_of(policy),
                 "variant": variant,
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
@@ -314,6 +316,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
     """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
+    sections["policy"] = one_spelling(cell["policy"])
     named = {".".join(path): item for path, item in leaves(sections)}
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)

@@ -20,22 +20,26 @@ POLICY_TITLES = {
     "no_question": "DynTS, no question",
     "no_window": "DynTS, no window",
     "rkv": "R-KV",
+    "rkv_paper": "R-KV (paper)",
     "rkv_dynts_code": "R-KV (DynTS code)",
     "snapkv": "SnapKV",
     "snapkv_dynts_code": "SnapKV (DynTS code)",
     "h2o": "H2O",
     "h2o_dynts_code": "H2O (DynTS code)",
     "tova": "TOVA",
+    "tova_kvpress": "TOVA (kvpress)",
     "vase": "VaSE",
     "keydiff": "KeyDiff",
     "knorm": "K-norm",
     "sepllm": "SepLLM",
+    "sepllm_dynts_code": "SepLLM (DynTS code)",
     "streaming_llm": "StreamingLLM",
+    "streaming_llm_dynts_code": "StreamingLLM (DynTS code)",
     "window": "window",
     "random": "random",
     "bottom": "bottom",
 }
-VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code"}
+VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code", "kvpress": "kvpress"}
 
 
 def missing(value: Any) -> bool:

@@ -1,54 +1,50 @@
-"""What a policy is: it looks at one sequence's cache when the budget is reached and says which tokens stay."""
+"""The interface of a policy: from one sequence's cache at an eviction it chooses the rows that stay."""
+
+from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from compression.signals import Signal
-from kernels.implementation import Operations, operations
+    from compression.signals import Signal
+    from kernels.implementation import Operations
 
-
-def keep_count(outside: int, keep_ratio: float) -> int:
-    """Tokens kept of the `outside` many that lie outside the local window: int(outside * keep_ratio).
-
-    DynTS's released rule, rounding included.
-    """
-    return int(outside * keep_ratio)
+Question = Literal["free", "pinned", "on_top"]
 
 
-def length_after(length: int, *, local_window: int, keep_ratio: float, question_on_top: int = 0) -> int:
-    """Cache length in tokens right after an eviction at `length`; `question_on_top` tokens stay outside the count."""
-    window = min(local_window, length - question_on_top)
-    return question_on_top + window + keep_count(length - question_on_top - window, keep_ratio)
+def _torch_operations() -> Operations:
+    from kernels.implementation import operations
+
+    return operations("torch")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheView:
     """One sequence's cache at the moment of eviction.
 
-    Positions and what follows from them are [length] for a policy that keeps the same rows in all layers and heads, and
+    Tensors per row are [length] for a policy that keeps the same rows in all layers and heads, and
     [layers, kv_heads, length] for one with `per_head`.
 
     Attributes:
-        problem_id, draw: which sequence it is.
+        problem_id, draw: name the sequence.
         text_ids: prompt and text so far, [text length].
         positions: original index of each row's token in the text, ascending.
-        token_ids: the tokens themselves, shaped as positions.
-        separators: true at punctuation and line breaks, shaped as positions.
+        token_ids: each row's token, shaped as positions.
+        separators: true at punctuation, line breaks and spaces, shaped as positions.
         question_length: tokens of the prompt, at positions 0 .. question_length - 1.
         answer_start: position of the closing thinking tag, or None while the sequence is thinking.
         keys: each layer's keys, [kv_heads, length, head_dim], rotated.
-        values: each layer's values, likewise.
+        values: each layer's values, shaped as its keys.
         scaling: factor of the model's attention logits.
-        signals: what the policy wanted recorded; each signal says its shape.
+        signals: the recording of each signal that the policy names; each signal says its shape.
         uniform: returns numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction,
             position) and, with `per_head`, of layer and head.
-        operations: what scores are computed with.
+        operations: the implementation that computes scores.
     """
 
     problem_id: str
@@ -64,11 +60,11 @@ class CacheView:
     scaling: float
     signals: Mapping[Signal, Tensor]
     uniform: Callable[[], Tensor]
-    operations: Operations = field(default_factory=operations)
+    operations: Operations = field(default_factory=_torch_operations)
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
+        """Rows in the cache."""
         return self.positions.shape[-1]
 
     @property
@@ -79,9 +75,12 @@ class CacheView:
     @property
     def answer(self) -> Tensor:
         """True at the closing thinking tag and all after it, shaped as positions."""
-        if self.answer_start is None:
-            return torch.zeros_like(self.positions, dtype=torch.bool)
-        return self.positions >= self.answer_start
+        return self.positions < 0 if self.answer_start is None else self.positions >= self.answer_start
+
+    @property
+    def evicted_before(self) -> bool:
+        """True from the second eviction on: the newest row lies beyond the number of rows."""
+        return int(self.positions.flatten()[-1]) >= self.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +98,12 @@ class Policy(ABC):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """What must be recorded of every token for `select`."""
+        """Recordings of every token that `select` needs."""
         return ()
 
     @property
     def per_head(self) -> bool:
-        """Whether it keeps rows of their own in each layer and key head."""
+        """True if each layer and key head keeps rows of its own."""
         return False
 
     @abstractmethod
@@ -123,29 +122,40 @@ class Policy(ABC):
         """Everything about the policy that can change a completion, for `cell_id`; contents in place of paths."""
         return dataclasses.asdict(self)
 
+    def describe(self) -> dict[str, Any]:
+        """The identity as cell.yaml tells it."""
+        return self.identity()
+
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetPolicy(Policy):
-    """A policy that keeps the newest tokens and the highest scores of the others (DynTS's eviction rule).
+    """A policy that cuts the cache to a fixed size: rows that stay for certain, and the highest scores of the others.
+
+    The size is that of DynTS's rule for all policies: `local_window` rows and int(others * keep_ratio) of the others.
+    Rows that stay for certain (`newest_kept`, sinks) are each method's own, within that size.
 
     Attributes:
         keep_ratio: fraction kept of the tokens outside the window, in (0, 1].
-        local_window: newest tokens always kept.
+        local_window: newest tokens in the size; the methods that have such a window always keep them.
         budget: cache length in tokens at which eviction fires. The published trigger looks at the length before the
             step, so the cache holds budget + 1 tokens when it is pruned.
-        question_on_top: False is the published rule: question tokens count against the kept fraction. True keeps every
-            question token and applies budget, ratio and window to the generated tokens alone.
+        question: what becomes of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
+            the size, before any other row that competes. "on_top": they stay beside the size, and budget, ratio and
+            window apply to the generated tokens alone. None: as the policy's authors have it.
+        question_on_top: older spelling. True is question="on_top"; False is the question as the policy had it then.
 
     Raises:
-        ValueError: a field out of its range.
+        ValueError: a field out of its range; two spellings that contradict each other.
     """
 
-    SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "question_on_top")
+    SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "question", "question_on_top")
+    QUESTION: ClassVar[Question] = "free"  # as the policy's authors have it
 
     keep_ratio: float
     local_window: int
     budget: int
-    question_on_top: bool = False
+    question: Question | None = None
+    question_on_top: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.keep_ratio <= 1:
@@ -159,56 +169,88 @@ class BudgetPolicy(Policy):
                 f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}: "
                 "choose a window of at most the budget."
             )
+        if self.question_on_top is not None:
+            meant = "on_top" if self.question_on_top else self.question_before
+            if self.question not in (None, meant):
+                raise ValueError(
+                    f"policy.question_on_top={self.question_on_top} contradicts policy.question={self.question}: "
+                    "give policy.question alone."
+                )
+            # Both spellings make equal policies.
+            object.__setattr__(self, "question", meant)
+            object.__setattr__(self, "question_on_top", None)
+
+    @property
+    def question_rule(self) -> Question:
+        """What becomes of the prompt's tokens, the authors' choice where none is set."""
+        return self.question or self.QUESTION
+
+    @property
+    def question_before(self) -> Question | None:
+        """What question_on_top=False meant for this very rule while it was the only setting; None for a newer rule."""
+        return self.QUESTION
+
+    def identity(self) -> dict[str, Any]:
+        """The fields, spelled as when the rule was first run, so that its cells keep their names."""
+        settings = dataclasses.asdict(self) | {"question": self.question_rule}
+        del settings["question_on_top"]
+        if self.question_before and self.question_rule in (self.question_before, "on_top"):
+            settings["question_on_top"] = settings.pop("question") == "on_top"
+        return settings
+
+    def describe(self) -> dict[str, Any]:
+        """The identity, and the question's place whatever the spelling."""
+        return {**self.identity(), "question": self.question_rule}
 
     def trigger(self, question_length: int) -> int | None:
-        """Cache length at which eviction fires: the budget, over the question if that lies on top."""
+        """Cache length at which eviction fires: the budget, and the question's length if that lies on top."""
         return self.budget + self._on_top(question_length)
 
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
         """One row over the trigger, or over a longer question; all rows when the ratio frees none."""
         unpruned = question_length + max_new_tokens
         fullest = max(self.budget + self._on_top(question_length), question_length) + 1
-        return min(fullest, unpruned) if self._length_after(fullest, question_length) < fullest else unpruned
+        return min(fullest, unpruned) if self.length_after(fullest, question_length) < fullest else unpruned
+
+    def length_after(self, length: int, question_length: int) -> int:
+        """Rows right after an eviction at `length` rows, by DynTS's released rule, rounding included."""
+        outside = max(0, length - self._on_top(question_length) - self.local_window)
+        return length - outside + int(outside * self.keep_ratio)
 
     def select(self, view: CacheView) -> Selection:
-        """Keep the newest tokens and the highest `scores` of the rest; of equal scores the lowest position."""
-        on_top = self._on_top(view.question_length)
-        total = self._length_after(view.length, view.question_length)
-        outside = max(on_top, view.length - self.newest_kept)
-        scores = self.scores(view)[..., :outside]
-        if on_top:
-            # A question that is never evicted lies in the first rows.
-            scores = scores.clone()
-            scores[..., :on_top] = float("inf")
-        count = total - (view.length - outside)
+        """Keep the newest rows (`newest_kept`) and the highest scores of the rest; equal scores go by position."""
+        import torch
+
+        outside = max(self._on_top(view.question_length), view.length - self.newest_kept)
+        scores = self.ranking(view)[..., :outside]
+        count = self.length_after(view.length, view.question_length) - (view.length - outside)
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(dim=-1).values
         newest = torch.arange(outside, view.length, device=best.device).expand(*best.shape[:-1], -1)
         return Selection(keep=torch.cat([best, newest], dim=-1))
 
+    def ranking(self, view: CacheView) -> Tensor:
+        """The scores, with a question that stays at infinity."""
+        scores = self.scores(view)
+        if self.question_rule == "free":
+            return scores
+        return scores.masked_fill(view.question[..., : scores.shape[-1]], float("inf"))
+
     @property
     def newest_kept(self) -> int:
-        """Newest tokens that stay whatever their score."""
+        """Newest rows that stay for certain: the local window."""
         return self.local_window
 
     @property
-    def kept_outside(self) -> int:
-        """Tokens that stay outside the window when budget + 1 are evicted: what a question inside the budget shares."""
-        return keep_count(self.budget + 1 - self.local_window, self.keep_ratio)
+    def size(self) -> int:
+        """Rows that stay of budget + 1, a question on top not counted."""
+        return self.local_window + int((self.budget + 1 - self.local_window) * self.keep_ratio)
 
     @abstractmethod
     def scores(self, view: CacheView) -> Tensor:
-        """Importance of each row, the higher the rather it stays, infinity to pin it.
+        """Importance of each row: the higher, the rather it stays; infinity pins it.
 
         [length], or [layers, kv_heads, length] with `per_head`; rows among the newest kept may be left out.
         """
 
     def _on_top(self, question_length: int) -> int:
-        return question_length if self.question_on_top else 0
-
-    def _length_after(self, length: int, question_length: int) -> int:
-        return length_after(
-            length,
-            local_window=self.local_window,
-            keep_ratio=self.keep_ratio,
-            question_on_top=self._on_top(question_length),
-        )
+        return question_length if self.question_rule == "on_top" else 0

@@ -3,9 +3,9 @@
     python scripts/answer_lookups.py --model toy_qwen --problems 20
 
 Completions with the full cache are attended once more, whole. A look-up is a (layer, key head, token) that a query of
-the answer gives more than half of its attention, among the tokens that the first eviction of experiment=methods chooses
-from (after the question, before the window). Each policy's share of look-ups kept is printed beside the share of those
-tokens that it keeps at all: what chance would find. The last line is one JSON object.
+the answer gives more than half of its attention, among the tokens after the question and before the newest 48 where
+the first eviction of experiment=methods_on_top fires. Each policy's share of look-ups kept is printed beside the share
+of those tokens that it keeps at all: what chance would find. The last line is one JSON object.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
     model, counts = None, defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for benchmark in BENCHMARKS:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            overrides = ["experiment=methods", f"model={args.model}", f"benchmark={benchmark}"]
+            overrides = ["experiment=methods_on_top", f"model={args.model}", f"benchmark={benchmark}"]
             overrides += [f"benchmark.limit={args.problems}", "grid.keep_ratio=[0.3]"]
             job = make_job(compose("config", overrides=overrides))
         model = model or load_model(job.model)

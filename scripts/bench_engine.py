@@ -132,7 +132,7 @@ def products(model: LoadedModel, prompts: Prompts, policy: Policy, slots: int) -
     """The matrix products of 200 steps, each slot as long as a text that is evicted is on average."""
     assert isinstance(policy, DynTS)
     question = round(statistics.mean(map(len, prompts)))
-    least = policy.local_window + policy.kept_outside
+    least = policy.size
     length = question + (least + policy.budget) // 2
     shape, weights = model.shape, [m.weight for m in model.network.modules() if isinstance(m, nn.Linear)]
     inputs = {w.shape[1]: torch.randn(slots, w.shape[1]) for w in weights}

@@ -1,7 +1,7 @@
 """Make results/published/<name> again from the finished run results/runs/<name>: page, cells and pictures.
 
     make demo && python scripts/publish.py demo            # README's picture is one of these
-    kvsweep -m experiment=methods && python scripts/publish.py methods
+    kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
 
 The page has everything but the single completions, so that git can hold it; provenance.md says what ran on what.
 """
@@ -20,7 +20,9 @@ PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 PICTURES = {
     "demo": ["heatmap_*_dynts_128.png"],
     "labels": [],
-    "methods": ["memory_*.png", "policies_*_ratio0.3_window48_budget128.png"],
+    "methods": ["memory_*.png", "policies_*_ratio0.6_window48_budget192.png"],
+    "methods_pinned": ["policies_*_ratio0.6_window48_budget192.png"],
+    "methods_on_top": ["policies_*_ratio0.3_window48_budget128.png"],
 }
 
 

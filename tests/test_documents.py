@@ -253,7 +253,7 @@ def test_every_key_and_choice_exists(code: str, compose: Callable[..., Any]) -> 
 
 
 def test_keys_are_found() -> None:
-    assert {"benchmark.path=FILE", "recipe=toy", "policy.question_on_top=true", "launcher.shards=n"} <= set(KEYS)
+    assert {"benchmark.path=FILE", "recipe=toy", "policy.question=on_top", "launcher.shards=n"} <= set(KEYS)
 
 
 def test_the_table_of_policies_has_them_all() -> None:
@@ -332,6 +332,7 @@ def test_the_policy_of_the_readme_works_as_printed(
     source = the_block("python", "class Oldest")
     assert len(source.splitlines()) <= 20
     exec(source, module.__dict__)
+    assert settings.pop("defaults") == ["base/budget", "_self_"]
     policy = build_policy({**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10})
     assert type(policy).__name__ == class_name
     view = CacheView(

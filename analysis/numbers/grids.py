@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import words
+from analysis.question import by_question, question_title
 
 # A picture of a shared setting compares at least so many policies.
 MIN_POLICIES = 3
@@ -31,8 +32,9 @@ class PolicyGrid:
 
     @property
     def title(self) -> str:
-        """The policy, budget and variant, as "dynts, budget 128"."""
-        return words.setting(self)
+        """The policy, budget, variant and question, as "dynts, budget 128, question pinned"."""
+        title = words.setting(self)
+        return title if "question=" in self.variant else f"{title}, {question_title(self.cells)}".removesuffix(", ")
 
 
 def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
@@ -71,23 +73,28 @@ class SharedSetting:
     """The cells of all policies that ran with one budget, keep_ratio and local_window, on all models.
 
     An axis that none of the policies has is missing (NaN). A policy without one of the fields belongs to every value
-    of it; the full cache has none of them and always belongs.
+    of it; the full cache has none of them and always belongs. Where a policy ran with the question in several places,
+    each place is a setting of its own: a figure ranks policies with the question in the same place, or its title says
+    which policies differ.
     """
 
     budget: float
     keep_ratio: float
     local_window: float
     cells: pd.DataFrame
+    question: str = ""
 
     @property
     def title(self) -> str:
-        """The setting in words, as "keep ratio 0.3, window 48, budget 128"."""
-        return words.axes(vars(self)) or "the policies' own settings"
+        """The setting in words, as "keep ratio 0.3, window 48, budget 128, question pinned"."""
+        size = words.axes(vars(self)) or "the policies' own settings"
+        return f"{size}, {question_title(self.cells)}".removesuffix(", ")
 
     @property
     def file_part(self) -> str:
         """The setting as part of a file's name, as "ratio0.3_window48_budget128"."""
-        return words.axes(vars(self)).replace("keep ", "").replace(", ", "_").replace(" ", "")
+        size = words.axes(vars(self)).replace("keep ", "").replace(", ", "_").replace(" ", "")
+        return f"{size}_question_{self.question}" if self.question else size
 
     @property
     def policies(self) -> int:
@@ -106,10 +113,13 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
     found = []
     for values in points.itertuples(index=False, name=None):
         point = dict(zip(AXES, values, strict=True))
+        if _is_part_of_another(point, points):
+            continue
         fits = [metrics[name].isna() | (metrics[name] == value) for name, value in point.items()]
-        setting = SharedSetting(**point, cells=metrics[fits[0] & fits[1] & fits[2]])
-        if setting.policies >= MIN_POLICIES and not _is_part_of_another(point, points):
-            found.append(setting)
+        for place, cells in by_question(metrics[fits[0] & fits[1] & fits[2]]):
+            setting = SharedSetting(**point, cells=cells, question=place)
+            if setting.policies >= MIN_POLICIES:
+                found.append(setting)
     return sorted(found, key=lambda setting: -setting.policies)
 
 

@@ -18,6 +18,7 @@ from analysis.load import in_order
 from analysis.numbers.grids import AXES, SharedSetting
 from analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
 from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, full_cache_level, new_figure, tidy
+from analysis.question import question_title
 from analysis.words import MISSING, UNFINISHED
 
 POLICY = ["policy", "variant"]
@@ -48,7 +49,9 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in benchmark_views(ours)]
     with matplotlib.rc_context(STYLE):
         figure = _bar_panels(panels)
-        figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", fontsize=10)
+        # The question's place may name policies, and takes a line of its own.
+        title = setting.title.replace(", question", "\nquestion")
+        figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {title}", fontsize=10)
     return figure
 
 
@@ -176,7 +179,8 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
         mark = f"   {UNFINISHED} not finished" if (compressed["status"] == "partial").any() else ""
         axes.set_xlabel(f"mean cache length over the decoding steps (tokens){mark}")
         axes.set_ylabel("Pass@1 (%), ± standard error over problems")
-        axes.set_title(f"{model_title(metrics, model)}: Pass@1 against memory\n{over}", linespacing=1.3)
+        lines = [f"{model_title(metrics, model)}: Pass@1 against memory", over, question_title(ours)]
+        axes.set_title("\n".join(line for line in lines if line), linespacing=1.3)
         tidy(axes, grid="both")
         figure.legend(loc="outside right upper", frameon=False, fontsize=7.5, labelspacing=0.45)
     return figure

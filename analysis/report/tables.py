@@ -14,13 +14,21 @@ NOTE = f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished
 
 
 def summary_table(directory: Path | str) -> str:
-    """Pass@1 ± standard error in percent as plain text: per model, policy settings by benchmarks.
+    """Pass@1 ± standard error in percent as plain text, per model: policy settings by benchmarks, and rows they keep.
 
     Raises:
         UserError: the directory is missing or holds no cell.
     """
     scores = cell_scores(load_run(directory))
-    return "\n\n".join([*(_aligned(score_table(scores, model)) for model in scores["model"].unique()), NOTE])
+    models = scores["model"].unique()
+    tables = [_aligned(score_table(scores, model).assign(kept=_kept(scores, model))) for model in models]
+    return "\n\n".join([*tables, f"{NOTE}; kept: rows after an eviction"])
+
+
+def _kept(scores: pd.DataFrame, model: str) -> pd.Series:
+    """Mean cache length after an eviction, the benchmarks' mean, per policy setting."""
+    ours = scores[scores["model"] == model]
+    return ours.groupby(_settings(ours))["mean_length_after"].mean().map(words.decimal)
 
 
 def markdown(metrics: pd.DataFrame) -> str:

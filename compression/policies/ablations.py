@@ -1,11 +1,15 @@
 """DynTS's ablations that change one part of its rule (the random one is `compression.policies.random`)."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from compression.policies.dynts import DynTS
-from compression.policy import CacheView
+from compression.policy import CacheView, Question
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,21 +17,18 @@ class NoQuestion(DynTS):
     """The question's tokens score 0, below every predicted importance, and are the first to go.
 
     Raises:
-        ValueError: with question_on_top, which would keep the question all the same.
+        ValueError: a question that is kept all the same.
     """
+
+    QUESTION: ClassVar[Question] = "free"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.question_on_top:
+        if self.question_rule != "free":
             raise ValueError(
-                f"policy.question_on_top=True contradicts policy={self.name}, which evicts the question: "
-                "set it to false."
+                f"policy.question={self.question_rule} contradicts policy={self.name}, which evicts the question: "
+                "choose free, or leave the policy out."
             )
-
-    def scores(self, view: CacheView) -> Tensor:
-        """Answer pinned, predicted importance for the thinking, 0 for the question."""
-        scores = self.importance(view).masked_fill(view.question, 0.0)
-        return scores.masked_fill(view.answer, float("inf"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,20 @@ class NoWindow(DynTS):
 
 @dataclass(frozen=True, kw_only=True)
 class Bottom(DynTS):
-    """The order of the thinking tokens reversed."""
+    """The lowest scores stay.
+
+    In the authors' code question and answer, whose scores are infinite, are thus the first to go (`question="free"`).
+    With the question pinned or on top, question and answer stay and the order of the thinking tokens alone is reversed.
+    """
+
+    QUESTION: ClassVar[Question] = "free"
+
+    @property
+    def question_before(self) -> Question | None:
+        """Pinned."""
+        return "pinned"
 
     def scores(self, view: CacheView) -> Tensor:
-        """Question and answer pinned, the predicted importance negated for the thinking."""
-        return self.importance(view).neg().masked_fill(view.question | view.answer, float("inf"))
+        """The predicted importance negated for the thinking; question and answer first to go, or the answer pinned."""
+        end = -float("inf") if self.question_rule == "free" else float("inf")
+        return self.importance(view).neg().masked_fill(view.question | view.answer, end)

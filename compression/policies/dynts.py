@@ -1,21 +1,27 @@
 """DynTS (arXiv 2601.18383): keep the thinking tokens that a small head predicts the answer will look at."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
-
-from compression.policy import BudgetPolicy, CacheView
+from compression.policy import BudgetPolicy, CacheView, Question
 from compression.predictor_card import WEIGHTS_FILE, read_card
 from compression.signals import PredictedImportance, Signal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynTS(BudgetPolicy):
     """Question and answer tokens first, then thinking tokens by predicted importance (paper section 4, released code).
+
+    The predictor scores no question token. A question that is neither pinned nor on top scores 0, as in the authors'
+    ablation without question (dynts-noque).
 
     Attributes:
         predictor: directory of a saved importance predictor for this model.
@@ -23,6 +29,8 @@ class DynTS(BudgetPolicy):
     Raises:
         ValueError: no predictor given, or none saved there.
     """
+
+    QUESTION: ClassVar[Question] = "pinned"
 
     predictor: str | None
 
@@ -45,8 +53,8 @@ class DynTS(BudgetPolicy):
         return (self._importance,)
 
     def scores(self, view: CacheView) -> Tensor:
-        """Question and answer pinned, predicted importance for the thinking."""
-        return self.importance(view).masked_fill(view.question | view.answer, float("inf"))
+        """The answer pinned, predicted importance for the thinking, 0 for the question."""
+        return self.importance(view).masked_fill(view.question, 0.0).masked_fill(view.answer, float("inf"))
 
     def importance(self, view: CacheView) -> Tensor:
         """[length] predicted importance, NaN at prompt tokens."""

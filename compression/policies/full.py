@@ -1,5 +1,7 @@
 """The uncompressed baseline."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from compression.policy import CacheView, Policy, Selection
@@ -7,7 +9,7 @@ from compression.policy import CacheView, Policy, Selection
 
 @dataclass(frozen=True, kw_only=True)
 class FullCache(Policy):
-    """Keeps everything: what every other policy is measured against."""
+    """Keeps everything: the baseline of every comparison."""
 
     def trigger(self, question_length: int) -> int | None:
         """Never."""

@@ -1,29 +1,31 @@
 """What the policies share that score rows by how the newest queries attend to them."""
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from compression.policies.variant import VariantPolicy
 from compression.policy import CacheView
 from compression.signals import RecentQueries, Signal
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationPolicy(VariantPolicy):
-    """Scores from the queries of an observation window, whose own tokens always stay.
+    """Scores from the queries of an observation window.
 
-    The size after an eviction is `local_window` and the kept fraction together, as everywhere; of it the observation
-    window stays for certain and the scores choose the rest.
+    In the original form the observation window's own rows stay for certain, in the DynTS code's the local window.
 
     Attributes:
-        observation_window: newest tokens whose queries score the others.
+        observation_window: newest tokens whose queries score the others. The DynTS code starts to sum one query early:
+            it takes one more at the first eviction and two more at later ones.
         pooling: width over which neighbouring scores are pooled, odd.
 
     Raises:
-        ValueError: an observation window below 1 or larger than what stays, an even pooling width.
+        ValueError: an observation window below 1 or larger than the size, an even pooling width.
     """
 
     observation_window: int
@@ -31,11 +33,10 @@ class ObservationPolicy(VariantPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        total = self.local_window + self.kept_outside
-        if not 1 <= self.observation_window <= total:
+        if not 1 <= self.observation_window <= self.size:
             raise ValueError(
-                f"policy.observation_window={self.observation_window} is out of range: from 1 to the {total} tokens "
-                "that stay at an eviction."
+                f"policy.observation_window={self.observation_window} is out of range: from 1 to the {self.size} "
+                "tokens that stay at an eviction."
             )
         if self.pooling < 1 or self.pooling % 2 == 0:
             raise ValueError(f"policy.pooling={self.pooling} is out of range: an odd width of at least 1.")
@@ -43,12 +44,12 @@ class ObservationPolicy(VariantPolicy):
     @property
     def signals(self) -> tuple[Signal, ...]:
         """The observation window's queries."""
-        return (RecentQueries(self.observation_window),)
+        return (self._queries,)
 
     @property
     def newest_kept(self) -> int:
-        """The observation window."""
-        return self.observation_window
+        """The observation window, or the local window in the DynTS code's form."""
+        return self.observation_window if self.per_head else self.local_window
 
     def attention(
         self,
@@ -59,17 +60,43 @@ class ObservationPolicy(VariantPolicy):
         pool: Literal["mean", "max"] = "mean",
     ) -> Tensor:
         """[layers, kv_heads, group, rows outside the window] pooled mean attention (`kernels.reference`)."""
-        queries = view.signals[RecentQueries(self.observation_window)]
+        import torch
+
         layers = [
             view.operations.observation_scores(
-                its_queries,
-                its_keys,
+                queries,
+                keys,
                 scaling=view.scaling,
                 past_only=past_only,
                 pool_logits=pool_logits,
                 pooling=self.pooling,
                 pool=pool,
             )
-            for its_queries, its_keys in zip(queries, view.keys, strict=True)
+            for queries, keys in zip(view.signals[self._queries], view.keys, strict=True)
         ]
         return torch.stack(layers)
+
+    def summed_attention(self, view: CacheView) -> Tensor:
+        """[length] attention of the newest queries, averaged over layers and query heads, summed over the queries."""
+        newest = self.observation_window + (2 if view.evicted_before else 1)
+        return newest_attention(view, self._queries, newest).sum(dim=2).mean(dim=(0, 1))
+
+    @property
+    def _queries(self) -> RecentQueries:
+        return RecentQueries(self.observation_window + (0 if self.per_head else 2))
+
+
+def newest_attention(view: CacheView, recorded: RecentQueries, newest: int) -> Tensor:
+    """[layers, q_heads, newest, length] causal attention of the newest queries over all rows, float32 at least."""
+    import torch
+
+    layers = []
+    for queries, keys in zip(view.signals[recorded], view.keys, strict=True):
+        kv_heads, length, head_dim = keys.shape
+        grouped = queries[:, -newest:].reshape(kv_heads, -1, head_dim)
+        wide = torch.promote_types(keys.dtype, torch.float32)
+        logits = torch.matmul(grouped.to(wide), keys.to(wide).transpose(-1, -2)) * view.scaling
+        logits = logits.reshape(-1, newest, length)
+        later = torch.ones(newest, length, dtype=torch.bool, device=keys.device).triu(diagonal=length - newest + 1)
+        layers.append(logits.masked_fill(later, float("-inf")).softmax(dim=-1))
+    return torch.stack(layers)

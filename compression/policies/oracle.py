@@ -1,27 +1,28 @@
-"""What a perfect head would keep, as far as that can be known: DynTS on the labels that a head is taught to predict."""
+"""DynTS on the labels that a head is taught to predict: the best that a head could do, as far as labels are known."""
+
+from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from compression.policies.dynts import DynTS
 from compression.policy import CacheView
 
-Trace = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Trace: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle(DynTS):
     """DynTS with the true importance of the full cache's text for the same problem and draw in place of predictions.
 
-    Eviction changes what is written from then on, and of a text that has left the labelled one nobody knows the labels:
-    tokens from the first difference on, and texts without labels (wrong, cut off, never closed), have the head's score.
+    An eviction changes the text that follows, and labels are known of the full cache's text alone. Tokens from the
+    first difference on, and texts without labels (wrong, cut off, never closed), have the head's score.
 
     Attributes:
         labels: file of `kvsweep-predictor oracle`: texts and labels, 0 to 1 as the head's targets.
@@ -42,6 +43,8 @@ class Oracle(DynTS):
 
     def importance(self, view: CacheView) -> Tensor:
         """[length] true importance where the text is the labelled one and labelled, predicted importance elsewhere."""
+        import torch
+
         predicted = super().importance(view)
         trace = _read(Path(str(self.labels))).get(f"{view.problem_id}/{view.draw}")
         if trace is None:
@@ -61,6 +64,8 @@ class Oracle(DynTS):
 
 def save_labels(path: Path, traces: dict[str, Trace]) -> None:
     """Write `{problem_id/draw: (token ids [length], labels [length], NaN where there is none)}`."""
+    from safetensors.torch import save_file
+
     tensors = {}
     for key, (ids, label) in traces.items():
         tensors[f"ids/{key}"], tensors[f"labels/{key}"] = ids.contiguous(), label.float().contiguous()
@@ -71,6 +76,8 @@ def save_labels(path: Path, traces: dict[str, Trace]) -> None:
 
 @cache
 def _read(path: Path) -> dict[str, Trace]:
+    from safetensors.torch import load_file
+
     tensors = load_file(path)
     keys = [name.removeprefix("ids/") for name in tensors if name.startswith("ids/")]
     return {key: (tensors[f"ids/{key}"], tensors[f"labels/{key}"]) for key in keys}

@@ -1,35 +1,64 @@
 """StreamingLLM (arXiv 2309.17453): the first few tokens as attention sinks, and the newest."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from compression.policy import BudgetPolicy, CacheView
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, kw_only=True)
-class StreamingLLM(BudgetPolicy):
-    """Sinks and a window, together as large as the other policies' window and kept fraction.
-
-    The original renumbers positions inside the cache; here tokens keep theirs, as in the DynTS code, since a text never
-    grows beyond the model's context.
+class SinkPolicy(BudgetPolicy):
+    """A policy whose first tokens always stay.
 
     Attributes:
-        sinks: first tokens of the text that always stay (the DynTS paper: 10, the original: 4).
+        sinks: first tokens of the text that stay for certain.
 
     Raises:
         ValueError: sinks below 0, or no room for them beside the window.
     """
 
-    sinks: int = 10
+    sinks: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.sinks <= self.kept_outside:
+        room = self.size - self.local_window
+        if not 0 <= self.sinks <= room:
             raise ValueError(
-                f"policy.sinks={self.sinks} is out of range: {self.kept_outside} tokens stay outside the window, and "
-                "sinks are among them."
+                f"policy.sinks={self.sinks} is out of range: {room} tokens stay outside the window, and sinks are "
+                "among them."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamingLLM(SinkPolicy):
+    """Sinks and a sliding window (streaming_llm/kv_cache.py).
+
+    The authors' code renumbers positions inside the cache; here tokens keep theirs, as in the DynTS code, since a text
+    never grows beyond the model's context.
+
+    Attributes:
+        sinks: 4 in the authors' code, 10 in the DynTS code.
+        variant: "original": sinks and window together have the size of the other policies. "dynts_code": the window
+            alone has that size, and the sinks lie on top of it.
+    """
+
+    sinks: int = 4
+    variant: Literal["original", "dynts_code"] = "original"
+
+    def identity(self) -> dict[str, Any]:
+        """The fields; the original variant, which is older than the field, goes without it."""
+        settings = super().identity()
+        return {k: v for k, v in settings.items() if (k, v) != ("variant", "original")}
+
+    def length_after(self, length: int, question_length: int) -> int:
+        """The size of the other policies, and sinks on top of it in the DynTS code."""
+        on_top = self.sinks if self.variant == "dynts_code" else 0
+        return min(length, super().length_after(length, question_length) + on_top)
 
     def scores(self, view: CacheView) -> Tensor:
         """Sinks pinned, later is better."""

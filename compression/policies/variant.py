@@ -1,43 +1,56 @@
-"""What the policies share that have an original form, per layer and head, and the form the DynTS code compared with."""
+"""What the policies share that score rows per layer and head, or once per token as the DynTS code does."""
+
+from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+from compression.policy import BudgetPolicy, CacheView, Question
 
-from compression.policy import BudgetPolicy, CacheView
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantPolicy(BudgetPolicy):
-    """A policy with scores per layer and key head.
+    """A policy with scores per layer and key head in its authors' form.
 
     Attributes:
-        variant: "original" keeps other rows in each layer and head; "dynts_code" averages the scores over layers and
-            heads and keeps the same rows everywhere, as the DynTS code does with its baselines.
+        variant: "original": as the authors' code has it, other rows in each layer and head. "dynts_code": as the DynTS
+            code runs the method, the same rows everywhere and the local window forced.
 
     Raises:
-        ValueError: an unknown variant.
+        ValueError: a variant that the policy does not have.
     """
 
-    variant: Literal["original", "dynts_code"] = "original"
+    VARIANTS: ClassVar[tuple[str, ...]] = ("original",)
+
+    variant: str = "original"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant not in ("original", "dynts_code"):
-            raise ValueError(f"policy.variant={self.variant} is unknown: choose original or dynts_code.")
+        if self.variant not in self.VARIANTS:
+            raise ValueError(f"policy.variant={self.variant} is unknown: choose {' or '.join(self.VARIANTS)}.")
 
     @property
     def per_head(self) -> bool:
-        """The original form."""
-        return self.variant == "original"
+        """True but for the DynTS code's form."""
+        return self.variant != "dynts_code"
+
+    @property
+    def question_before(self) -> Question | None:
+        """None: the rules of these policies were brought to their authors' when `question` came."""
+        return None
 
     def scores(self, view: CacheView) -> Tensor:
-        """The head scores, or their mean over layers and heads."""
-        scores = self.head_scores(view)
-        return scores if self.per_head else scores.mean(dim=(0, 1))
+        """The head scores, or the token scores of the DynTS code's form."""
+        return self.head_scores(view) if self.per_head else self.token_scores(view)
 
     @abstractmethod
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, length or the rows outside the newest kept] importance of each row."""
+
+    def token_scores(self, view: CacheView) -> Tensor:
+        """[length or the rows outside the local window] importance of each token in the DynTS code's form."""
+        raise NotImplementedError

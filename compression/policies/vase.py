@@ -1,57 +1,65 @@
 """VaSE (arXiv 2606.03928): rows whose values are large always stay; chance, led by attention, picks the rest."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from compression.policies.observation import ObservationPolicy
 from compression.policy import CacheView
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class VaSE(ObservationPolicy):
     """Large values protected, the rest drawn without replacement in proportion to the newest queries' attention.
 
-    Taken from the paper and its released code: a value's size is its range (largest less smallest component); the first
+    Released code, mode range_sink_sample_attn: a value's size is its range (largest less smallest component); the first
     tokens count as largest; attention is the softmax over the rows before the window, averaged over queries, smoothed,
-    averaged over each group of heads. Ours: the draw by exponential races on counter-based numbers, and the number of
-    protected rows as a share of the kept ones (the paper fixes 200).
+    averaged over each group of heads. Ours alone is how the draw is made: exponential races on counter-based numbers,
+    which draw with the same probabilities.
 
     Attributes:
-        protected: share of the rows chosen by score that go to large values, in [0, 1].
-        sinks: first tokens of the text that always stay.
+        large: share of all rows that stay that goes to large values, in [0, 1]; a quarter in the authors' scripts.
+        sinks: first tokens of the text whose values count as largest.
 
     Raises:
         ValueError: a field out of its range.
     """
 
-    observation_window: int = 32
+    observation_window: int = 64
     pooling: int = 5
-    protected: float = 0.2
+    large: float = 0.25
     sinks: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.protected <= 1:
-            raise ValueError(f"policy.protected={self.protected} is out of range: a share from 0 to 1.")
+        if not 0 <= self.large <= 1:
+            raise ValueError(f"policy.large={self.large} is out of range: a share from 0 to 1.")
         if self.sinks < 0:
             raise ValueError(f"policy.sinks={self.sinks} is out of range: at least 0.")
 
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window]: infinite where protected, else the draw's order."""
-        outside = view.length - self.observation_window
-        attention = self.attention(view, past_only=True).mean(dim=2)
+        weights = self.weights(view)
         # The largest of weight-scaled exponentials draws without replacement in proportion to the weights.
-        uniform = view.uniform()[..., :outside].clamp(min=1e-12)
-        race = attention.double().log() - (-uniform.double().log()).log()
-        return race.masked_fill(self._large(view, outside), float("inf"))
+        uniform = view.uniform()[..., : weights.shape[-1]].clamp(min=1e-12)
+        race = weights.double().log() - (-uniform.double().log()).log()
+        return race.masked_fill(self.protected(view), float("inf"))
 
-    def _large(self, view: CacheView, outside: int) -> Tensor:
+    def weights(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, rows outside the window] what a row's chance of being drawn is proportional to."""
+        return self.attention(view, past_only=True).mean(dim=2)
+
+    def protected(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, rows outside the window] true at the rows of the largest values."""
+        import torch
+
+        outside = view.length - self.observation_window
         values = torch.stack(list(view.values))[:, :, :outside].float()
-        # In half precision: the first layer gives a token the same value wherever it stands, up to rounding noise.
-        size = (values.amax(dim=-1) - values.amin(dim=-1)).half().float()
-        size = size.masked_fill(view.positions[..., :outside] < self.sinks, float("inf"))
-        count = int(self.protected * (self.local_window + self.kept_outside - self.observation_window))
-        largest = size.sort(dim=-1, descending=True, stable=True).indices[..., :count]
-        return torch.zeros_like(size, dtype=torch.bool).scatter(-1, largest, True)
+        spread = values.amax(dim=-1) - values.amin(dim=-1)
+        spread = spread.masked_fill(view.positions[..., :outside] < self.sinks, float("inf"))
+        largest = spread.sort(dim=-1, descending=True, stable=True).indices[..., : round(self.large * self.size)]
+        return torch.zeros_like(spread, dtype=torch.bool).scatter(-1, largest, True)

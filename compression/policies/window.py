@@ -1,17 +1,21 @@
-"""The newest tokens, and as many of them as the other policies keep in all."""
+"""The newest tokens: as many rows as the other policies hold."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from compression.policy import BudgetPolicy, CacheView
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window(BudgetPolicy):
-    """Sliding window of the same size after an eviction as the other policies' window and kept fraction together.
+    """Sliding window over all the rows that stay.
 
-    The paper's "window" baseline: 0.4 * (5000 - 2000) + 2000 = 3200 of 5000 tokens.
+    The DynTS paper's "window" baseline: 0.4 * (5000 - 2000) + 2000 = 3200 of 5000 tokens.
     """
 
     def scores(self, view: CacheView) -> Tensor:

@@ -137,6 +137,8 @@ def of_completion(folder: Path, question: str, completion: Completion, overrides
     own = yaml.safe_load((folder / CELL_FILE).read_text())["policy"]
     policy = stored["policy"]
     stored["policy"] = {**policy, **{k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}}
+    if "question" in policy and "question" in own:
+        stored["policy"]["question_on_top"] = None  # the older spelling of the same setting
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
     # A run of another version may have settings that this version does not know.
     known = {str(field.name) for field in fields(ModelConfig)}

@@ -58,9 +58,13 @@ class LoadedModel:
 
     @cached_property
     def separators(self) -> Tensor:
-        """[vocabulary] true at tokens that consist of punctuation and line breaks (SepLLM's separators)."""
-        texts = [self.decode([i]).strip(" ") for i in range(self.network.config.vocab_size)]
-        return torch.tensor([bool(t) and set(t) <= _SEPARATORS for t in texts], device=self.device)
+        """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
+        texts = [self.decode([i]) for i in range(self.network.config.vocab_size)]
+        separate = [bool(text) and text.strip(" ") in {"", *_SEPARATORS} for text in texts]
+        start = getattr(self.tokenizer, "bos_token_id", None)
+        if start is not None:
+            separate[start] = True
+        return torch.tensor(separate, device=self.device)
 
     @cached_property
     def think_end_id(self) -> int:

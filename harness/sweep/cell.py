@@ -57,7 +57,7 @@ class Cell:
             "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
-            "policy": self.policy.identity(),
+            "policy": self.policy.describe(),
             "decoding": {**decoding.pop("sampling"), **decoding},
             "impl": self.impl,
             "seed": self.seed,

@@ -248,13 +248,12 @@ def _warn_beyond_context(model: LoadedModel, longest: int) -> None:
 
 
 def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
-    inside = [c.policy for c in cells if isinstance(c.policy, BudgetPolicy) and not c.policy.question_on_top]
-    short = [policy for policy in inside if policy.kept_outside < longest]
-    if short:
-        least = min(policy.kept_outside for policy in short)
+    pinned = [c.policy for c in cells if isinstance(c.policy, BudgetPolicy) and c.policy.question_rule == "pinned"]
+    rooms = [room for policy in pinned if (room := policy.size - policy.newest_kept) < longest]
+    if rooms:
         tqdm.write(
-            f"note: {len(short)} of {len(cells)} cells keep fewer tokens outside the window (from {least}) than the "
-            f"longest question has ({longest}), so question tokens are evicted too, as the published rule has it; "
-            "policy.question_on_top=true keeps them.",
+            f"note: {len(rooms)} of {len(cells)} cells pin the question and keep fewer tokens beside the newest (from "
+            f"{min(rooms)}) than the longest question has ({longest}), so question tokens are evicted too, as the "
+            "published rule has it; policy.question=on_top keeps them.",
             file=sys.stderr,
         )

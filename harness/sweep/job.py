@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from analysis.records import WHOLE, Shard, UserError
-from compression.policy import BudgetPolicy, Policy
+from compression.policy import BudgetPolicy, Policy, Question
 from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
@@ -48,6 +48,7 @@ class GridAxes:
     keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
     local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
     budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,8 @@ def build_policies(config: DictConfig) -> list[Policy]:
     """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
 
     The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget,
-    question_on_top), so that they hold the same memory; each policy's other settings come from its YAML.
+    question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and all
+    other settings, come from each policy's own YAML.
     """
     grid = build(GridAxes, "grid", config.grid)
     composed = plain(config.policy)
@@ -206,6 +208,8 @@ def build_policies(config: DictConfig) -> list[Policy]:
     for name, *point in itertools.product(names, *axes.values()):
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
+        if "question" in setting:
+            setting["question_on_top"] = None  # the older spelling of the same axis
         policies.append(build_policy({**values, **setting}))
     return list(dict.fromkeys(policies))
 
@@ -224,10 +228,18 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
         raise UserError(f"grid.policy={name} is unknown: choose from {choices}.")
     # Merged into the rest of the configuration, so that ${model.predictor} and the like find what they name.
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
-    whole = OmegaConf.merge(rest, {"policy": OmegaConf.load(path)})
+    whole = OmegaConf.merge(rest, {"policy": _policy_file(path)})
     values = plain(whole.policy)
-    shared = {k: composed[k] for k in BudgetPolicy.SHARED if k in composed and k in values}
+    shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
     return {**values, **shared}
+
+
+def _policy_file(path: Path) -> DictConfig:
+    """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
+    own = OmegaConf.load(path)
+    assert isinstance(own, DictConfig)
+    bases = [path.parent / f"{name}.yaml" for name in own.pop("defaults", []) if name != "_self_"]
+    return OmegaConf.merge(*map(_policy_file, bases), own)  # type: ignore[return-value]
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:

@@ -120,7 +120,7 @@ def test_a_setting_beyond_the_axes_that_differs_is_named(tmp_path: Path, make_ce
     make_cell([[1]], policy="dynts", extra={"question_on_top": False})
     make_cell([[1]], policy="random", extra={"question_on_top": True})
     variants = load_run(tmp_path / "run").cells.groupby("policy")["variant"].apply(set)
-    assert variants["dynts"] == {"question_on_top=true", "question_on_top=false"}
+    assert variants["dynts"] == {"question=on_top", "question=pinned"}
     assert variants["random"] == {""}
 
 

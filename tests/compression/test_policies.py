@@ -52,11 +52,6 @@ def heads_of(view):
     return range(view.keys[0].shape[0])
 
 
-def in_half(number):
-    """Rounded so that a token's equal norms at different places are ties, as the policies state."""
-    return float(number.half())
-
-
 def grid(view, score):
     """[layers, kv_heads, length] of score(layer, head, row)."""
     return [[[score(i, h, r) for r in range(view.length)] for h in heads_of(view)] for i in layers_of(view)]
@@ -67,36 +62,33 @@ def row(view, score):
     return [score(r) for r in range(view.length)]
 
 
-def pinned(view, r):
-    position = int(view.positions[r])
-    return position < view.question_length or (view.answer_start is not None and position >= view.answer_start)
+def is_answer(view, r):
+    return view.answer_start is not None and int(view.positions[r]) >= view.answer_start
+
+
+def is_question(view, r):
+    return int(view.positions[r]) < view.question_length
 
 
 def importance(view, r):
+    if is_question(view, r):
+        return 0.0
     return float(next(v for signal, v in view.signals.items() if isinstance(signal, PredictedImportance))[r])
 
 
 def dynts(view, policy):
-    return row(view, lambda r: math.inf if pinned(view, r) else importance(view, r))
+    return row(view, lambda r: math.inf if is_answer(view, r) else importance(view, r))
 
 
 def bottom(view, policy):
-    return row(view, lambda r: math.inf if pinned(view, r) else -importance(view, r))
-
-
-def no_question(view, policy):
-    def score(r):
-        position = int(view.positions[r])
-        if view.answer_start is not None and position >= view.answer_start:
-            return math.inf
-        return 0.0 if position < view.question_length else importance(view, r)
-
-    return row(view, score)
+    """As released the lowest stay and question and answer have infinity; with the question kept, both are kept."""
+    end = -math.inf if policy.question_rule == "free" else math.inf
+    return row(view, lambda r: end if is_question(view, r) or is_answer(view, r) else -importance(view, r))
 
 
 def random_scores(view, policy):
-    numbers = view.uniform()
-    return row(view, lambda r: math.inf if pinned(view, r) else float(numbers[r]))
+    numbers, kept = view.uniform(), policy.question_rule != "free"
+    return row(view, lambda r: math.inf if kept and is_answer(view, r) else float(numbers[r]))
 
 
 def window(view, policy):
@@ -108,39 +100,42 @@ def streaming_llm(view, policy):
 
 
 def sepllm(view, policy):
+    """None where a row has no claim: it goes even where there is room."""
+
     def score(r):
         position = int(view.positions[r])
-        return math.inf if position < policy.sinks else position + (10**9 if view.separators[r] else 0)
+        return math.inf if position < policy.sinks else position if view.separators[r] else None
 
     return row(view, score)
-
-
-def token_mean(scores):
-    """The dynts_code form: a token's mean over layers and heads."""
-    return torch.tensor(scores, dtype=torch.float64).mean(dim=(0, 1)).tolist()
 
 
 def h2o(view, policy):
     return grid(view, lambda i, h, r: float(view.signals[AttentionMass()][i, h, r]))
 
 
-def attention_rows(view, policy, layer, head, *, past_only, pool_logits):
-    """Per query head of the group (or of their largest logits), per query of the window: weights over the rows."""
-    size, length = policy.observation_window, view.length
+def probabilities(view, layer, head, newest):
+    """[group, newest, length] in float64: the queries of a key head's group over all rows that each may see."""
+    recorded = max((s for s in view.signals if isinstance(s, RecentQueries)), key=lambda s: s.window)
+    queries = view.signals[recorded][layer].double()[:, -newest:]
+    group = queries.shape[0] // len(heads_of(view))
+    keys, length = view.keys[layer][head].double(), view.length
+    found = torch.zeros(group, newest, length, dtype=torch.float64)
+    for g, q in itertools.product(range(group), range(newest)):
+        seen = length - newest + q + 1
+        logits = keys[:seen] @ queries[head * group + g, q] * view.scaling
+        found[g, q, :seen] = torch.softmax(logits, dim=0)
+    return found
+
+
+def past_attention(view, policy, layer, head, *, largest_logit):
+    """[group or 1, rows before the window]: softmax over those rows alone, averaged over the window's queries."""
+    size = policy.observation_window
     queries = view.signals[RecentQueries(size)][layer].double()
     group = queries.shape[0] // len(heads_of(view))
-    keys = view.keys[layer][head].double()
-    logits = queries[head * group : (head + 1) * group] @ keys.T * view.scaling
-    if pool_logits:
-        logits = logits.max(dim=0, keepdim=True).values
-    rows = []
-    for one in logits:
-        weights = torch.zeros(size, length, dtype=torch.float64)
-        for q in range(size):
-            visible = length - size if past_only else length - size + q + 1
-            weights[q, :visible] = torch.softmax(one[q, :visible], dim=0)
-        rows.append(weights[:, : length - size].mean(dim=0))
-    return rows
+    logits = queries[head * group : (head + 1) * group] @ view.keys[layer][head].double().T * view.scaling
+    logits = logits[:, :, : view.length - size]
+    logits = logits.amax(dim=0, keepdim=True) if largest_logit else logits
+    return torch.softmax(logits, dim=-1).mean(dim=1)
 
 
 def pooled(numbers, width, how):
@@ -160,36 +155,68 @@ def outside_window(view, policy, score):
 
 
 def snapkv(view, policy):
+    size = policy.observation_window
+
     def score(i, h):
-        rows = attention_rows(view, policy, i, h, past_only=False, pool_logits=False)
+        rows = probabilities(view, i, h, size)[:, :, : view.length - size].mean(dim=1)
         return torch.stack([pooled(r, policy.pooling, "mean") for r in rows]).mean(dim=0)
 
     return outside_window(view, policy, score)
 
 
-def tova(view, policy):
-    def score(i, h):
-        heads = [attention_rows(view, policy, i, k, past_only=False, pool_logits=False) for k in heads_of(view)]
-        return torch.stack([r for rows in heads for r in rows]).mean(dim=0)
+def mean_over_heads(view, newest):
+    """[newest, length] attention averaged over all layers and query heads."""
+    every = [probabilities(view, i, h, newest) for i in layers_of(view) for h in heads_of(view)]
+    return torch.cat(every).mean(dim=0)
 
-    return outside_window(view, policy, score)
+
+def queries_summed(view, policy):
+    """One more than the observation window at a first eviction, which leaves no hole behind; two more later."""
+    first = int(view.positions[-1]) == view.length - 1
+    return policy.observation_window + (1 if first else 2)
+
+
+def snapkv_code(view, policy):
+    return mean_over_heads(view, queries_summed(view, policy)).sum(dim=0).tolist()
+
+
+def h2o_code(view, policy):
+    return mean_over_heads(view, 1)[0].tolist()
+
+
+def tova(view, policy):
+    layers = [torch.cat([probabilities(view, i, h, 1) for h in heads_of(view)]).mean(dim=0)[0] for i in layers_of(view)]
+    return [[layer.tolist() for _ in heads_of(view)] for layer in layers]
+
+
+def redundancy(keys, threshold):
+    """R-KV's: of each row the last similar column counts zero, then mean over rows and softmax."""
+    n = len(keys)
+    cosine = torch.zeros(n, n, dtype=torch.float64)
+    for a, b in itertools.product(range(n), range(n)):
+        cosine[a, b] = 0.0 if a == b else keys[a] @ keys[b] / (keys[a].norm() * keys[b].norm())
+    for a in range(n):
+        above = [b for b in range(n) if cosine[a, b] > threshold]
+        cosine[a, above[-1] if above else 0] = 0.0
+    return torch.softmax(cosine.mean(dim=0), dim=0)
 
 
 def rkv(view, policy):
     def score(i, h):
-        (attention,) = attention_rows(view, policy, i, h, past_only=True, pool_logits=True)
-        keys = view.keys[i][h, : view.length - policy.observation_window].double()
-        n = len(keys)
-        cosine = torch.zeros(n, n, dtype=torch.float64)
-        for a in range(n):
-            for b in range(n):
-                cosine[a, b] = 0.0 if a == b else keys[a] @ keys[b] / (keys[a].norm() * keys[b].norm())
-            above = [b for b in range(n) if cosine[a, b] > policy.threshold]
-            cosine[a, above[-1] if above else 0] = 0.0
-        repeated = torch.softmax(cosine.mean(dim=0), dim=0)
+        (attention,) = past_attention(view, policy, i, h, largest_logit=True)
+        repeated = redundancy(view.keys[i][h].double(), policy.threshold)[: len(attention)]
         return policy.mix * pooled(attention, policy.pooling, "max") - (1 - policy.mix) * repeated
 
     return outside_window(view, policy, score)
+
+
+def rkv_code(view, policy):
+    outside = view.length - policy.local_window
+    attention = mean_over_heads(view, queries_summed(view, policy)).sum(dim=0)[:outside] / policy.observation_window
+    every = [redundancy(view.keys[i][h].double(), policy.threshold) for i in layers_of(view) for h in heads_of(view)]
+    repeated = torch.stack(every).mean(dim=0)[:outside]
+    scores = policy.mix * pooled(attention, policy.pooling, "max") - (1 - policy.mix) * repeated
+    return [*scores.tolist(), *[0.0] * policy.local_window]
 
 
 def vase(view, policy):
@@ -197,16 +224,15 @@ def vase(view, policy):
     numbers = view.uniform()
 
     def score(i, h):
-        rows = attention_rows(view, policy, i, h, past_only=True, pool_logits=False)
+        rows = past_attention(view, policy, i, h, largest_logit=False)
         weights = torch.stack([pooled(r, policy.pooling, "mean") for r in rows]).mean(dim=0)
         values = view.values[i][h, :outside].double()
         size = [
-            math.inf if view.positions[i, h, r] < policy.sinks else in_half(values[r].max() - values[r].min())
+            math.inf if view.positions[i, h, r] < policy.sinks else float(values[r].max() - values[r].min())
             for r in range(outside)
         ]
         total = policy.local_window + int((policy.budget + 1 - policy.local_window) * policy.keep_ratio)
-        count = int(policy.protected * (total - policy.observation_window))
-        large = sorted(range(outside), key=lambda r: (-size[r], r))[:count]
+        large = sorted(range(outside), key=lambda r: (-size[r], r))[: round(policy.large * total)]
         # A race: row r ends at an exponential time of rate weight; the first to end are drawn.
         ends = [-math.log(max(float(numbers[i, h, r]), 1e-12)) / float(weights[r]) for r in range(outside)]
         return torch.tensor([math.inf if r in large else 1 / ends[r] for r in range(outside)], dtype=torch.float64)
@@ -224,7 +250,7 @@ def keydiff(view, policy):
 
 
 def knorm(view, policy):
-    return grid(view, lambda i, h, r: -in_half(view.keys[i][h, r].double().norm()))
+    return grid(view, lambda i, h, r: -float(view.keys[i][h, r].double().norm()))
 
 
 # A text of 40 tokens whose labels fall from 1 at position 10 to 0 at position 29; none are known outside.
@@ -237,10 +263,6 @@ LABELLED = (
 def oracle(view, policy):
     # The text of the matrix differs from the labelled one at once: all that is left is the head's score.
     return dynts(view, policy)
-
-
-def in_code(scores):
-    return lambda view, policy: token_mean(scores(view, policy))
 
 
 CODE = {"variant": "dynts_code"}
@@ -257,23 +279,40 @@ MATRIX = {
     "oracle_answer": (Oracle, {"labels": LABELS}, oracle),
     "oracle_far_max": (Oracle, {"labels": LABELS}, oracle),
     "bottom": (Bottom, {}, bottom),
-    "no_question": (NoQuestion, {}, no_question),
+    "no_question": (NoQuestion, {}, dynts),
     "no_window": (NoWindow, {}, dynts),
     "streaming_llm": (StreamingLLM, {"sinks": 3}, streaming_llm),
+    "streaming_llm_dynts_code": (StreamingLLM, {"sinks": 3, **CODE}, streaming_llm),
     "sepllm": (SepLLM, {"sinks": 2}, sepllm),
+    "sepllm_dynts_code": (SepLLM, {"sinks": 0}, sepllm),
     "h2o": (H2O, {}, h2o),
-    "h2o_dynts_code": (H2O, CODE, in_code(h2o)),
+    "h2o_dynts_code": (H2O, CODE, h2o_code),
     "snapkv": (SnapKV, {"observation_window": 7}, snapkv),
-    "snapkv_dynts_code": (SnapKV, {"observation_window": 7, **CODE}, in_code(snapkv)),
+    "snapkv_dynts_code": (SnapKV, {"observation_window": 5, **CODE}, snapkv_code),
     "rkv": (RKV, {"observation_window": 4}, rkv),
-    "rkv_dynts_code": (RKV, {"observation_window": 4, **CODE}, in_code(rkv)),
+    "rkv_paper": (RKV, {"observation_window": 4, "mix": 0.1}, rkv),
+    "rkv_dynts_code": (RKV, {"observation_window": 4, "mix": 0.1, **CODE}, rkv_code),
     "tova": (TOVA, {}, tova),
+    "tova_kvpress": (TOVA, {"variant": "kvpress"}, tova),
     "keydiff": (KeyDiff, {}, keydiff),
     "knorm": (KNorm, {}, knorm),
-    "vase": (VaSE, {"observation_window": 5, "sinks": 2, "protected": 0.3}, vase),
+    "vase": (VaSE, {"observation_window": 5, "sinks": 2, "large": 0.2}, vase),
 }
 EVICTING = [name for name in MATRIX if name != "full"]
-NEWEST = {"no_window": 1, "tova": 1, "snapkv": 7, "snapkv_dynts_code": 7, "rkv": 4, "rkv_dynts_code": 4, "vase": 5}
+# Newest rows that stay for certain, where these are not the local window.
+NEWEST = {
+    "no_window": 1,
+    "tova": 0,
+    "tova_kvpress": 1,
+    "keydiff": 0,
+    "knorm": 0,
+    "snapkv": 7,
+    "rkv": 4,
+    "rkv_paper": 4,
+    "vase": 5,
+}
+QUESTIONS = ("free", "pinned", "on_top")
+ITS_AUTHORS = {name: "pinned" for name in EVICTING if name.startswith(("dynts", "oracle", "no_window"))}
 
 
 @pytest.fixture(autouse=True)
@@ -303,7 +342,7 @@ def make_view(length, question_length, *, answer_start=None, seed=0, holes=True,
     # Ties are common in practice (bf16); they go to the lowest position.
     scores = (torch.rand(length, generator=generator) * 8).round() / 8
     queries = torch.randn(LAYERS, KV_HEADS * group, 7, HEAD_DIM, generator=generator)
-    signals = {RecentQueries(n): queries[:, :, 7 - n :] for n in (1, 4, 5, 7)}
+    signals = {RecentQueries(n): queries[:, :, 7 - n :] for n in (1, 4, 5, 6, 7)}
     mass = torch.rand(LAYERS, KV_HEADS, length, generator=generator).mul(20).round()
     if not per_head:
         scores[own < question_length] = torch.nan
@@ -326,19 +365,31 @@ def make_view(length, question_length, *, answer_start=None, seed=0, holes=True,
     )
 
 
-def brute_force(name, policy, view, *, newest=None):
+def brute_force(name, policy, view):
     """The published rule, a row at a time: shared rows, or rows per layer and head."""
     scores = MATRIX[name][2](view, policy)
-    on_top = view.question_length if policy.question_on_top else 0
-    total = policy.local_window + int((view.length - on_top - policy.local_window) * policy.keep_ratio)
-    first_newest = max(on_top, view.length - (newest or NEWEST.get(name, policy.local_window)))
+    question = policy.question_rule
+    on_top = view.question_length if question == "on_top" else 0
+    total = on_top + policy.local_window + int((view.length - on_top - policy.local_window) * policy.keep_ratio)
+    newest = NEWEST.get(name, policy.local_window)
+    if name == "h2o":
+        newest = round((policy.local_window + int((policy.budget + 1 - policy.local_window) * policy.keep_ratio)) / 2)
+    if name == "streaming_llm_dynts_code":
+        total = min(view.length, total + policy.sinks)
+    first_newest = max(on_top, view.length - newest)
 
-    def keep(one):
-        others = sorted(range(on_top, first_newest), key=lambda r: (-one[r], r))
-        chosen = others[: total - (view.length - first_newest)]
-        return sorted([*range(on_top), *chosen, *range(first_newest, view.length)])
+    def keep(one, positions):
+        kept = set(range(first_newest, view.length))
+        asked = [r for r in range(first_newest) if question != "free" and positions[r] < view.question_length]
+        claims = [r for r in range(first_newest) if r not in asked and one[r] is not None]
+        for r in [*asked, *sorted(claims, key=lambda r: (-one[r], r))]:
+            if len(kept) < total:
+                kept.add(r)
+        return sorted(kept)
 
-    return [[keep(head) for head in layer] for layer in scores] if isinstance(scores[0], list) else keep(scores)
+    if not isinstance(scores[0], list):
+        return keep(scores, view.positions)
+    return [[keep(scores[i][h], view.positions[i, h]) for h in heads_of(view)] for i in layers_of(view)]
 
 
 def test_the_matrix_covers_every_policy_file():
@@ -346,15 +397,17 @@ def test_the_matrix_covers_every_policy_file():
 
 
 @pytest.mark.parametrize("name", EVICTING)
-@pytest.mark.parametrize("on_top", [False, True])
-def test_kept_rows_equal_brute_force(name, on_top):
-    if name == "no_question" and on_top:
-        pytest.skip("no_question evicts the question, which question_on_top keeps")
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_kept_rows_equal_brute_force(name, question):
+    if name == "no_question" and question != "free":
+        pytest.skip("no_question evicts the question, which the other settings keep")
     cases = itertools.product([65, 38], [0.1, 0.29, 0.5, 1.0], [8, 17])
     for seed, (length, keep_ratio, local_window) in enumerate(cases):
-        policy = make(name, keep_ratio=keep_ratio, local_window=local_window, budget=64, question_on_top=on_top)
+        if name.startswith(("streaming", "sepllm")) and int((65 - local_window) * keep_ratio) < 4:
+            continue  # no room for the sinks
+        policy = make(name, keep_ratio=keep_ratio, local_window=local_window, budget=64, question=question)
         # The question is unevicted when it lies on top, so its rows stand at the front without holes.
-        options = {"seed": seed, "holes": not on_top, "per_head": policy.per_head, "group": (4, 7)[seed % 2]}
+        options = {"seed": seed, "holes": question != "on_top", "per_head": policy.per_head, "group": (4, 7)[seed % 2]}
         view = make_view(length, 1 + seed % 13, answer_start=length - 5 if seed % 2 else None, **options)
         kept = policy.select(view).keep
         assert kept.tolist() == brute_force(name, policy, view)
@@ -363,26 +416,33 @@ def test_kept_rows_equal_brute_force(name, on_top):
 @pytest.mark.parametrize("name", EVICTING)
 def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen, monkeypatch):
     compared = []
-
-    def select(policy, view):
-        selection = plain_select(policy, view)
-        compared.append((selection.keep.tolist(), brute_force(name, policy, view)))
-        return selection
-
-    plain_select = BudgetPolicy.select
-    monkeypatch.setattr(BudgetPolicy, "select", select)
     predictor = (
         {"predictor": str(WEIGHTS / "predictors/toy_qwen/far_max")} if issubclass(MATRIX[name][0], DynTS) else {}
     )
     policy = make(name, keep_ratio=0.4, local_window=12, budget=70, **predictor)
+    plain_select = type(policy).select
+
+    def select(policy, view):
+        selection = plain_select(policy, view)
+        compared.append((view, selection.keep, brute_force(name, policy, view)))
+        return selection
+
+    monkeypatch.setattr(type(policy), "select", select)
     prompt = toy_qwen.prompt_ids(problems("add")[0].question)
     request = Request(problem_id="p", draw=0, prompt_ids=prompt, branches=(Branch(cell_id="c", policy=policy),))
     decoding = DecodingConfig(name="greedy", max_new_tokens=90, sampling=SamplingConfig(temperature=0))
     engine = Engine(toy_qwen, decoding=decoding, seed=0, slots=1, capacity=71, policies=[policy])
     list(engine.generate([request]))
-    assert len(compared) >= 2
-    for kept, expected in compared:
-        assert kept == expected
+    # A first eviction leaves SepLLM so few rows that the text ends before a second.
+    assert len(compared) >= (1 if name == "sepllm" else 2)
+    for view, kept, expected in compared:
+        if name == "knorm":
+            # In the first layer a token has one norm wherever it stands: rounding decides, as in the authors' code.
+            norms = torch.stack(view.keys).norm(dim=-1)
+            kept, expected = norms.gather(-1, kept), norms.gather(-1, torch.tensor(expected))
+            torch.testing.assert_close(kept.sort().values, expected.sort().values, rtol=1e-6, atol=0)
+        else:
+            assert kept.tolist() == expected
 
 
 @pytest.fixture(scope="module")
@@ -391,11 +451,45 @@ def toy_qwen():
 
 
 @pytest.mark.parametrize("name", EVICTING)
-def test_all_policies_hold_the_same_after_an_eviction(name):
-    policy = make(name, keep_ratio=0.3, local_window=20, budget=64)
-    view = make_view(65, 5, per_head=policy.per_head)
-    assert policy.select(view).keep.shape[-1] == 20 + int(45 * 0.3)
-    assert policy.capacity(5, 1000) == 65
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_all_policies_hold_the_same_after_an_eviction(name, question):
+    if name == "no_question" and question != "free":
+        pytest.skip("no_question evicts the question, which the other settings keep")
+    policy = make(name, keep_ratio=0.3, local_window=20, budget=64, question=question)
+    on_top = 5 if question == "on_top" else 0
+    view = make_view(65 + on_top, 5, per_head=policy.per_head, holes=False)
+    kept = policy.select(view).keep.shape[-1]
+    size = on_top + 20 + int(45 * 0.3)
+    assert policy.capacity(5, 1000) == 65 + on_top
+    if name.startswith("sepllm"):
+        assert kept <= size  # room that separators do not fill stays empty
+    else:
+        assert kept == size + (3 if name == "streaming_llm_dynts_code" else 0)
+
+
+@pytest.mark.parametrize("name", EVICTING)
+def test_a_question_is_what_the_authors_make_of_it_unless_one_says_otherwise(name):
+    settings = {"keep_ratio": 0.3, "local_window": 20, "budget": 64}
+    assert make(name, **settings).question_rule == ITS_AUTHORS.get(name, "free")
+    if name != "no_question":
+        assert make(name, **settings, question_on_top=True) == make(name, **settings, question="on_top")
+        with pytest.raises(ValueError, match=r"question_on_top=True contradicts policy\.question=pinned"):
+            make(name, **settings, question_on_top=True, question="pinned")
+
+
+@pytest.mark.parametrize("name", [name for name in EVICTING if name != "no_question"])
+def test_a_pinned_question_stays_whole_inside_the_size(name):
+    policy = make(name, keep_ratio=0.5, local_window=20, budget=64, question="pinned")
+    view = make_view(65, 12, per_head=policy.per_head, holes=False)
+    kept = policy.select(view).keep
+    assert (kept[..., :12] == torch.arange(12)).all()
+
+
+def test_a_competing_question_without_scores_is_dynts_without_question():
+    settings = {"keep_ratio": 0.4, "local_window": 20, "budget": 64}
+    view = make_view(65, 12, holes=False)
+    free, none = make("dynts", **settings, question="free"), make("no_question", **settings)
+    assert torch.equal(free.select(view).keep, none.select(view).keep)
 
 
 @pytest.mark.parametrize("name", list(MATRIX))
@@ -469,10 +563,13 @@ def test_settings_out_of_range(settings, named):
         ("snapkv", {"pooling": 4}, "pooling=4.*odd"),
         ("rkv", {"pooling": 0}, "pooling=0"),
         ("rkv", {"mix": 1.5}, "mix=1.5"),
-        ("vase", {"protected": 2.0}, "protected=2.0"),
+        ("vase", {"large": 2.0}, "large=2.0"),
+        ("h2o", {"recent": 1.5}, "recent=1.5"),
         ("vase", {"sinks": -1}, "sinks=-1"),
         ("h2o", {"variant": "mine"}, "variant=mine"),
-        ("no_question", {"question_on_top": True}, "question_on_top=True contradicts"),
+        ("keydiff", {"variant": "dynts_code"}, "variant=dynts_code is unknown: choose original"),
+        ("no_question", {"question_on_top": True}, "question=on_top contradicts"),
+        ("no_question", {"question": "pinned"}, "question=pinned contradicts"),
     ],
 )
 def test_a_policys_own_settings_out_of_range(name, settings, named):

@@ -75,10 +75,30 @@ def inside(figure: Figure, folder: Path) -> bool:
 def test_only_settings_of_three_policies_are_shared(metrics: pd.DataFrame) -> None:
     (setting,) = shared_settings(metrics)
     assert (setting.budget, setting.keep_ratio, setting.local_window) == (128, 0.3, 48)
-    assert setting.title == "keep ratio 0.3, window 48, budget 128"
+    assert setting.title == "keep ratio 0.3, window 48, budget 128, question on top"
     assert setting.file_part == "ratio0.3_window48_budget128"
     assert setting.policies == 4
     assert set(setting.cells["policy"]) == {"full", "dynts", "window", "unheard_of", "snapkv"}
+
+
+def test_policies_are_ranked_beside_the_same_place_of_the_question(tmp_path: Path, make_cell: MakeCell) -> None:
+    for policy in ("h2o", "tova", "knorm"):
+        for place in ("free", "pinned"):
+            make_cell([[1]], policy=policy, extra={"question": place})
+    make_cell([[1]], policy="full")
+    settings = shared_settings(read(tmp_path))
+    assert [set(setting.cells["question"]) for setting in settings] == [{"free", ""}, {"pinned", ""}]
+    assert [setting.title.split(", ")[-1] for setting in settings] == ["question free", "question pinned"]
+    assert len({setting.file_part for setting in settings}) == 2
+
+
+def test_a_figure_of_several_places_of_the_question_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1]], policy="dynts", extra={"question": "pinned"})
+    make_cell([[1]], policy="no_window", extra={"question_on_top": False})  # of a run before the setting
+    for policy in ("h2o", "tova", "knorm"):
+        make_cell([[1]], policy=policy, extra={"question": "free"})
+    (setting,) = shared_settings(read(tmp_path))
+    assert setting.title.endswith(", question pinned for dynts and no_window, free for the others")
 
 
 def bare(make_cell: MakeCell, policy: str, *missing: str, **settings: Any) -> None:
@@ -104,7 +124,7 @@ def test_policies_without_any_of_the_fields_share_a_setting(tmp_path: Path, make
         bare(make_cell, policy, *fields)
     table = read(tmp_path)
     (setting,) = shared_settings(table)
-    assert setting.title == "the policies' own settings"
+    assert setting.title == "the policies' own settings, question on top"
     figure = policy_bars_figure(setting, "toy_qwen", table)
     assert names(bar_panels(figure)[0]) == ["TOVA", "K-norm", "SepLLM"]
     assert "own settings" in figure.get_suptitle()

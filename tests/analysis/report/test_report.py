@@ -64,7 +64,8 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
             make_cell([[1], [0]], policy=policy, done=benchmark == "toy_chain", expected=2, **place)
     folder = build_report(tmp_path / "run").parent
     html = (folder / "report.html").read_text()
-    assert "Toy-Qwen, keep ratio 0.3, window 48, budget 128: 3 policies hold 72.0 just after an eviction, 129.0" in html
+    setting = "Toy-Qwen, keep ratio 0.3, window 48, budget 128, question on top"
+    assert f"{setting}: 3 policies hold 72.0 just after an eviction, 129.0" in html
     assert "Toy-Qwen | mean of 2 benchmarks" in html
     table = html[html.index("<h2>Equal memory") : html.index("<h2>Cells")]
     assert table.count("dynts 0.3 / 48, budget 128") == 3
@@ -101,7 +102,7 @@ def test_bar_charts_that_are_too_many_are_named(
     assert len(list(page.parent.glob("policies_*.png"))) == 1
     html = page.read_text()
     assert "Settings without a bar chart, there are too many: 1" in html
-    assert "<li>keep ratio 0.2, window 48, budget 128</li>" in html
+    assert "<li>keep ratio 0.2, window 48, budget 128, question on top</li>" in html
 
 
 def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -142,9 +143,9 @@ def test_summary_table(tmp_path: Path, make_cell: MakeCell) -> None:
         make_cell([[1], [1]], benchmark=benchmark, benchmark_title=title)
     make_cell([[1], [0]], policy="dynts", done=False, expected=4)
     lines = summary_table(tmp_path / "run").splitlines()
-    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean"]
-    assert lines[1].split() == ["full", *(["100.0", "±", "0.0"] * 3)]
-    assert lines[2].split() == ["dynts", "0.3", "/", "48,", "budget", "128", "50.0", "±", "50.0*", "–", "–"]
+    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "kept"]
+    assert lines[1].split() == ["full", *(["100.0", "±", "0.0"] * 3), "–"]
+    assert lines[2].split() == ["dynts", "0.3", "/", "48,", "budget", "128", "50.0", "±", "50.0*", "–", "–", "72.0"]
 
 
 def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from analysis.records import OUTCOMES, Completion
 from compression.policies.random import Random as RandomPolicy
 from compression.policies.window import Window
-from compression.policy import Policy, length_after
+from compression.policy import Policy
 from harness.decode.engine import Engine
 from harness.decode.request import Branch, DecodingConfig, Request
 from harness.decode.sampling import SamplingConfig
@@ -101,7 +101,8 @@ def check_evictions(row: Completion, policy: dict[str, Any]) -> None:
     for eviction in row.evictions:
         fullest = max(budget, length) + 1
         step += fullest - length
-        length = length_after(fullest, local_window=policy["local_window"], keep_ratio=policy["keep_ratio"])
+        window = policy["local_window"]
+        length = window + int((fullest - window) * policy["keep_ratio"])
         assert (eviction.step, eviction.length_before, eviction.length_after) == (step, fullest, length)
     fed = row.num_tokens - 1
     longest = max([e.length_before for e in row.evictions], default=0)

@@ -1,0 +1,54 @@
+"""The question's place in the policies of a run: prompt tokens compete, are pinned in the cache or lie on top."""
+
+from typing import Any
+
+import pandas as pd
+
+TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
+
+# Policies that pinned the question while `question_on_top` was the only setting, and it was false.
+_PINNED_BEFORE = ("dynts", "oracle", "bottom", "no_window", "random")
+
+
+def question_of(policy: dict[str, Any]) -> str:
+    """free, pinned or on_top, from the policy section of a cell.yaml of any age; "" for a policy without a choice."""
+    if "question" in policy or "question_on_top" not in policy:
+        return str(policy.get("question") or "")
+    if policy["question_on_top"]:
+        return "on_top"
+    return "pinned" if str(policy["name"]).startswith(_PINNED_BEFORE) else "free"
+
+
+def one_spelling(policy: dict[str, Any]) -> dict[str, Any]:
+    """The policy section with its question under one name."""
+    question = question_of(policy)
+    rest = {name: value for name, value in policy.items() if not name.startswith("question")}
+    return {**rest, "question": question} if question else rest
+
+
+def question_title(cells: pd.DataFrame) -> str:
+    """The place of the question in some cells: "question pinned", or which policies differ from the most.
+
+    Policies that treat the question differently are no equals: a title over them has to say so, as in "question pinned
+    for dynts and no_window, free for the others".
+    """
+    asked = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
+    places = asked["question"].value_counts()
+    if len(places) < 2:
+        return "".join(f"question {TITLES.get(place, place)}" for place in places.index)
+    most, *others = places.index
+    told = []
+    for place in others:
+        names = map(str, asked.loc[asked["question"] == place, "policy"])
+        told.append(f"{TITLES.get(place, place)} for {' and '.join(names)}")
+    return f"question {', '.join(told)}, {TITLES.get(most, most)} for the others"
+
+
+def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The cells by the question's place, the full cache's in each part; in one part, "", if no policy has several."""
+    asked = cells["question"] != ""
+    if cells[asked].groupby("policy")["question"].nunique().max() <= 1 or not asked.any():
+        return [("", cells)]
+    return [
+        (place, cells[~asked | (cells["question"] == place)]) for place in TITLES if (cells["question"] == place).any()
+    ]
