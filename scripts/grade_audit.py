@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.grading.answers import AnswerKind
-from harness.grading.grader import Grader, Job
+from harness.grading.pool import Job, Pool
 
 INTEGERS = ("aime24", "amc23")
 _PIECES = (
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=5.0)
     arguments = parser.parse_args()
-    with Grader(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
+    with Pool(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
         more = pd.read_csv(arguments.audit).set_index("id")["audit"].to_dict() if arguments.audit else {}
         result = audit(arguments.file, grader, more, show=arguments.all) if arguments.file else {}
         if arguments.hostile:
@@ -78,7 +78,7 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> dict[str, object]:
+def audit(path: Path, grader: Pool, more: dict[int, bool], *, show: bool) -> dict[str, object]:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         if row["id"] in more:
@@ -126,7 +126,7 @@ def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> d
     }
 
 
-def hostile(count: int, grader: Grader) -> dict[str, object]:
+def hostile(count: int, grader: Pool) -> dict[str, object]:
     """Grade hostile texts as every kind in turn; a crash would be raised here."""
     kinds: tuple[AnswerKind, ...] = ("expression", "integer", "letter", "expression")
     golds = {"expression": "\\frac{1}{2}", "integer": "5", "letter": "C"}

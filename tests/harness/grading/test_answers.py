@@ -11,7 +11,9 @@ import pytest
 
 from analysis.records import Completion, Problem
 from harness.grading.answers import Rule, answer_part, canonical_gold, extract_answer, judge, stated_answer
-from harness.grading.grader import LENIENT_GRADES_FILE, Grader, Job, main, read_rule
+from harness.grading.command import main
+from harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_rule
+from harness.grading.pool import Job
 from harness.models.thinking import ThinkTags
 
 ROOT = Path(__file__).resolve().parents[3]
