@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Answers whose grade is known without a label: made from a gold, by changes that keep its meaning or break it.
 
     python scripts/grade_mutants.py --cases 2000 --golds graded_outputs.jsonl aime24.jsonl
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import sympy
 
@@ -87,8 +89,8 @@ def items_of(text: str) -> list[str]:
 
 def loose(text: str) -> str:
     """Spaces where LaTeX ignores them."""
-    text = re.sub(r"(?<=[\w})])([-+=<>])(?=[\w\\(])", r" \1 ", text)
-    return re.sub(r",(?=[^\d!])", ", ", text)
+    text = re.sub(r"(?<=[\w})])(?<!\de)([-+=<>])(?=[\w\\(])", r" \1 ", text)
+    return re.sub(r",(?=[^\d\\])", ", ", text)
 
 
 def tight(text: str) -> str:
@@ -118,20 +120,20 @@ def slashed(text: str) -> str:
 REWRITES: dict[str, Callable[[str], str]] = {
     "spacing": loose,
     "no spaces": tight,
-    "thin spaces": lambda s: re.sub(r"(?<=[\w})])([-+=])(?=[\w\\(])", r"\\,\1\\;", s),
+    "thin spaces": lambda s: re.sub(r"(?<=[\w})])(?<!\de)([-+=])(?=[\w\\(])", r"\\,\1\\;", s),
     "left right": with_left,
     "dfrac": lambda s: re.sub(r"\\frac(?![A-Za-z])", r"\\dfrac", s),
     "tfrac": lambda s: re.sub(r"\\frac(?![A-Za-z])", r"\\tfrac", s),
     "slash": slashed,
     "dollars": lambda s: f"${s.strip('$')}$",
-    "parentheses": lambda s: rf"\( {s.replace('$', '')} \)",
+    "parentheses": lambda s: rf"\( {re.sub(r'(?<!' + chr(92) * 2 + r')[$]', '', s)} \)",
     "displaystyle": lambda s: rf"\displaystyle {s}",
     "full stop": lambda s: s + ".",
     "spaces around": lambda s: f" {s} ",
     "thousands {,}": lambda s: thousands(s, "{,}"),
     "thousands ,\\!": lambda s: thousands(s, r",\!"),
     "braced exponents": lambda s: re.sub(r"\^(\d)", r"^{\1}", s),
-    "bare exponents": lambda s: re.sub(r"\^\{(\d)\}", r"^\1", s),
+    "bare exponents": lambda s: re.sub(r"(?<!\})\^\{(\d)\}(?!\d)", r"^\1", s),
     "unicode minus": lambda s: s if "text" in s else s.replace("-", "\u2212"),
     "geqslant": lambda s: re.sub(r"\\(le|ge)q?(?![A-Za-z])", r"\\\1qslant", s),
     "le": lambda s: re.sub(r"\\(le|ge)q(slant)?(?![A-Za-z])", r"\\\1", s),
@@ -167,11 +169,11 @@ def of_text(gold: str, rng: random.Random, name: str, kind: str = "expression") 
                 if around[0] == "(" and inner[0] != inner[1]:
                     case.mutants.append(("items swapped", ", ".join([inner[1], inner[0], *inner[2:]]).join(around)))
                     case.mutants.append(("brackets", ", ".join(inner).join(("[", "]"))))
-        elif len(items) > 1 and not re.fullmatch(r"[\d,{}\\!]+", plain):
+        elif len(items) > 1 and not re.fullmatch(r"[\d,{}\\!$ ]+", plain):
             case.mutants.append(("item dropped", ", ".join(items[:-1])))
             case.mutants.append(("item repeated", ", ".join([*items, items[-1]])))
             case.rewrites.append(("order of a list", ", ".join(reversed(items))))
-    if re.fullmatch(r"-?[\d.]+|-?\\d?frac\{\d+\}\{\d+\}|\d*\\sqrt\{\d+\}|\d*\\pi", plain):
+    if plain != "0" and re.fullmatch(r"-?[\d.]+|-?\\d?frac\{\d+\}\{\d+\}|\d*\\sqrt\{\d+\}|\d*\\pi", plain):
         case.mutants += [("sign in front", plain.removeprefix("-") if plain[0] == "-" else f"-{plain}")]
         case.mutants += [("a variable behind", f"{plain} x"), ("left side", f"2x = {plain}")]
         case.mutants += [("power", f"({plain})^2")] if plain.strip("-") not in ("0", "1") else []
@@ -219,7 +221,7 @@ def integer(rng: random.Random) -> Case:
         case.mutants = [
             (a, b) for a, b in case.mutants if a not in ("sign in front", "half", "imaginary", "a variable behind")
         ]
-    case.mutants += [("two numbers", f"{n} {rng.randint(1, 9)}"), ("factorial", f"{n}!")] if abs(n) > 2 else []
+    case.mutants += [("two numbers", f"{n} {rng.randint(1, 9)}"), ("factorial", f"{n}!")] if 2 < abs(n) < 10**4 else []
     return case
 
 
@@ -341,7 +343,7 @@ def polynomial(rng: random.Random) -> Case:
     names_ = ["constant", "sign", "coefficient", "variable", "exponent", "other", "shifted", "scaled", "doubled"]
     case = Case("polynomial", latex(p))
     case.mutants = [(n, latex(o)) for n, o in zip(names_, others, strict=True) if sympy.expand(o - p) != 0]
-    case.mutants += [("upper case", latex(p).replace(str(v), str(v).upper())), ("equals nought", latex(p) + " = 1")]
+    case.mutants += [("equals nought", latex(p) + " = 1")]
     factored = sympy.factor(p)
     case.rewrites = [("factored", latex(factored)), ("order", " + ".join(f"({latex(term)})" for term in reversed(sympy.Add.make_args(p)))),
                      ("name", f"y = {latex(p)}" if y not in p.free_symbols else f"f(x) = {latex(p)}"), ("cdot", latex(p).replace(" ", r" \cdot ") if "+" not in latex(p) and "-" not in latex(p) else latex(p)),
@@ -487,7 +489,12 @@ def interval(rng: random.Random) -> Case:
     case.mutants += [
         ("set", rf"\{{{low}, {high}\}}"),
         ("ends alone", high),
-        ("a point more", rf"{left}{low}, {high}{right} \cup \{{999\}}"),
+        (
+            "a point more",
+            rf"{left}{low}, {high}{right} \cup \{{-999\}}"
+            if "infty" not in low
+            else rf"{left}{low}, {high}{right} \cup \{{999\}}",
+        ),
         ("reversed", f"{left}{high}, {low}{right}"),
     ]
     case.rewrites = [
@@ -661,7 +668,7 @@ def matrix(rng: random.Random) -> Case:
     entries[0][0] = str(rng.randint(200, 300))
     write = lambda e, kind="pmatrix", row=r" \\ ", cell=" & ": (
         rf"\begin{{{kind}}} {row.join(cell.join(r) for r in e)} \end{{{kind}}}"
-    )  # noqa: E731
+    )
     case = Case("matrix", write(entries))
     i, j = rng.randrange(rows), rng.randrange(columns)
     changed = [[(e if (a, b) != (i, j) else f"{e} + 1") for b, e in enumerate(row)] for a, row in enumerate(entries)]
@@ -918,20 +925,20 @@ def expression_of_numbers(rng: random.Random) -> Case:
 
 def formula(rng: random.Random) -> Case:
     gold, wrong, right = rng.choice([
-        (r"\frac{m}{M} c", [r"\frac{M}{m} c", "c", r"\frac{m}{M} C", r"\frac{m}{M}"], [r"\frac{m c}{M}", r"c \frac{m}{M}", r"v = \frac{m}{M} c"]),
+        (r"\frac{m}{M} c", [r"\frac{M}{m} c", "c", r"\frac{m}{M}", r"\frac{M}{M} c"], [r"\frac{m c}{M}", r"c \frac{m}{M}", r"v = \frac{m}{M} c"]),
         (r"\frac{1}{3} E_1 + \frac{2}{3} E_2", [r"\frac{2}{3} E_1 + \frac{1}{3} E_2", r"\frac{1}{3} E_1 + \frac{2}{3} E_3", r"\frac{1}{3} E + \frac{2}{3} E", r"E_1 + E_2"], [r"\frac{1}{3} E_{1} + \frac{2}{3} E_{2}", r"\frac{E_1 + 2 E_2}{3}"]),
         (r"C_1 e^{t} + C_2 e^{-t}", [r"C_1 e^{t} + C_1 e^{-t}", r"C_1 e^{t} - C_2 e^{-t}", r"C_1 e^{2t} + C_2 e^{-t}", r"c e^t"], [r"C_{1} e^{t} + C_{2} e^{-t}", r"e^{-t} C_2 + C_1 e^{t}", r"y(t) = C_1 e^{t} + C_2 e^{-t}", r"C_1 \exp(t) + C_2 \exp(-t)"]),
         (r"x_{0} \cos (\omega t) + \frac{v_0}{\omega} \sin (\omega t)", [r"x_{0} \sin (\omega t) + \frac{v_0}{\omega} \cos (\omega t)", r"x_{0} \cos (\omega t)", r"x_{0} \cos (\omega t) + v_0 \omega \sin (\omega t)"], [r"x_0 \cos(\omega t) + \frac{v_0 \sin(\omega t)}{\omega}", r"x(t) = x_0 \cos(\omega t) + \frac{v_0}{\omega} \sin(\omega t)"]),
         (r"\frac{s+\sigma}{(s+\sigma)^{2}+\omega^{2}}", [r"\frac{s-\sigma}{(s+\sigma)^{2}+\omega^{2}}", r"\frac{\omega}{(s+\sigma)^{2}+\omega^{2}}", r"\frac{s+\sigma}{s^2+\omega^{2}}"], [r"\frac{s + \sigma}{s^2 + 2 s \sigma + \sigma^2 + \omega^2}", r"(s+\sigma)/((s+\sigma)^2+\omega^2)"]),
-        (r"\sqrt{2 g h}", [r"\sqrt{2 g H}", r"2 g h", r"\sqrt{g h}", r"\sqrt{2 g}"], [r"\sqrt{2gh}", r"(2 g h)^{1/2}", r"v = \sqrt{2gh}", r"\sqrt{2} \sqrt{g h}"]),
+        (r"\sqrt{2 g h}", [r"\sqrt{2 g k}", r"2 g h", r"\sqrt{g h}", r"\sqrt{2 g}"], [r"\sqrt{2gh}", r"(2 g h)^{1/2}", r"v = \sqrt{2gh}", r"\sqrt{2} \sqrt{g h}"]),
         (r"\mathbb{R}", [r"\mathbb{Q}", r"\mathbb{Z}", r"\emptyset", "R"], [r"\mathbb R"]), (r"\emptyset", [r"\{0\}", "0", r"\mathbb{R}"], [r"\varnothing", r"\{\}"]),
         (r"1, 2, \ldots, n", ["1, 2, n", r"1, 2, \ldots, m", "n"], [r"1,2,\dots,n", r"1, 2, \cdots, n"]),
         ("f'(x) = 2x", ["f(x) = 2x", "f'(x) = 3x", "f''(x) = 2x"], ["f'(x)=2x", "f'(x) = x + x", r"f^{\prime}(x) = 2x"]),
         (r"\overline{AB}", [r"\overline{AC}", r"\overline{CD}"], [r"\overline{A B}", r"\overline {AB}"]),
-        (r"\angle ABC", [r"\angle ABD", r"\angle BAC"], [r"\angle{ABC}", r"\angle A B C"]),
+        (r"\angle ABC", [r"\angle ABD", r"\angle BAC"], [r"\angle A B C", r"\angle  ABC"]),
         (r"1:2:3", ["1:3:2", "1:2", "1:2:4"], ["1 : 2 : 3"]), ("3:5", ["5:3", "3:6", "3, 5"], ["3 : 5", r"3\colon 5"]), ("10:30", ["10:31", "11:30", "1030"], [r"10{:}30", r"10\!:\!30"]),
         (r"\frac{\pi}{6} + k\pi, k \in \mathbb{Z}", [r"\frac{\pi}{3} + k\pi, k \in \mathbb{Z}", r"\frac{\pi}{6} + 2k\pi, k \in \mathbb{Z}", r"\frac{\pi}{6}"], [r"\frac{\pi}{6}+k\pi, \quad k\in\mathbb{Z}"]),
-        (r"x \neq 3", ["x = 3", r"x \neq 4", r"y \neq 3", "3"], [r"x \ne 3", r"x\neq3", r"3 \neq x"]), (r"a^2 b", ["a b^2", "a^2 c", "a^3 b", "A^2 b"], ["b a^2", r"a \cdot a \cdot b", "a^{2}b"]),
+        (r"x \neq 3", ["x = 3", r"x \neq 4", r"y \neq 3", "3"], [r"x \ne 3", r"x\neq3", r"3 \neq x"]), (r"a^2 b", ["a b^2", "a^2 c", "a^3 b"], ["b a^2", r"a \cdot a \cdot b", "a^{2}b"]),
         (r"\lfloor x \rfloor", [r"\lceil x \rceil", "x", r"\lfloor y \rfloor"], [r"\left\lfloor x \right\rfloor"]), (r"0.\overline{3}", [r"0.\overline{4}", "0.3", r"0.\overline{33}5"], [r"0.\overline{3}", r"0.\bar{3}" if False else r"0.\overline{3} "]),
         (r"\pm 3", ["3", "-3", r"\pm 4", r"3, 3"], ["3, -3", r"-3, 3", r"\{-3, 3\}", r"x = \pm 3"]), (r"2 \pm \sqrt{3}", [r"2 + \sqrt{3}", r"2 \pm \sqrt{5}", r"3 \pm \sqrt{3}"], [r"2 + \sqrt{3}, 2 - \sqrt{3}", r"x = 2 \pm \sqrt{3}", r"2-\sqrt 3, 2+\sqrt 3"]),
         (r"f(x) = x, f(x) = -x", ["f(x) = x", "f(x) = x, f(x) = x", "f(x) = x, f(x) = -2x", "g(x) = 0, f(x) = x"], ["f(x)=-x, f(x)=x", r"f(x) = x \text{ and } f(x) = -x", r"f(x) = x \text{ or } f(x) = -x"]),
@@ -950,13 +957,17 @@ KINDS: tuple[Callable[[random.Random], Case], ...] = (
 )  # fmt: skip
 
 
-def cases(count: int, seed: int = 0) -> Iterator[Case]:
-    """Generated cases, all kinds in turn."""
-    for number in range(count):
-        case = KINDS[number % len(KINDS)](random.Random(f"{seed}/{number}"))
+def cleaned(made: Iterable[Case]) -> Iterator[Case]:
+    """The cases without mutants that are spelled as the gold or as one of its rewrites."""
+    for case in made:
         rights = {re.sub(r"\s", "", r) for _, r in [("", case.gold), *case.rewrites]}
         case.mutants = [(n, m) for n, m in case.mutants if re.sub(r"\s", "", m) not in rights]
         yield case
+
+
+def cases(count: int, seed: int = 0) -> Iterator[Case]:
+    """Generated cases, all kinds in turn."""
+    return cleaned(KINDS[n % len(KINDS)](random.Random(f"{seed}/{n}")) for n in range(count))
 
 
 def golds(paths: Iterable[Path], seed: int = 0) -> Iterator[Case]:
@@ -993,6 +1004,26 @@ def measure(made: Iterable[Case], judge: Callable[[list[tuple[str, str, str]]], 
     }  # fmt: skip
 
 
+def measured(made: Iterable[Case], pool: Any) -> dict[str, object]:
+    """As `measure`, judged in the workers of a `harness.grading.pool.Pool`; what went wrong is printed by its change."""
+    from harness.grading.pool import Job
+
+    def judge(rows: list[tuple[str, str, str]]) -> list[bool]:
+        rule = {"answer_from": "whole_text"}
+        jobs = [
+            Job(text=f"So $\\boxed{{{a}}}$", stop_reason="stop", gold=g, kind=k, rule=rule)  # type: ignore[arg-type]
+            for a, g, k in rows
+        ]
+        return [reply.get("outcome") == "correct" for reply in pool.judge(jobs)]
+
+    result = measure(made, judge)
+    failures: Any = result.pop("failures")
+    for (name, verdict, change), count in Counter(row[:3] for row in failures).most_common():
+        example = next(row for row in failures if row[:3] == (name, verdict, change))
+        print(f"{count:5} {verdict} {name}: {change}: {example[3]!r} for {example[4]!r}")
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000, help="generated cases (default: 1000)")
@@ -1002,20 +1033,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    from harness.grading.pool import Job, Pool
+    from harness.grading.pool import Pool
 
-    def judge(rows: list[tuple[str, str, str]]) -> list[bool]:
-        rule = {"answer_from": "whole_text"}
-        jobs = [Job(text=f"So $\\boxed{{{a}}}$", stop_reason="stop", gold=g, kind=k, rule=rule) for a, g, k in rows]  # type: ignore[arg-type]
-        return [reply.get("outcome") == "correct" for reply in grader.judge(jobs)]
-
-    with Pool(workers=arguments.workers) as grader:
-        result = measure([*cases(arguments.cases, arguments.seed), *golds(arguments.golds, arguments.seed)], judge)
-    failures = result.pop("failures")
-    for (name, verdict, change), count in Counter(row[:3] for row in failures).most_common():  # type: ignore[attr-defined]
-        example = next(row for row in failures if row[:3] == (name, verdict, change))  # type: ignore[attr-defined]
-        print(f"{count:5} {verdict} {name}: {change}: {example[3]!r} for {example[4]!r}")
-    print(json.dumps(result))
+    with Pool(workers=arguments.workers) as pool:
+        made = [*cases(arguments.cases, arguments.seed), *golds(arguments.golds, arguments.seed)]
+        print(json.dumps(measured(made, pool)))
 
 
 if __name__ == "__main__":

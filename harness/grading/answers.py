@@ -132,10 +132,15 @@ _ANSWER_IS = re.compile(
     r"(?:answer(?:\s+is(?:\s+(?:indeed|definitely|therefore|thus))?|\s*:)\**\s*:?)\s*\**\s*(?P<value>[^\n]+?)\s*\**$",
     re.IGNORECASE,
 )
+_IS_ANSWER = re.compile(
+    r"(?:confident that|sure that|^so,?|^thus,?|^therefore,?)\s+(?P<value>\S.{0,200}?)\s+is\s+(?:indeed\s+)?(?:the\s+)?"
+    r"(?:correct|right|final)(?:\s+(?:answer|solution|number|value|result))?\b",
+    re.IGNORECASE,
+)
 _CONCLUDES = re.compile(r"^(?:so|thus|hence|therefore|in conclusion|finally|the)\b|confident that", re.IGNORECASE)
 _ENDS_IN = re.compile(
-    r".*(?:\b(?:is|are|was|equals|be|by)(?:\s+(?:indeed|definitely|exactly|just|simply|therefore|thus))*\s*:?|=|≈)"
-    r"\s*(?P<value>\S.*)$",
+    r".*\b(?:is|are|was|equals|be|by)(?:\s+(?:indeed|definitely|exactly|just|simply|therefore|thus))*\s*:?"
+    r"\s*(?P<value>\S.*)$|.*[=≈]\s*(?P<result>\S.*)$",
     re.DOTALL,
 )
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
@@ -164,10 +169,10 @@ def stated_answer(text: str) -> str | None:
         bold, ending = _BOLD.findall(sentence), _ENDS_IN.match(sentence.rstrip(".! \n"))
         if _HEDGE.search(sentence):
             return None
-        if stated := _ANSWER_IS.search(sentence.rstrip(".! ")):
+        if stated := _IS_ANSWER.search(sentence) or _ANSWER_IS.search(sentence.rstrip(".! ")):
             return _value(stated["value"])
-        if _CONCLUDES.search(sentence) or (len(bold) == 1 and sentence.endswith(f"= **{bold[0]}**")):
-            return _value(bold[0] if len(bold) == 1 else ending["value"] if ending else "")
+        if _CONCLUDES.search(sentence) or (len(bold) == 1 and re.search(r"[=≈]\s*\*\*[^*]+\*\*$", sentence)):
+            return _value(bold[0] if len(bold) == 1 else (ending["value"] or ending["result"]) if ending else "")
         if not _REMARK.match(sentence):
             return None
     return None
@@ -179,6 +184,21 @@ def _value(text: str) -> str | None:
 
 def _given(answer_text: str) -> str | None:
     return last_box(answer_text) if "\\boxed" in answer_text else stated_answer(answer_text)
+
+
+_JOINED_BOXES = re.compile(
+    r"\\boxed\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[\s$)\\]*,?[\s$(\\]*(?:and|or)?[\s$(\\]*(?=\\boxed)"
+)
+
+
+def _extract_expression(answer_text: str) -> str | None:
+    r"""As `_given`; boxes that only "and", "or" or a comma parts (`\boxed{2} and \boxed{3}`) are one list."""
+    answer, start = _given(answer_text), answer_text.rfind("\\boxed")
+    joined = list(_JOINED_BOXES.finditer(answer_text, max(0, start - _MAX_ANSWER_CHARS)))
+    while answer and joined and joined[-1].end() == start:
+        match = joined.pop()
+        answer, start = f"{last_box(match.group())}, {answer}", match.start()
+    return answer
 
 
 _SPACE = r"\s|~|\\[ ,;:!]|\\q?quad(?![A-Za-z])|\\?\$"
@@ -220,6 +240,8 @@ def parse_integer(text: str) -> str | None:
 
 def _extract_integer(answer_text: str) -> str | None:
     answer = _given(answer_text)
+    if answer and "\\boxed" not in answer_text and (result := parse_integer(answer.rpartition("=")[2])):
+        return result  # "so the sum is 2 + 3 = 5"
     return answer and (parse_integer(answer) or answer)
 
 
@@ -322,7 +344,7 @@ class _Kind:
 
 _KINDS: dict[AnswerKind, _Kind] = {
     "integer": _Kind(extract=_extract_integer, gold=parse_integer, compare=_compare_integers),
-    "expression": _Kind(extract=_given, gold=_expression_gold, compare=compare),
+    "expression": _Kind(extract=_extract_expression, gold=_expression_gold, compare=compare),
     "letter": _Kind(
         extract=_extract_letter,
         gold=_letter_gold,

@@ -10,6 +10,7 @@ import logging
 import math
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
@@ -24,7 +25,7 @@ NOT_UNITS = frozenset({
     "minus", "over", "if", "for", "where", "when",
 })
 # fmt: on
-_UNIT_WORDS = re.compile(r"(?:[^\W\d_]|[ .,/()°²³~-])*+")
+_UNIT_WORDS = re.compile(r"(?:[^\W\d_]|[ .,/()°²³¹⁻~-]|\^[23])*+")
 
 
 def is_unit(words: str) -> bool:
@@ -67,7 +68,7 @@ _SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<=\d)\s*[x*]\s*(?=10\s*\^)", r" \\cdot "),
     (r"10\s*\^\s*([+-]?\d+)", r"10^{\1}"),
     (r"(?<!\d)\.(?=\d)", "0."),
-    (r"(?<=\d)\.(?!\d)", ""),
+    (r"(?<=\d)\.(?![\d\\])", ""),
     (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
     (r"\((\d+)\)\s*_", r"\1_"),
     (r"_\s*([A-Za-z0-9])(?![A-Za-z0-9])", r"_{\1}"),
@@ -95,7 +96,7 @@ def readable(answer: str) -> Form:
     text = answer.translate(_CHARACTERS)
     for pattern, new in _SPELLINGS:
         text = pattern.sub(new, text)
-    if not re.search(r"[(\[{]", text) or ", " in text:  # "(1,234)" is a pair
+    if not re.search(r"[(\[]|\\\{", text) or ", " in text:  # "(1,234)" is a pair
         text = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
     items, powers = [], []
     for item in split(text, ",;"):
@@ -172,7 +173,7 @@ def _same_list(answer: list[str], gold: list[str], *, ordered: bool) -> Verdict:
         return False, f"{len(answer)} items for {len(gold)}"
     names = {re.sub(r"_.*|\d", "", name) for name, _ in map(_named, answer) if name}
     if len(names) > 1 and not any(_RELATION.search(item) for item in gold):
-        return False, "values of several names for values without"
+        ordered = True  # x = 1, y = 2 says which value is which
     left = sorted(gold, key=_squeezed) if not ordered else list(gold)
     for item in answer if ordered else sorted(answer, key=_squeezed):
         partners = left[:1] if ordered else sorted(left, key=lambda other: _squeezed(other) != _squeezed(item))
@@ -229,7 +230,7 @@ def _same_item(answer: str, gold: str) -> Verdict:
     if matrix and wanted_matrix:
         if [len(row) for row in matrix] != [len(row) for row in wanted_matrix]:
             return False, "matrices of other shapes"
-        return _same_list(sum(matrix, []), sum(wanted_matrix, []), ordered=True)
+        return _same_list([*chain(*matrix)], [*chain(*wanted_matrix)], ordered=True)
     parts, wanted_parts = (re.split(rf"\\cup{_END}", text) for text in (answer, gold))
     if len(parts) == len(wanted_parts) > 1:
         return _same_list(parts, wanted_parts, ordered=False)
@@ -255,9 +256,8 @@ def _same_relation(sides: list[str], signs: list[str], gold_sides: list[str], go
         return next((step for step in steps if not step[0]), steps[-1])
     turned = [_TURNED.get(sign, sign) for sign in reversed(signs)]
     for left, between in ((sides, signs), (sides[::-1], turned)):
-        if between == gold_signs and len(left) == len(gold_sides):
-            if all(_same(side, other)[0] for side, other in zip(left, gold_sides, strict=True)):
-                return True, "relations with equal sides"
+        if between == gold_signs and all(_same(side, other)[0] for side, other in zip(left, gold_sides, strict=True)):
+            return True, "relations with equal sides"
     if len(sides) == len(gold_sides) == 2 and signs[0] != r"\in" != gold_signs[0]:
         ratio = _ratio(sides, gold_sides)
         if ratio and signs[0] == gold_signs[0] and (ratio > 0 or signs[0] not in _TURNED):
@@ -298,7 +298,8 @@ def _matrix(text: str) -> list[list[str]] | None:
 _PLAIN_WORDS = re.compile(r"(?=.*[^\W\d_]{3}|no$)[^\W\d_]+(?:[ ,'-]+[^\W\d_]+)*")
 _OPTION = re.compile(r"\(?([A-F])\)?")
 _BASE = re.compile(r"\d\s*_")
-_WORDS_AFTER = re.compile(r"(.*[\d}])\s*(?<![A-Za-z])([^\W\d_]{2}[^\d_\\=<>,;(){}^*+]*)")
+_AS_WRITTEN = re.compile(r"\\ldots|\\(?:angle|triangle)(?![A-Za-z])|:[^;]*:")
+_WORDS_AFTER = re.compile(r"(.*[\d}])\s*(?<![A-Za-z])((?:[A-Za-z]{2}|[^\W\d_A-Za-z])[^\d_\\=<>,;(){}^*+]*)")
 
 
 def _same_expression(answer: str, gold: str) -> Verdict:
@@ -320,20 +321,19 @@ def _same_expression(answer: str, gold: str) -> Verdict:
         return True, "the same value with a unit"
     if _BASE.search(answer + ";" + gold):
         return False, "numbers in a base must be written the same"
-    for mark, why in (("'", "primes"), (r"\ldots", "dots"), (":", "ratios of several parts")):
-        if answer.count(mark) != gold.count(mark) or (mark != "'" and gold.count(mark) > (mark == ":")):
-            return False, f"{why} must be written the same"
+    if answer.count("'") != gold.count("'") or _AS_WRITTEN.search(answer + ";" + gold):
+        return False, "primes, angles, dots and ratios of several parts must be written the same"
     if re.search(r"\d\s+\d", answer + ";" + gold):
         return False, "numbers side by side are no number"
     return _verified(answer, gold)
 
 
 def _verified(answer: str, gold: str) -> Verdict:
-    """What math-verify says, with decimals as exact fractions, and where one side alone has decimals also as they are."""
+    """What math-verify says; decimals are exact fractions first, and where one side alone has any also what they are."""
     for exact in (True, False):
         if not exact and ("." in answer) == ("." in gold):
             break
-        forms = [_parsed(text, exact, _is_complex(answer + " " + gold)) for text in (gold, answer)]
+        forms = _parsed([gold, answer], exact=exact)
         # The library takes seconds to simplify what differs, and rounds to six decimals.
         if None in forms or any(abs(ratio - 1) > 2e-6 for ratio in _ratios(*forms, points=(1.3, 4.7))):
             continue
@@ -341,10 +341,6 @@ def _verified(answer: str, gold: str) -> Verdict:
         if _library().verify(*forms, allow_set_relation_comp=True, timeout_seconds=None):
             return True, "math-verify"
     return False, "math-verify"
-
-
-def _is_complex(text: str) -> bool:
-    return bool(re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", text))
 
 
 @functools.cache
@@ -356,27 +352,45 @@ def _library() -> Any:
     return math_verify
 
 
-def _parsed(text: str, exact: bool, is_complex: bool) -> Any:
-    """The sympy object of a text, None where the library cannot read the whole of it; `x` and `X` are two names."""
+def _parsed(texts: list[str], *, exact: bool) -> list[Any]:
+    """The texts' sympy objects, None for one that the library cannot read as a whole.
+
+    `x` and `X` are one name, as the library has it, unless a text uses both.
+    """
     import sympy
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    if exact:
-        text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"{{\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}}}}", text)
-    text = re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text)  # the library adds in 3(2)
-    try:
-        parsed = latex2sympy(
-            text,
-            is_real=not is_complex,
-            normalization_config=NormalizationConfig(malformed_operators=True, boxed="none"),
-            conversion_config=ConversionConfig(lowercase_symbols=False),
-        )
-        return parsed.subs(sympy.Symbol("i", real=False), sympy.I) if is_complex else parsed
-    except MemoryError:
-        raise
-    except Exception:
-        return None
+    is_complex = any(re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", text) for text in texts)
+    letters = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in texts]
+    one_case = not any(letter.upper() in found for found in letters for letter in found if letter.islower())
+    parsed = []
+    for text in texts:
+        # To the library E_1 is a mistake, and \gamma before a bracket the gamma function.
+        text = re.sub(r"(?<![A-Za-z\\])[eE]_", r"\\varepsilon_", re.sub(rf"\\gamma{_END}", r"\\upsilon_{g}", text))
+        if exact:
+            text = re.sub(
+                r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"{{\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}}}}", text
+            )
+        try:
+            form = latex2sympy(
+                re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text),  # the library adds in 3(2)
+                is_real=not is_complex,
+                normalization_config=NormalizationConfig(malformed_operators=True, boxed="none"),
+                conversion_config=ConversionConfig(lowercase_symbols=one_case),
+            )
+            form = form.subs(sympy.Symbol("i", real=False), sympy.I) if is_complex else form
+            parsed.append(None if form.has(sympy.zoo, sympy.nan) else form)
+        except MemoryError:
+            raise
+        except Exception:
+            parsed.append(None)
+    return parsed
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    whole, _, part = decimal.group().partition(".")
+    return rf"{{\frac{{{whole}{part}}}{{1{'0' * len(part)}}}}}"
 
 
 def _ratios(first: Any, second: Any, points: tuple[float, ...]) -> list[complex]:
@@ -391,7 +405,7 @@ def _ratios(first: Any, second: Any, points: tuple[float, ...]) -> list[complex]
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
     ratios = []
     for base in points:
-        point = {symbol: sympy.Float(base + 0.37 * n * base) for n, symbol in enumerate(symbols)}
+        point = {symbol: sympy.Float(base * (1 + (n + 1) * 0.618 * base**2 % 1)) for n, symbol in enumerate(symbols)}
         try:
             sides = [complex(side.xreplace(point).evalf(30)) for side in (first, second)]
         except (TypeError, ValueError, OverflowError):
@@ -403,9 +417,8 @@ def _ratios(first: Any, second: Any, points: tuple[float, ...]) -> list[complex]
 
 def _ratio(sides: list[str], gold_sides: list[str]) -> float | None:
     """The factor between two relations with all on one side; None if it is no constant or makes lowest terms higher."""
-    is_complex = _is_complex(" ".join(sides + gold_sides))
-    forms = [_parsed(f"({left}) - ({right})", True, is_complex) for left, right in (sides, gold_sides)]
-    if None in forms:
+    forms = _parsed([f"({left}) - ({right})" for left, right in (sides, gold_sides)], exact=True)
+    if None in forms or "".join(sides).count("'") != "".join(gold_sides).count("'"):
         return None
     ratios = _ratios(*forms, points=(1.3, 4.7, -2.9))
     if len(ratios) < 2 or any(abs(ratio - ratios[0]) > 1e-9 * abs(ratios[0]) for ratio in ratios):

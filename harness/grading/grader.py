@@ -1,6 +1,6 @@
 """From a cell's stored completions to its grades, as a pass of its own that needs no model and can be repeated.
 
-Every row, however simple its answer kind, is judged in a worker process (`harness.grading.pool`): one way for all kinds.
+Every row, however simple its answer kind, is judged in a worker process (`harness.grading.pool`).
 """
 
 import json
@@ -73,8 +73,8 @@ class Grader(Pool):
             directory: the cell's folder.
             kind: the answer kind; if None it is `benchmark.answer_kind` of the folder's `cell.yaml`.
             regrade: grade every row, whether it has a grade or not.
-            lenient: grade by the looser rule (`harness.grading.answers.Rule`) into `grades.lenient.jsonl`, which no report
-                reads, and leave `grades.jsonl` as it is.
+            lenient: grade by the looser rule (`harness.grading.answers.Rule`) into `grades.lenient.jsonl`, which no
+                report reads, and leave `grades.jsonl` as it is.
             shard: whose completions to grade; None for all.
 
         Raises:
@@ -188,7 +188,7 @@ def read_answer_kind(directory: Path) -> AnswerKind:
 
 
 def read_rule(directory: Path, *, lenient: bool = False) -> dict[str, Any]:
-    """How a cell's completions are read, as `harness.grading.answers.judge` takes it: the tags, and where answers stand.
+    """The fields of `harness.grading.answers.Rule` that a cell's completions are read by.
 
     Raises:
         UserError: `cell.yaml` is missing or broken.

@@ -165,7 +165,7 @@ class Pool:
     def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """Judge rows in the workers; one reply a job, in order.
 
-        A reply holds `answer`, `outcome` and `why` (what else the function returned), or `error` if the function raised.
+        A reply holds `answer`, `outcome` and `why` (what else the function returned), or `error` if it raised.
         This is the one loop that sends, waits, and kills.
         """
         replies: dict[int, dict[str, Any]] = {}
