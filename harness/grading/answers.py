@@ -133,7 +133,7 @@ _ANSWER_IS = re.compile(
     re.IGNORECASE,
 )
 _IS_ANSWER = re.compile(
-    r"(?:confident that|sure that|^so,?|^thus,?|^therefore,?)\s+(?P<value>\S.{0,200}?)\s+is\s+(?:indeed\s+)?(?:the\s+)?"
+    r"^(?:.*\b(?:confident|sure) that|so,?|thus,?|therefore,?)\s+(?P<value>\S.{0,200}?)\s+is\s+(?:indeed\s+)?(?:the\s+)?"
     r"(?:correct|right|final)(?:\s+(?:answer|solution|number|value|result))?\b",
     re.IGNORECASE,
 )
@@ -172,7 +172,10 @@ def stated_answer(text: str) -> str | None:
         if stated := _IS_ANSWER.search(sentence) or _ANSWER_IS.search(sentence.rstrip(".! ")):
             return _value(stated["value"])
         if _CONCLUDES.search(sentence) or (len(bold) == 1 and re.search(r"[=≈]\s*\*\*[^*]+\*\*$", sentence)):
-            return _value(bold[0] if len(bold) == 1 else (ending["value"] or ending["result"]) if ending else "")
+            value = (ending["value"] or ending["result"]) if ending else ""
+            # "is continuous, and a = 5": after words the last side counts, "is y = 2x" states an equation.
+            value = value.rpartition("=")[2] if re.match(r"[^=]*(?<!\\)\b[A-Za-z]{4}", value) else value
+            return _value(bold[0] if len(bold) == 1 else value)
         if not _REMARK.match(sentence):
             return None
     return None

@@ -306,7 +306,7 @@ def _same_expression(answer: str, gold: str) -> Verdict:
     option = _OPTION.fullmatch(gold)
     if option and (len(gold) > 1 or len(answer) > 1):
         given = re.match(r"\(([A-F])\)(?!\s*,)|([A-F])(?:[).:]|$)", answer)
-        return bool(given) and option[1] in given.groups(), "the letter of an option"
+        return given is not None and option[1] in given.groups(), "the letter of an option"
     if _PLAIN_WORDS.fullmatch(gold):
         return _squeezed(answer).casefold() == _squeezed(gold).casefold(), "words are compared letter by letter"
     if _PLAIN_WORDS.fullmatch(answer) and len(answer) > 3:
@@ -329,13 +329,13 @@ def _same_expression(answer: str, gold: str) -> Verdict:
 
 
 def _verified(answer: str, gold: str) -> Verdict:
-    """What math-verify says; decimals are exact fractions first, and where one side alone has any also what they are."""
+    """What math-verify says of decimals as exact fractions, and as they are where one side alone has any."""
     for exact in (True, False):
         if not exact and ("." in answer) == ("." in gold):
             break
         forms = _parsed([gold, answer], exact=exact)
         # The library takes seconds to simplify what differs, and rounds to six decimals.
-        if None in forms or any(abs(ratio - 1) > 2e-6 for ratio in _ratios(*forms, points=(1.3, 4.7))):
+        if None in forms or any(abs(ratio - 1) > 2e-6 for ratio in _ratios(forms[0], forms[1], points=(1.3, 4.7))):
             continue
         # Without time limits of its own, which need the main thread's signals: the worker as a whole is killed.
         if _library().verify(*forms, allow_set_relation_comp=True, timeout_seconds=None):
@@ -397,7 +397,7 @@ def _ratios(first: Any, second: Any, points: tuple[float, ...]) -> list[complex]
     """The first expression over the second, where numbers are put for their names."""
     import sympy
 
-    if not all(isinstance(side, sympy.Expr) for side in (first, second)):
+    if not all(isinstance(side, sympy.Expr) and not side.is_Matrix for side in (first, second)):
         return []
     functions = first.atoms(sympy.core.function.AppliedUndef) | second.atoms(sympy.core.function.AppliedUndef)
     names = {function: sympy.Symbol(str(function)) for function in functions}
@@ -405,10 +405,14 @@ def _ratios(first: Any, second: Any, points: tuple[float, ...]) -> list[complex]
     symbols = sorted(first.free_symbols | second.free_symbols, key=str)
     ratios = []
     for base in points:
-        point = {symbol: sympy.Float(base * (1 + (n + 1) * 0.618 * base**2 % 1)) for n, symbol in enumerate(symbols)}
+        point = {
+            symbol: sympy.Float(base * (1 + (n + 1) ** 2 * 0.618 * base**2 % 1)) for n, symbol in enumerate(symbols)
+        }
         try:
             sides = [complex(side.xreplace(point).evalf(30)) for side in (first, second)]
-        except (TypeError, ValueError, OverflowError):
+        except MemoryError:
+            raise
+        except Exception:  # what is no number raises many things
             continue
         if any(sides) and all(abs(side) < 1e300 for side in sides):
             ratios.append(sides[0] / sides[1] if sides[1] else math.inf)
@@ -420,7 +424,7 @@ def _ratio(sides: list[str], gold_sides: list[str]) -> float | None:
     forms = _parsed([f"({left}) - ({right})" for left, right in (sides, gold_sides)], exact=True)
     if None in forms or "".join(sides).count("'") != "".join(gold_sides).count("'"):
         return None
-    ratios = _ratios(*forms, points=(1.3, 4.7, -2.9))
+    ratios = _ratios(forms[0], forms[1], points=(1.3, 4.7, -2.9))
     if len(ratios) < 2 or any(abs(ratio - ratios[0]) > 1e-9 * abs(ratios[0]) for ratio in ratios):
         return None
     factor = ratios[0].real

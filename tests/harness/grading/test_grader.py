@@ -486,6 +486,28 @@ class TestCommand:
         assert captured.err.startswith("kvsweep-grade: error: ")
         assert is_one_sentence(captured.err.rstrip("\n"))
 
+    def test_why_shows_what_was_read_and_which_rule_decided(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = [completion(boxed("x = 5")), completion(boxed("2x = 5"), draw=1), completion("no end", draw=2)]
+        write_cell(tmp_path / "cell", rows, {"p": "5", "q": "6"}, kind="expression")
+        assert command.main([str(tmp_path), "--why", "p", "--workers", "1"]) == 0
+        first, second, third = re.split(r"^cell: ", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+        assert first.splitlines() == [
+            "p draw 0: correct",
+            "  extracted  x = 5",
+            "  gold       5",
+            "  compared   x = 5",
+            "  with       5",
+            "  decided by the value of a name, or a calculation that ends in the value",
+        ]
+        assert "draw 1: wrong" in second
+        assert "left side is a single name" in second
+        assert "draw 2: no_answer" in third
+        assert not (tmp_path / "cell" / "grades.jsonl").exists()
+        assert command.main([str(tmp_path), "--why", "nothing"]) == 2
+        assert is_one_sentence(capsys.readouterr().err.strip())
+
     def test_as_a_program(self, tmp_path: Path) -> None:
         write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         run = subprocess.run(
