@@ -4,8 +4,10 @@
 
 The rows have `benchmark`, `gold`, `tail` (the text's end), `label` (the recorder's verdict) and for some `audit` (a
 careful one, which is trusted first; --audit adds more of these by id). They carry no thinking tags, so the whole tail
-is read. Answers are integers on AIME and AMC, expressions elsewhere. Rows go through the same workers as a cell's. With
---hostile, so many made-up hostile texts are graded too. The last line is one JSON object.
+is read. Answers are integers on AIME and AMC, expressions elsewhere. Rows go through the same workers as a cell's, and
+beside our verdicts stand those of math-verify alone on the same tails. With --mutants, so many generated cases
+(grade_mutants.py) and the file's golds are changed, and the changes graded. With --hostile, so many made-up hostile
+texts are graded too. The last line is one JSON object.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.grading.answers import AnswerKind
-from harness.grading.grader import Grader, Job
+from harness.grading.pool import Job, Pool
 
 INTEGERS = ("aime24", "amc23")
 _PIECES = (
@@ -66,19 +68,34 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--audit", type=Path, help="CSV of further verdicts: benchmark, id, audit")
     parser.add_argument("--all", action="store_true", help="print every disagreement")
+    parser.add_argument("--mutants", type=int, default=0, metavar="N")
     parser.add_argument("--hostile", type=int, default=0, metavar="N")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=5.0)
     arguments = parser.parse_args()
-    with Grader(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
+    with Pool(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
         more = pd.read_csv(arguments.audit).set_index("id")["audit"].to_dict() if arguments.audit else {}
         result = audit(arguments.file, grader, more, show=arguments.all) if arguments.file else {}
+        if arguments.mutants:
+            import grade_mutants
+
+            files = [arguments.file] if arguments.file else []
+            made = [*grade_mutants.cases(arguments.mutants), *grade_mutants.golds(files)]
+            result["mutants"] = grade_mutants.measured(made, grader)
         if arguments.hostile:
             result["hostile"] = hostile(arguments.hostile, grader)
     print(json.dumps(result))
 
 
-def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> dict[str, object]:
+def alone(text: str, stop_reason: str, gold: str, kind: str, rule: object) -> tuple[None, str]:
+    """math-verify's own verdict: what it extracts from the whole text against the gold, in a worker of the pool."""
+    import math_verify
+
+    parsed = [math_verify.parse(part, parsing_timeout=None) for part in (f"${gold.strip('$')}$", text)]
+    return None, "correct" if math_verify.verify(*parsed, timeout_seconds=None) else "wrong"
+
+
+def audit(path: Path, grader: Pool, more: dict[int, bool], *, show: bool) -> dict[str, object]:
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         if row["id"] in more:
@@ -92,12 +109,16 @@ def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> d
         part = grader.judge(jobs[start : start + 16])
         seconds += [(time.perf_counter() - began) / len(part)] * len(part)
         replies += part
+    sys.path.append(str(Path(__file__).parent))
+    with Pool(workers=2, timeout_s=5, function="grade_audit:alone") as library:
+        theirs = [reply.get("outcome") == "correct" for reply in library.judge(jobs)]
     classes: Counter[str] = Counter()
     agreement: dict[str, list[int]] = {}
-    for row, true, reply in zip(rows, truth, replies, strict=True):
+    for row, true, reply, their in zip(rows, truth, replies, theirs, strict=True):
         correct = reply["outcome"] == "correct"
-        agree, false_accepts, total = agreement.setdefault(row["benchmark"], [0, 0, 0])
-        agreement[row["benchmark"]] = [agree + (correct == true), false_accepts + (correct and not true), total + 1]
+        counts = (correct == true, correct and not true, their == true, their and not true, 1)
+        sums = agreement.setdefault(row["benchmark"], [0] * len(counts))
+        agreement[row["benchmark"]] = [total + count for total, count in zip(sums, counts, strict=True)]
         if correct != true:
             name = f"{'audited' if 'audit' in row else 'recorded'} {true}, graded {reply['outcome']}"
             classes[name] += 1
@@ -105,10 +126,12 @@ def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> d
                 print(f"{name}: {row['benchmark']} {row['id']} gold {row['gold']!r} answer {reply['answer']!r}")
                 if reply["answer"] is None:
                     print("    ends", repr(row["tail"][-150:]))
-    print(f"{'benchmark':16} {'rows':>5} {'agree':>8} {'false accepts':>14}")
+    print(
+        f"{'benchmark':16} {'rows':>5} {'agree':>8} {'false accepts':>14} {'library alone':>18} {'false accepts':>14}"
+    )
     sums = [sum(values) for values in zip(*agreement.values(), strict=True)]
-    for name, (agree, false_accepts, total) in [*sorted(agreement.items()), ("all", sums)]:
-        print(f"{name:16} {total:5} {agree / total:8.2%} {false_accepts:14}")
+    for name, (agree, accepts, their_agree, their_accepts, total) in [*sorted(agreement.items()), ("all", sums)]:
+        print(f"{name:16} {total:5} {agree / total:8.2%} {accepts:14} {their_agree / total:18.2%} {their_accepts:14}")
     for name, count in classes.most_common():
         print(f"{count:4} {name}")
     median = statistics.median(seconds) * 1000
@@ -117,8 +140,12 @@ def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> d
     integers = [agreement[name] for name in INTEGERS if name in agreement]
     return {
         "rows": len(rows),
-        "agreement": sums[0] / sums[2],
-        "integer_agreement": sum(v[0] for v in integers) / max(1, sum(v[2] for v in integers)),
+        "agreement": sums[0] / sums[4],
+        "false_accepts": sums[1],
+        "library_agreement": sums[2] / sums[4],
+        "library_false_accepts": sums[3],
+        "benchmarks": {name: {"ours": counts[0], "library": counts[2]} for name, counts in agreement.items()},
+        "integer_agreement": sum(v[0] for v in integers) / max(1, sum(v[4] for v in integers)),
         "integer_false_accepts": sum(v[1] for v in integers),
         "median_ms": median,
         "grader_timeouts": timeouts,
@@ -126,7 +153,7 @@ def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool) -> d
     }
 
 
-def hostile(count: int, grader: Grader) -> dict[str, object]:
+def hostile(count: int, grader: Pool) -> dict[str, object]:
     """Grade hostile texts as every kind in turn; a crash would be raised here."""
     kinds: tuple[AnswerKind, ...] = ("expression", "integer", "letter", "expression")
     golds = {"expression": "\\frac{1}{2}", "integer": "5", "letter": "C"}

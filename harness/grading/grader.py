@@ -1,27 +1,13 @@
-"""From stored completions to grades: `harness.grading.answers` judges each, in workers that cannot hang or fill the machine.
+"""From a cell's stored completions to its grades, as a pass of its own that needs no model and can be repeated.
 
-Grading is a pass of its own over a cell's files, so it can be repeated without a model. Every row, however
-simple its answer kind, is judged in a worker process that is killed when it overruns its time: one way for
-all kinds. The workers are plain subprocesses that talk in lines of JSON: `multiprocessing` would import the
-caller's main module, and torch with it, in each of them.
+Every row, however simple its answer kind, is judged in a worker process (`harness.grading.pool`).
 """
 
-import argparse
-import contextlib
-import importlib
-import json
-import os
-import resource
-import select
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -29,7 +15,6 @@ from analysis.records import (
     CELL_FILE,
     COMPLETIONS_FILE,
     GRADES_FILE,
-    OUTCOMES,
     PROBLEMS_FILE,
     Completion,
     Grade,
@@ -43,114 +28,9 @@ from analysis.records import (
     shard_files,
 )
 from harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
+from harness.grading.pool import Job, Pool
 
 LENIENT_GRADES_FILE = "grades.lenient.jsonl"  # its shards: grades.lenient-1of4.jsonl
-_ROWS_PER_MESSAGE = 16
-_START_LIMIT_S = 60.0
-
-# What one worker may take of the machine: a power tower must not take all of it.
-_WORKER_BYTES = 4 << 30
-
-
-def _grade_row(completion: Completion, gold: str, answer: str | None, outcome: Outcome) -> Grade:
-    return Grade(
-        problem_id=completion.problem_id,
-        draw=completion.draw,
-        answer=answer,
-        gold=gold,
-        outcome=outcome,
-        correct=int(outcome == "correct"),
-    )
-
-
-def serve(function: str) -> None:
-    """The main loop of a worker: lines of jobs in, one line of verdict a job out, until the input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
-    # Ctrl-C reaches the whole process group; the parent decides when a worker ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A library that prints must not write between the replies.
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)
-    module, _, name = function.partition(":")
-    judge_row = getattr(importlib.import_module(module), name)
-    print("{}", file=replies, flush=True)
-    for line in sys.stdin.buffer:
-        for job in json.loads(line):
-            try:
-                answer, outcome = judge_row(*job)
-                reply = {"answer": answer, "outcome": outcome}
-            except MemoryError:
-                reply = {"answer": None, "outcome": "grader_timeout"}
-            except Exception as error:
-                reply = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(reply), file=replies, flush=True)
-
-
-class _Worker:
-    """A worker process, and the jobs it has been sent and not yet answered."""
-
-    def __init__(self, function: str) -> None:
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from harness.grading.grader import serve; serve({function!r})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout.fileno()
-        self._received = b""
-        self.pending: deque[int] = deque()
-        self.started = False
-        self.deadline = time.monotonic() + _START_LIMIT_S
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def fileno(self) -> int:
-        return self._output
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def send(self, indices: Sequence[int], jobs: Sequence["Job"]) -> None:
-        self.pending.extend(indices)
-        message = json.dumps([(job.text, job.stop_reason, job.gold, job.kind, job.rule) for job in jobs])
-        # A worker that died says so by its closed output, to the reader, who knows which job it was at.
-        with contextlib.suppress(BrokenPipeError):
-            self._input.write(message.encode() + b"\n")
-            self._input.flush()
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """The replies that have arrived; None if the process has ended."""
-        piece = os.read(self._output, 1 << 16)
-        if not piece:
-            return None
-        *lines, self._received = (self._received + piece).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def end(self) -> None:
-        """Kill the process and wait until it is gone; its work is worth nothing by then."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        # Closing flushes what it did not live to read.
-        with contextlib.suppress(BrokenPipeError):
-            self._input.close()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One row to judge: the arguments of `harness.grading.answers.judge`."""
-
-    text: str
-    stop_reason: str
-    gold: str
-    kind: AnswerKind
-    rule: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,46 +50,8 @@ class CellSummary:
         return replace(self, graded=self.graded + other.graded, outcomes=self.outcomes + other.outcomes)
 
 
-class Grader:
-    """A pool of grading workers: started when first needed, reused for every cell, killed when one overruns.
-
-    Args:
-        workers: how many processes at most.
-        timeout_s: seconds that one row may take; then its worker is killed, the row is `grader_timeout`, and
-            the rows behind it go to a fresh worker. A row whose worker dies of itself counts the same.
-        function: `module:name` of what judges a row, called in the worker with (text, stop_reason, gold,
-            kind, rule) and returning (answer, outcome).
-
-    Raises:
-        UserError: a number out of range.
-    """
-
-    def __init__(
-        self, *, workers: int = 2, timeout_s: float = 5.0, function: str = "harness.grading.answers:judge"
-    ) -> None:
-        if workers < 1:
-            raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
-        if not 0 < timeout_s < float("inf"):
-            raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
-        self._limit, self._timeout_s, self._function = workers, timeout_s, function
-        self._workers: list[_Worker] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the workers; a later call starts new ones."""
-        for worker in self._workers:
-            worker.end()
-        self._workers.clear()
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """The process ids of the workers that run now."""
-        return [worker.pid for worker in self._workers]
+class Grader(Pool):
+    """A pool of workers that grades whole cells."""
 
     def grade_cell(
         self,
@@ -231,8 +73,8 @@ class Grader:
             directory: the cell's folder.
             kind: the answer kind; if None it is `benchmark.answer_kind` of the folder's `cell.yaml`.
             regrade: grade every row, whether it has a grade or not.
-            lenient: grade by the looser rule (`harness.grading.answers.Rule`) into `grades.lenient.jsonl`, which no report
-                reads, and leave `grades.jsonl` as it is.
+            lenient: grade by the looser rule (`harness.grading.answers.Rule`) into `grades.lenient.jsonl`, which no
+                report reads, and leave `grades.jsonl` as it is.
             shard: whose completions to grade; None for all.
 
         Raises:
@@ -289,67 +131,39 @@ class Grader:
         for completion, job, reply in zip(completions, jobs, replies, strict=True):
             if "error" in reply:
                 raise RuntimeError(f"grading problem {completion.problem_id!r} failed: {reply['error']}")
-            yield _grade_row(completion, job.gold, reply["answer"], reply["outcome"])
+            yield Grade(
+                problem_id=completion.problem_id,
+                draw=completion.draw,
+                answer=reply["answer"],
+                gold=job.gold,
+                outcome=reply["outcome"],
+                correct=int(reply["outcome"] == "correct"),
+            )
 
-    def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        """Judge rows in the workers; one reply a job, in order: `answer` and `outcome`, or `error` if it raised.
+    def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
+        """For every completion of one problem in a cell's folder a text: what was read, compared, and decided by what.
 
-        The one loop that sends, waits, and kills.
+        The pool's function must be `harness.grading.answers:explain`.
+
+        Raises:
+            UserError: as `grade_cell`.
         """
-        replies: dict[int, dict[str, Any]] = {}
-        waiting = deque(
-            range(start, min(start + _ROWS_PER_MESSAGE, len(jobs))) for start in range(0, len(jobs), _ROWS_PER_MESSAGE)
-        )
-        while len(replies) < len(jobs):
-            while waiting and (worker := self._idle_worker()) is not None:
-                indices = waiting.popleft()
-                if worker.started:
-                    worker.deadline = time.monotonic() + self._timeout_s
-                worker.send(indices, [jobs[index] for index in indices])
-            busy = [worker for worker in self._workers if worker.pending]
-            readable = _wait(busy, until=min(worker.deadline for worker in busy))
-            for worker in busy:
-                received = worker.receive() if worker in readable else []
-                if received is None or (not received and time.monotonic() >= worker.deadline):
-                    lost, *rest = self._drop(worker)
-                    replies[lost] = {"answer": None, "outcome": "grader_timeout"}
-                    if rest:
-                        waiting.append(range(rest[0], rest[-1] + 1))
-                    continue
-                for reply in received:
-                    worker.deadline = time.monotonic() + self._timeout_s
-                    if worker.started:
-                        replies[worker.pending.popleft()] = reply
-                    worker.started = True
-        return [replies[index] for index in range(len(jobs))]
-
-    def _idle_worker(self) -> _Worker | None:
-        for worker in [worker for worker in self._workers if not worker.pending]:
-            if worker.is_alive():
-                return worker
-            self._drop(worker)
-        if len(self._workers) == self._limit:
-            return None
-        self._workers.append(_Worker(self._function))
-        return self._workers[-1]
-
-    def _drop(self, worker: _Worker) -> list[int]:
-        """End a worker that hangs or has died; the jobs it leaves, the one it was at first."""
-        self._workers.remove(worker)
-        worker.end()
-        if not worker.started:
-            raise RuntimeError(f"a grading worker for {self._function} did not start; its error is above")
-        return list(worker.pending)
-
-
-def _wait(workers: Sequence[_Worker], *, until: float) -> list[_Worker]:
-    """The workers with something to read, as soon as one has, or at `until` on the monotonic clock."""
-    poll = select.poll()
-    for worker in workers:
-        poll.register(worker.fileno(), select.POLLIN)
-    # Rounded up: woken a moment early, the loop would spin.
-    ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1)}
-    return [worker for worker in workers if worker.fileno() in ready]
+        kind, rule = read_answer_kind(directory), read_rule(directory, lenient=lenient)
+        gold = _read_golds(directory / PROBLEMS_FILE, kind).get(problem_id)
+        rows = [
+            row
+            for path in shard_files(directory, COMPLETIONS_FILE).values()
+            for row in latest_rows([path], Completion)
+            if row.problem_id == problem_id and gold is not None
+        ]
+        jobs = [Job(text=row.text, stop_reason=row.stop_reason, gold=str(gold), kind=kind, rule=rule) for row in rows]
+        for row, reply in zip(rows, self.judge(jobs), strict=True):
+            why, forms = reply.get("why") or (f"no verdict: {reply.get('error', 'the worker was killed')}", ("", ""))
+            yield (
+                f"{problem_id} draw {row.draw}: {reply.get('outcome', 'error')}\n"
+                f"  extracted  {reply.get('answer')}\n  gold       {gold}\n"
+                f"  compared   {forms[0]}\n  with       {forms[1]}\n  decided by {why}"
+            )
 
 
 def read_answer_kind(directory: Path) -> AnswerKind:
@@ -372,7 +186,7 @@ def read_answer_kind(directory: Path) -> AnswerKind:
 
 
 def read_rule(directory: Path, *, lenient: bool = False) -> dict[str, Any]:
-    """How a cell's completions are read, as `harness.grading.answers.judge` takes it: the tags, and where answers stand.
+    """The fields of `harness.grading.answers.Rule` that a cell's completions are read by.
 
     Raises:
         UserError: `cell.yaml` is missing or broken.
@@ -403,57 +217,3 @@ def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:
         if canonical_gold(gold, kind) is None:
             raise UserError(f"{path} has the gold {gold!r} for {problem_id!r}, which is no {kind}; correct it.")
     return golds
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Grade every cell below a folder (`kvsweep-grade`); returns 0, or 2 after a user's mistake."""
-    arguments = _parser().parse_args(argv)
-    try:
-        _grade_run(
-            arguments.dir, arguments.workers, arguments.timeout, regrade=arguments.all, lenient=arguments.lenient
-        )
-    except UserError as error:
-        print(f"kvsweep-grade: error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvsweep-grade",
-        description="Grade the stored completions of every cell below DIR, without a model.",
-    )
-    parser.add_argument("dir", metavar="DIR", type=Path, help="a run's folder, or one cell's")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="grading processes (default: 2)")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds a row may take (default: 5)")
-    parser.add_argument("--all", action="store_true", help="grade again the rows that have a grade")
-    parser.add_argument(
-        "--lenient",
-        action="store_true",
-        help=f"the looser rule of the DynTS code, for comparison: into {LENIENT_GRADES_FILE}, which no report reads",
-    )
-    return parser
-
-
-def _grade_run(root: Path, workers: int, timeout_s: float, *, regrade: bool, lenient: bool) -> None:
-    if not root.is_dir():
-        raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
-    cells = sorted(path.parent for path in root.rglob(CELL_FILE))
-    if not cells:
-        raise UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
-    summaries = []
-    with Grader(workers=workers, timeout_s=timeout_s) as grader:
-        for directory in cells:
-            summaries.append(grader.grade_cell(directory, regrade=regrade, lenient=lenient))
-            print(_summary_line(str(directory.relative_to(root)), summaries[-1]))
-    total = sum(summaries, start=CellSummary(directory=root, graded=0))
-    print(_summary_line(f"{'lenient, ' if lenient else ''}total of {len(cells)} cells", total))
-
-
-def _summary_line(label: str, summary: CellSummary) -> str:
-    counts = ", ".join(f"{outcome} {summary.outcomes[outcome]}" for outcome in OUTCOMES)
-    return f"{label}: {summary.rows} rows, {summary.graded} graded now: {counts}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.records import Completion, Grade, Problem, UserError
-from harness.grading import grader as grading
+from harness.grading import command
 from harness.grading.answers import answer_part, canonical_gold, extract_answer, judge, last_box, parse_integer
 from harness.grading.grader import Grader
 
@@ -461,7 +461,7 @@ class TestCommand:
     def test_every_cell_below_the_folder_is_graded(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("demo/a", "demo/b"):
             write_cell(tmp_path / name, [completion(boxed(5)), completion(boxed(6), draw=1)], {"p": "5"})
-        assert grading.main([str(tmp_path), "--workers", "1", "--timeout", "3"]) == 0
+        assert command.main([str(tmp_path), "--workers", "1", "--timeout", "3"]) == 0
         lines = capsys.readouterr().out.splitlines()
         counts = "correct {0}, wrong {0}, no_answer 0, truncated 0, grader_timeout 0"
         assert lines == [
@@ -469,9 +469,9 @@ class TestCommand:
             f"demo/b: 2 rows, 2 graded now: {counts.format(1)}",
             f"total of 2 cells: 4 rows, 4 graded now: {counts.format(2)}",
         ]
-        assert grading.main([str(tmp_path / "demo" / "a")]) == 0
+        assert command.main([str(tmp_path / "demo" / "a")]) == 0
         assert "2 rows, 0 graded now" in capsys.readouterr().out
-        assert grading.main([str(tmp_path), "--all"]) == 0
+        assert command.main([str(tmp_path), "--all"]) == 0
         assert "4 rows, 4 graded now" in capsys.readouterr().out
 
     @pytest.mark.parametrize("arguments", [["{}/none"], ["{}"], ["{}", "--workers", "0"], ["{}", "--timeout", "0"]])
@@ -480,16 +480,38 @@ class TestCommand:
     ) -> None:
         if len(arguments) > 1:
             write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
-        assert grading.main([argument.format(tmp_path) for argument in arguments]) == 2
+        assert command.main([argument.format(tmp_path) for argument in arguments]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("kvsweep-grade: error: ")
         assert is_one_sentence(captured.err.rstrip("\n"))
 
+    def test_why_shows_what_was_read_and_which_rule_decided(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = [completion(boxed("x = 5")), completion(boxed("2x = 5"), draw=1), completion("no end", draw=2)]
+        write_cell(tmp_path / "cell", rows, {"p": "5", "q": "6"}, kind="expression")
+        assert command.main([str(tmp_path), "--why", "p", "--workers", "1"]) == 0
+        first, second, third = re.split(r"^cell: ", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+        assert first.splitlines() == [
+            "p draw 0: correct",
+            "  extracted  x = 5",
+            "  gold       5",
+            "  compared   x = 5",
+            "  with       5",
+            "  decided by the value of a name, or a calculation that ends in the value",
+        ]
+        assert "draw 1: wrong" in second
+        assert "left side is a single name" in second
+        assert "draw 2: no_answer" in third
+        assert not (tmp_path / "cell" / "grades.jsonl").exists()
+        assert command.main([str(tmp_path), "--why", "nothing"]) == 2
+        assert is_one_sentence(capsys.readouterr().err.strip())
+
     def test_as_a_program(self, tmp_path: Path) -> None:
         write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         run = subprocess.run(
-            [sys.executable, "-m", "harness.grading.grader", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "harness.grading.command", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
         )
         assert (run.returncode, run.stderr) == (0, "")
         assert "correct 1" in run.stdout

@@ -1,0 +1,88 @@
+"""`kvsweep-grade`: grade the stored completions of every cell below a folder, or say why a row has its grade."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, UserError
+from harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Grader
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Grade every cell below a folder (`kvsweep-grade`); returns 0, or 2 after a user's mistake."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.why is not None:
+            _explain(arguments.dir, arguments.why, arguments.workers, arguments.timeout, lenient=arguments.lenient)
+        else:
+            _grade_run(
+                arguments.dir, arguments.workers, arguments.timeout, regrade=arguments.all, lenient=arguments.lenient
+            )
+    except UserError as error:
+        print(f"kvsweep-grade: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvsweep-grade",
+        description="Grade the stored completions of every cell below DIR, without a model.",
+    )
+    parser.add_argument("dir", metavar="DIR", type=Path, help="a run's folder, or one cell's")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="grading processes (default: 2)")
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds a row may take (default: 5)")
+    parser.add_argument("--all", action="store_true", help="grade again the rows that have a grade")
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help=f"the looser rule of the DynTS code, for comparison: into {LENIENT_GRADES_FILE}, which no report reads",
+    )
+    parser.add_argument(
+        "--why",
+        metavar="PROBLEM",
+        help="grade nothing; show for each completion of this problem what was extracted, both forms as they were "
+        "compared, and the rule that decided",
+    )
+    return parser
+
+
+def _cells(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
+    cells = sorted(path.parent for path in root.rglob(CELL_FILE))
+    if not cells:
+        raise UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
+    return cells
+
+
+def _explain(root: Path, problem_id: str, workers: int, timeout_s: float, *, lenient: bool) -> None:
+    found = False
+    with Grader(workers=workers, timeout_s=timeout_s, function="harness.grading.answers:explain") as grader:
+        for directory in _cells(root):
+            for text in grader.explain_problem(directory, problem_id, lenient=lenient):
+                found = True
+                print(f"{directory.relative_to(root)}: {text}")
+    if not found:
+        raise UserError(f"{root} holds no completion of a problem {problem_id!r}; give an id of its {PROBLEMS_FILE}.")
+
+
+def _grade_run(root: Path, workers: int, timeout_s: float, *, regrade: bool, lenient: bool) -> None:
+    cells = _cells(root)
+    summaries = []
+    with Grader(workers=workers, timeout_s=timeout_s) as grader:
+        for directory in cells:
+            summaries.append(grader.grade_cell(directory, regrade=regrade, lenient=lenient))
+            print(_summary_line(str(directory.relative_to(root)), summaries[-1]))
+    total = sum(summaries, start=CellSummary(directory=root, graded=0))
+    print(_summary_line(f"{'lenient, ' if lenient else ''}total of {len(cells)} cells", total))
+
+
+def _summary_line(label: str, summary: CellSummary) -> str:
+    counts = ", ".join(f"{outcome} {summary.outcomes[outcome]}" for outcome in OUTCOMES)
+    return f"{label}: {summary.rows} rows, {summary.graded} graded now: {counts}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

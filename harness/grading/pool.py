@@ -1,0 +1,224 @@
+"""Worker processes that judge rows and cannot hang or fill the machine.
+
+A worker is killed when a row overruns its time, and its memory is limited, so that a hostile text costs its own row
+alone. The workers are plain subprocesses that talk in lines of JSON: `multiprocessing`, and with it pebble, would
+import the caller's main module, and torch with it, in each of them.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from analysis.records import UserError
+from harness.grading.answers import AnswerKind
+
+_ROWS_PER_MESSAGE = 16
+_START_LIMIT_S = 60.0
+
+# What one worker may take of the machine: a power tower must not take all of it.
+_WORKER_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One row to judge: the arguments of `harness.grading.answers.judge`."""
+
+    text: str
+    stop_reason: str
+    gold: str
+    kind: AnswerKind
+    rule: dict[str, Any] | None = None
+
+
+def serve(function: str) -> None:
+    """The main loop of a worker: lines of jobs in, one line of verdict a job out, until the input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
+    # Ctrl-C reaches the whole process group; the parent decides when a worker ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A library that prints must not write between the replies.
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+    module, _, name = function.partition(":")
+    judge_row = getattr(importlib.import_module(module), name)
+    print("{}", file=replies, flush=True)
+    for line in sys.stdin.buffer:
+        for job in json.loads(line):
+            try:
+                answer, outcome, *why = judge_row(*job)
+                reply = {"answer": answer, "outcome": outcome, "why": why}
+            except MemoryError:
+                reply = {"answer": None, "outcome": "grader_timeout"}
+            except Exception as error:
+                reply = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps(reply), file=replies, flush=True)
+
+
+class _Worker:
+    """A worker process, and the jobs it has been sent and not yet answered."""
+
+    def __init__(self, function: str) -> None:
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from harness.grading.pool import serve; serve({function!r})"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout.fileno()
+        self._received = b""
+        self.pending: deque[int] = deque()
+        self.started = False
+        self.deadline = time.monotonic() + _START_LIMIT_S
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._output
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, indices: Sequence[int], jobs: Sequence["Job"]) -> None:
+        self.pending.extend(indices)
+        message = json.dumps([(job.text, job.stop_reason, job.gold, job.kind, job.rule) for job in jobs])
+        # A worker that died says so by its closed output, to the reader, who knows which job it was at.
+        with contextlib.suppress(BrokenPipeError):
+            self._input.write(message.encode() + b"\n")
+            self._input.flush()
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The replies that have arrived; None if the process has ended."""
+        piece = os.read(self._output, 1 << 16)
+        if not piece:
+            return None
+        *lines, self._received = (self._received + piece).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> None:
+        """Kill the process and wait until it is gone; its work is worth nothing by then."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        # Closing flushes what it did not live to read.
+        with contextlib.suppress(BrokenPipeError):
+            self._input.close()
+
+
+class Pool:
+    """Grading workers: started when first needed, reused for every call, killed when one overruns.
+
+    Args:
+        workers: how many processes at most.
+        timeout_s: seconds that one row may take; then its worker is killed, the row is `grader_timeout`, and
+            the rows behind it go to a fresh worker. A row whose worker dies of itself counts the same.
+        function: `module:name` of what judges a row, called in the worker with (text, stop_reason, gold,
+            kind, rule) and returning (answer, outcome) or more.
+
+    Raises:
+        UserError: a number out of range.
+    """
+
+    def __init__(
+        self, *, workers: int = 2, timeout_s: float = 5.0, function: str = "harness.grading.answers:judge"
+    ) -> None:
+        if workers < 1:
+            raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
+        if not 0 < timeout_s < float("inf"):
+            raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
+        self._limit, self._timeout_s, self._function = workers, timeout_s, function
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers; a later call starts new ones."""
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The process ids of the workers that run now."""
+        return [worker.pid for worker in self._workers]
+
+    def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        """Judge rows in the workers; one reply a job, in order.
+
+        A reply holds `answer`, `outcome` and `why` (what else the function returned), or `error` if it raised.
+        This is the one loop that sends, waits, and kills.
+        """
+        replies: dict[int, dict[str, Any]] = {}
+        waiting = deque(
+            range(start, min(start + _ROWS_PER_MESSAGE, len(jobs))) for start in range(0, len(jobs), _ROWS_PER_MESSAGE)
+        )
+        while len(replies) < len(jobs):
+            while waiting and (worker := self._idle_worker()) is not None:
+                indices = waiting.popleft()
+                if worker.started:
+                    worker.deadline = time.monotonic() + self._timeout_s
+                worker.send(indices, [jobs[index] for index in indices])
+            busy = [worker for worker in self._workers if worker.pending]
+            readable = _wait(busy, until=min(worker.deadline for worker in busy))
+            for worker in busy:
+                received = worker.receive() if worker in readable else []
+                if received is None or (not received and time.monotonic() >= worker.deadline):
+                    lost, *rest = self._drop(worker)
+                    replies[lost] = {"answer": None, "outcome": "grader_timeout"}
+                    if rest:
+                        waiting.append(range(rest[0], rest[-1] + 1))
+                    continue
+                for reply in received:
+                    worker.deadline = time.monotonic() + self._timeout_s
+                    if worker.started:
+                        replies[worker.pending.popleft()] = reply
+                    worker.started = True
+        return [replies[index] for index in range(len(jobs))]
+
+    def _idle_worker(self) -> _Worker | None:
+        for worker in [worker for worker in self._workers if not worker.pending]:
+            if worker.is_alive():
+                return worker
+            self._drop(worker)
+        if len(self._workers) == self._limit:
+            return None
+        self._workers.append(_Worker(self._function))
+        return self._workers[-1]
+
+    def _drop(self, worker: _Worker) -> list[int]:
+        """End a worker that hangs or has died; the jobs it leaves, the one it was at first."""
+        self._workers.remove(worker)
+        worker.end()
+        if not worker.started:
+            raise RuntimeError(f"a grading worker for {self._function} did not start; its error is above")
+        return list(worker.pending)
+
+
+def _wait(workers: Sequence[_Worker], *, until: float) -> list[_Worker]:
+    """The workers with something to read, as soon as one has, or at `until` on the monotonic clock."""
+    poll = select.poll()
+    for worker in workers:
+        poll.register(worker.fileno(), select.POLLIN)
+    # Rounded up: woken a moment early, the loop would spin.
+    ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1)}
+    return [worker for worker in workers if worker.fileno() in ready]

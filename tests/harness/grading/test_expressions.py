@@ -1,0 +1,186 @@
+# ruff: noqa: E501
+"""Equality of expressions: mutants of a gold are rejected, rewrites are accepted, and each rule has a case that needs it."""
+
+import os
+import random
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.grading.answers import explain, judge
+from harness.grading.expressions import compare, readable
+from harness.grading.pool import Pool
+from tests.harness.grading.test_answers import script
+
+mutants: ModuleType = script("grade_mutants")
+SHARED = os.environ.get("KVSWEEP_SHARED")
+RULE = {"answer_from": "whole_text"}
+
+
+class TestFoundOnOtherData:
+    """Wrong grades that were found on recorded outputs on which no rule was made."""
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            ("5x - 7y + 11z - 4 = 0", "5x - 7y + 11z + 4 = 0"),
+            ("x^2+y^2=0", "x^2-y^2=0"),
+            ("y=3", "x=3"),
+            ("x+y=7", "x-y=7"),
+            (
+                r"\begin{pmatrix} -1 & 2 \\ 0 & -1 \end{pmatrix}",
+                r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}",
+            ),
+            ("4343_8", "4343_6"),
+            ("16,3,1,3", "16,3,1,1"),
+            (r"67\sim75", "67"),
+            ("20x - 28y + 44z + 16 = 0", "5x - 7y + 11z + 4 = 0"),
+        ],
+    )
+    def test_wrong(self, answer: str, gold: str) -> None:
+        assert judge(rf"\boxed{{{answer}}}", "stop", gold, "expression", RULE)[1] == "wrong"
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            (
+                r"\begin{pmatrix} \frac{16}{49} \\ \frac{48}{49} \end{pmatrix}",
+                r"\begin{pmatrix} 16/49 \\ 48/49 \end{pmatrix}",
+            ),
+            (r"\text{(C) Plane}", r"\text{(C)}"),
+            ("equal to 0.15", "0.15"),
+            (r"15,000 \, \text{kcal m}^{-2} \text{ yr}^{-1}", "15000"),
+            (r"15,000 \text{ kcal m⁻² yr⁻¹}", "15000"),
+            (r"-\frac{1}{3}", "-1./3"),
+        ],
+    )
+    def test_right(self, answer: str, gold: str) -> None:
+        assert judge(rf"\boxed{{{answer}}}", "stop", gold, "expression", RULE)[1] == "correct"
+
+
+class TestLibrary:
+    """What math-verify accepts alone, and a grade must not."""
+
+    @pytest.mark.parametrize(
+        ("answer", "gold", "rule"),
+        [
+            (r"\frac{2}{10^{20}}", r"\frac{3}{10^{20}}", "it takes differences below 1e-15 for none"),
+            (r"2 \cdot 10^{-19} x", r"3 \cdot 10^{-19} x", "the same with a name"),
+            ("0.12345678", "0.12345679", "it rounds to six decimals"),
+            ("2 3", "5", "it adds numbers side by side"),
+            (r"3(2)", "5", "it adds a number in brackets"),
+            (r"\frac{M}{m}", r"\frac{m}{M}", "it writes names in small letters"),
+            ("5m", "5", "it drops letters that may be units"),
+            (r"5 \text{ million}", "5", "it drops words that are no units"),
+            (r"\{1, 1, 2\}", r"\{1, 2\}", "its sets forget repeated items"),
+            ("1, 2, 2", "1, 2, 1", "its lists are sets"),
+            (r"\{1, 2\}", "(1, 2)", "it compares a set with a pair"),
+            ("[3, 1]", "(3, 1)", "it reads both as a pair"),
+            ("2x = 5", "5", "it takes the right side of any equation"),
+            ("x^2 + 1 = 0", "x^2 + 2 = 0", "it compares solutions, and there are none"),
+            ("f(x) = 2x", "f'(x) = 2x", "it drops primes"),
+            ("1, 2, n", r"1, 2, \ldots, n", "it drops dots"),
+            ("1:3:2", "1:2:3", "it divides"),
+            (r"\angle BAC", r"\angle ABC", "it multiplies letters"),
+            ("neve", r"\text{even}", "it multiplies letters of words"),
+            (r"\text{listen}", r"\text{silent}", "and sorts them"),
+            (r"5 \text{ cm}^3", r"5 \text{ cm}^2", "it drops units with their powers"),
+            ("43", "43_6", "it drops number bases"),
+            (r"\text{not }5", "5", "it searches for a number"),
+        ],
+    )
+    def test_is_vetoed(self, answer: str, gold: str, rule: str) -> None:
+        assert not compare(answer, gold)[0], rule
+
+
+class TestSpelling:
+    """Each spelling that a rule of its own brings to the one that the library reads."""
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            ("√15", r"\sqrt{15}"), ("2√{3}", r"2\sqrt{3}"), (r"\$18.90", "18.90"), (r"\(5\)", "5"), (r"\[5\]", "5"),
+            (r"\left\{1, 2\right\}", r"\{1,2\}"), (r"\bigl(1, 2\bigr)", "(1,2)"), (r"\displaystyle 5", "5"),
+            ("10{,}080", r"10,\!080"), (r"10\,080", "10080"), (r"10,080", "10080"), (r"1\!:\!2", "1:2"), (r"1{:}2", "1:2"),
+            (r"1\quad", "1"), (r"(1,\;2)", "(1, 2)"), (r"\tfrac{1}{2}", r"\dfrac12"), (r"\frac {1}{2}", "1/2"),
+            (r"x \leqslant 2", r"x\le2"), (r"x \ne 2", r"x \neq 2"), (r"x \lt 2", "x < 2"), (r"x \gt 2", "x>2"),
+            (r"\lbrace 1, 2 \rbrace", r"\{1,2\}"), (r"\varnothing", r"\{\}"), (r"1, \dots, n", r"1, \ldots, n"),
+            (r"3\colon 5", "3:5"), (r"f^{\prime}(x) = 2", "f'(x)=2"), (r"\mathbb R", r"\mathbb{R}"), (r"90^{\circ}", "90"),
+            ("90°", "90"), (r"5\%", "5"), (r"1 \text{ and } 2", "1, 2"), ("1, 2, and 3", "1,2,3"), (r"1 \text{ or } 2", "2, 1"),
+            ("4.5e33", r"4.5 \times 10^{33}"), ("4.6 x 10^-24", "4.6e-24"), (".5", "0.5"), ("3./4", "0.75"), ("1 1/2", "3/2"),
+            (r"1\frac{1}{2}", "1.5"), ("(43)_6", "43_{6}"), ("E_1 + x", "x + E_{1}"), (r"[2, +\infty)", r"[2, \infty)"),
+            (r"5 \text{ kg} \cdot \text{m}^2", "5"), (r"5\,\mathrm{km/h}", "5"), ("9 boys", "9"), ("1.69 Å", "1.69"),
+            (r"\text{the answer is } 5", "5"), (r"\text{(B) } 5", "5"), ("x = 5", "5"), (r"\text{Area} = 5", "5"),
+            (r"f(x) = 2x", "2x"), (r"x \in [1, 2)", "[1,2)"), ("(x, y) = (1, 2)", "(1,2)"), (r"N = 2^5 = 32", "32"), (r"2^5 = 32", "32"),
+            ("x = 1, 2", "1, 2"), ("x = 1, x = 2", "2, 1"), ("a = 1, b = 2", "1, 2"), (r"2 \pm 1", "3, 1"), (r"\pm 3", "-3, 3"),
+            (r"\{2, 1\}", "1, 2"), ("1 < x", "x > 1"), ("x - 2 > 0", "x > 2"), ("2 > x > 1", "1 < x < 2"), ("(1, 2]", r"1 < x \leq 2"),
+            ("2y = x + 6", r"y = \frac{1}{2}x + 3"), ("3 = x", "x = 3"), (r"x = \frac{6}{2} = 3", "x = 3"), (r"(3, 4] \cup [1, 2)", r"[1,2)\cup(3,4]"),
+            (r"\left[\begin{array}{cc} 1 & 2 \end{array}\right]", r"\begin{pmatrix} 1 & 4/2 \end{pmatrix}"), ("EVEN", r"\text{even}"),
+            (r"\text{(C)}", "C"), ("17i - 8", "-8 + 17i"), ("i(17 + 8i)", "-8 + 17i"), ("0.333333", r"\frac{1}{3}"), (r"X + 1", "1 + x"),
+            (r"\frac{46}{10^{25}}", "4.6e-24"), (r"\frac{1}{3} \approx 0.33", "1/3"), ("2x = 3", r"2 x = 3"),
+        ],
+    )  # fmt: skip
+    def test_is_the_same(self, answer: str, gold: str) -> None:
+        verdict = compare(answer, gold)
+        assert verdict[0], verdict
+
+    def test_a_pair_of_numbers_is_no_thousand(self) -> None:
+        assert readable("(1,234)").text == "(1,234)"
+        assert not compare("(1234)", "(1,234)")[0]
+
+
+def judged(case: object, answer: str) -> bool:
+    kind, gold = case.kind, case.gold  # type: ignore[attr-defined]
+    return judge(rf"So $\boxed{{{answer}}}$", "stop", gold, kind, RULE)[1] == "correct"
+
+
+@given(st.sampled_from(mutants.KINDS), st.integers(0, 10**9))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_mutants_are_rejected_and_rewrites_are_accepted(kind: object, seed: int) -> None:
+    case = next(mutants.cleaned(kind(random.Random(seed)) for _ in range(1)))  # type: ignore[operator]
+    assert [m for m in case.mutants if judged(case, m[1])] == []
+    assert [r for r in case.rewrites if not judged(case, r[1])] == []
+
+
+def measured(cases: object) -> dict[str, int]:
+    with Pool(workers=2) as pool:
+        result: dict[str, int] = mutants.measured(cases, pool)
+        return result
+
+
+def within_the_limits(result: dict[str, int]) -> bool:
+    return (
+        result["mutants_accepted"] <= 0.002 * result["mutants"]
+        and result["mutants_accepted_integers_letters"] == 0
+        and result["rewrites_rejected"] <= 0.005 * result["rewrites"]
+    )
+
+
+@pytest.mark.slow
+def test_five_thousand_mutants_of_every_kind() -> None:
+    result = measured(mutants.cases(544, seed=7))
+    assert result["mutants"] >= 5000
+    assert within_the_limits(result), result
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
+def test_mutants_of_the_recorded_golds() -> None:
+    folder = Path(str(SHARED)) / "data"
+    files = [folder / name for name in ("graded_outputs.jsonl", "aime24.jsonl", "aime25.jsonl", "amc23.jsonl")]
+    result = measured(mutants.golds(files))
+    assert result["mutants"] > 1000
+    assert within_the_limits(result), result
+
+
+def test_a_verdict_says_what_decided() -> None:
+    verdict = explain(r"\boxed{x = \dfrac{2}{4}}", "stop", "1/2", "expression", RULE)
+    assert verdict.outcome == "correct"
+    assert verdict.forms == (r"x = \frac{2}{4}", "1/2")
+    assert "value of a name" in verdict.rule
+    assert "other brackets" in explain(r"\boxed{[1, 2]}", "stop", "(1, 2)", "expression", RULE).rule
+    assert "token limit" in explain(r"\boxed{1}", "length", "1", "integer").rule
