@@ -425,7 +425,7 @@ def _ratio(sides: list[str], gold_sides: list[str]) -> float | None:
     forms = _parsed([f"({left}) - ({right})" for left, right in (sides, gold_sides)], exact=True)
     if None in forms or "".join(sides).count("'") != "".join(gold_sides).count("'"):
         return None
-    ratios = _ratios(forms[0], forms[1], points=(1.3, 4.7, -2.9))
+    ratios = _ratios(forms[0], forms[1], points=(1.3, 4.7, -2.9, 97.3))
     if len(ratios) < 2 or any(abs(ratio - ratios[0]) > 1e-9 * abs(ratios[0]) for ratio in ratios):
         return None
     factor = ratios[0].real
