@@ -1,4 +1,4 @@
-# ruff: noqa: E501
+# ruff: noqa: E501, E731
 """Answers whose grade is known without a label: made from a gold, by changes that keep its meaning or break it.
 
     python scripts/grade_mutants.py --cases 2000 --golds graded_outputs.jsonl aime24.jsonl
@@ -361,7 +361,7 @@ def function(rng: random.Random) -> Case:
     ]  # fmt: skip
     shape = rng.choice(shapes)
     f = shape(a, b, c)
-    write = lambda e: sympy.latex(e, ln_notation=True)  # noqa: E731
+    write = lambda e: sympy.latex(e, ln_notation=True)
     case = Case("function", write(f))
     v = sorted(f.free_symbols, key=str)[-1]
     case.mutants = [("number", write(shape(a + 1, b, c))), ("number", write(shape(a, b + 1, c))), ("number", write(shape(a, b, c + 1))),
@@ -416,7 +416,7 @@ def numbers(rng: random.Random, size: int) -> list[str]:
 
 def set_of(rng: random.Random) -> Case:
     parts = numbers(rng, rng.randint(2, 5))
-    inside = lambda items: rf"\{{{', '.join(items)}\}}"  # noqa: E731
+    inside = lambda items: rf"\{{{', '.join(items)}\}}"
     case = Case("set", inside(parts))
     other = [*parts[:-1], str(int(parts[-1]) + 101)]
     case.mutants = [("item", inside(other)), ("dropped", inside(parts[:-1])), ("added", inside([*parts, "77"])), ("repeated", inside([*parts, parts[-1]])),
@@ -556,14 +556,14 @@ def inequality(rng: random.Random) -> Case:
 
 def chain(rng: random.Random) -> Case:
     a, v = rng.randint(-20, 20), rng.choice("xyk")
-    b, l, r = a + rng.randint(1, 40), rng.choice(["<", r"\leq"]), rng.choice(["<", r"\leq"])
+    b, lo, r = a + rng.randint(1, 40), rng.choice(["<", r"\leq"]), rng.choice(["<", r"\leq"])
     strict, turned = {"<": r"\leq", r"\leq": "<"}, {"<": ">", r"\leq": r"\geq"}
-    case = Case("double inequality", f"{a} {l} {v} {r} {b}")
-    case.mutants = [("strictness", f"{a} {strict[l]} {v} {r} {b}"), ("strictness", f"{a} {l} {v} {strict[r]} {b}"), ("end", f"{a - 1} {l} {v} {r} {b}"), ("end", f"{a} {l} {v} {r} {b + 1}"), ("one side", f"{v} {r} {b}"),
-                    ("direction", f"{a} {turned[l]} {v} {turned[r]} {b}"), ("variable", f"{a} {l} w {r} {b}"), ("ends swapped", f"{b} {l} {v} {r} {a}")]  # fmt: skip
+    case = Case("double inequality", f"{a} {lo} {v} {r} {b}")
+    case.mutants = [("strictness", f"{a} {strict[lo]} {v} {r} {b}"), ("strictness", f"{a} {lo} {v} {strict[r]} {b}"), ("end", f"{a - 1} {lo} {v} {r} {b}"), ("end", f"{a} {lo} {v} {r} {b + 1}"), ("one side", f"{v} {r} {b}"),
+                    ("direction", f"{a} {turned[lo]} {v} {turned[r]} {b}"), ("variable", f"{a} {lo} w {r} {b}"), ("ends swapped", f"{b} {lo} {v} {r} {a}")]  # fmt: skip
     case.rewrites = [
-        ("turned", f"{b} {turned[r]} {v} {turned[l]} {a}"),
-        ("as an interval", f"{'(' if l == '<' else '['}{a}, {b}{')' if r == '<' else ']'}"),
+        ("turned", f"{b} {turned[r]} {v} {turned[lo]} {a}"),
+        ("as an interval", f"{'(' if lo == '<' else '['}{a}, {b}{')' if r == '<' else ']'}"),
     ]
     return with_texts(case, rng)
 
@@ -584,7 +584,7 @@ def equation(rng: random.Random) -> Case:
     difference = left - right
     common = sympy.gcd_list([int(n) for n in sympy.Poly(difference).coeffs()])
     left, right, difference = left / common, sympy.Integer(right) / common, difference / common
-    write = lambda l, r: f"{latex(sympy.expand(l))} = {latex(sympy.expand(r))}"  # noqa: E731
+    write = lambda a, b: f"{latex(sympy.expand(a))} = {latex(sympy.expand(b))}"
     case = Case("equation", write(left, right))
     case.mutants = [("right side", write(left, right + 1)), ("left side", write(left + x, right)), ("left side", write(left.subs(y, -y) if difference.subs(y, -y) not in (difference, -difference) else left + y**3, right)),
                     ("variable", write(left.subs(x, sympy.Symbol("w")), right)), ("not lowest terms", write(4 * left, 4 * right)), ("left side alone", latex(sympy.expand(left))), ("exponent", write(left.subs(x, x**2) if difference.has(x) else left + 1, right)),

@@ -133,8 +133,8 @@ _ANSWER_IS = re.compile(
     re.IGNORECASE,
 )
 _IS_ANSWER = re.compile(
-    r"^(?:.*\b(?:confident|sure) that|so,?|thus,?|therefore,?)\s+(?P<value>\S.{0,200}?)\s+is\s+(?:indeed\s+)?(?:the\s+)?"
-    r"(?:correct|right|final)(?:\s+(?:answer|solution|number|value|result))?\b",
+    r"^(?:.*\b(?:confident|sure) that|so,?|thus,?|therefore,?)\s+(?P<value>\S.{0,200}?)\s+is\s+"
+    r"(?:indeed\s+)?(?:the\s+)?(?:correct|right|final)(?:\s+(?:answer|solution|number|value|result))?\b",
     re.IGNORECASE,
 )
 _CONCLUDES = re.compile(r"^(?:so|thus|hence|therefore|in conclusion|finally|the)\b|confident that", re.IGNORECASE)

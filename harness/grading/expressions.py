@@ -79,7 +79,7 @@ _TEXT_COMMAND = re.compile(rf"{TEXT}\{{([^{{}}]*+)\}}")
 _UNIT = rf"{TEXT}\{{[^{{}}]*+\}}(?:\s*\^\s*(?:\{{\s*-?\d\s*\}}|\d))?"
 _FINAL_UNITS = re.compile(rf"(?<=[\w)}}])\s*(?P<units>{_UNIT}(?:(?:\s|\\cdot|/|\^\{{?|\d\}}?)*{_UNIT})*)[\s.]*$")
 _LEAD = re.compile(
-    r"(?:(?:the|final|answer|value|result|is|are|equals?|equal to|exactly|simply)\b:?\s*)+(?=[-\d.\\(])", re.I
+    r"^(?:(?:the|final|answer|value|result|is|are|equals?|equal to|exactly|simply)\b:?\s*)+(?=[-\d.\\(])", re.I
 )
 
 
@@ -106,7 +106,7 @@ def readable(answer: str) -> Form:
             powers += re.findall(r"\^\D*(-?\d)", units["units"])
         items.append(_TEXT_COMMAND.sub(r"\1", item).strip())
     text = re.sub(r"\s+", " ", ", ".join(items)).strip(" .")
-    return Form(_LEAD.sub("", text, count=1) if _LEAD.match(text) else text, tuple(powers))
+    return Form(_LEAD.sub("", text), tuple(powers))
 
 
 def split(text: str, separators: str) -> list[str]:
@@ -169,6 +169,7 @@ def _items(text: str) -> list[str]:
 
 
 def _same_list(answer: list[str], gold: list[str], *, ordered: bool) -> Verdict:
+    """Find for every item of the answer one of the gold's, in order or in any order; no item serves twice."""
     if len(answer) != len(gold):
         return False, f"{len(answer)} items for {len(gold)}"
     names = {re.sub(r"_.*|\d", "", name) for name, _ in map(_named, answer) if name}
@@ -196,10 +197,8 @@ def _sides(text: str) -> tuple[list[str], list[str]]:
     """The sides of a relation and the signs between them, outside brackets."""
     sides, signs, start = [], [], 0
     for match in _RELATION.finditer(text):
-        before = re.sub(
-            r"\\[{}]", lambda brace: "({"[brace[0] == r"\}"] if brace[0] == r"\{" else ")", text[: match.start()]
-        )
-        if sum(before.count(c) for c in "([{") <= sum(before.count(c) for c in ")]}"):
+        before = text[: match.start()]
+        if sum(map(before.count, "([{")) <= sum(map(before.count, ")]}")):
             sides.append(text[start : match.start()].strip())
             signs.append(match.group())
             start = match.end()
@@ -215,6 +214,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _same_item(answer: str, gold: str) -> Verdict:
+    """Take an item apart as far as both sides have the same structure."""
     answer = re.split(rf"\\approx{_END}", answer)[0].strip() or answer
     (sides, signs), (gold_sides, gold_signs) = _sides(answer), _sides(gold)
     if signs and gold_signs:
@@ -303,6 +303,7 @@ _WORDS_AFTER = re.compile(r"(.*[\d}])\s*(?<![A-Za-z])((?:[A-Za-z]{2}|[^\W\d_A-Za
 
 
 def _same_expression(answer: str, gold: str) -> Verdict:
+    """Compare what is no list, relation, bracket or matrix: an option, words, or an expression for the library."""
     option = _OPTION.fullmatch(gold)
     if option and (len(gold) > 1 or len(answer) > 1):
         given = re.match(r"\(([A-F])\)(?!\s*,)|([A-F])(?:[).:]|$)", answer)
@@ -424,7 +425,7 @@ def _ratio(sides: list[str], gold_sides: list[str]) -> float | None:
     forms = _parsed([f"({left}) - ({right})" for left, right in (sides, gold_sides)], exact=True)
     if None in forms or "".join(sides).count("'") != "".join(gold_sides).count("'"):
         return None
-    ratios = _ratios(forms[0], forms[1], points=(1.3, 4.7, -2.9))
+    ratios = _ratios(forms[0], forms[1], points=(1.3, 4.7, -2.9, 97.3))
     if len(ratios) < 2 or any(abs(ratio - ratios[0]) > 1e-9 * abs(ratios[0]) for ratio in ratios):
         return None
     factor = ratios[0].real

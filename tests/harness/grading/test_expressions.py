@@ -82,6 +82,13 @@ class TestLibrary:
             ("2x = 5", "5", "it takes the right side of any equation"),
             ("x^2 + 1 = 0", "x^2 + 2 = 0", "it compares solutions, and there are none"),
             ("f(x) = 2x", "f'(x) = 2x", "it drops primes"),
+            ("f(x) = x", "f(z) = z", "other names"),
+            (
+                r"N(n) = \lfloor v \rfloor + 1",
+                r"N(n) = \lfloor n \rfloor + 1",
+                "equal where both are rounded to the same",
+            ),
+            (r"c^2 (\gamma - 3)", r"c^2 (\gamma - 1)", "it reads the gamma function"),
             ("1, 2, n", r"1, 2, \ldots, n", "it drops dots"),
             ("1:3:2", "1:2:3", "it divides"),
             (r"\angle BAC", r"\angle ABC", "it multiplies letters"),
