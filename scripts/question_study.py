@@ -104,7 +104,7 @@ def kept(table: pd.DataFrame) -> str:
 
 def figure(table: pd.DataFrame) -> Figure:
     """A panel per model: per policy the three paired differences in points, with 95% intervals."""
-    models = list(table["model"].unique())
+    models = sorted(table["model"].unique(), reverse=True)
     order = list(table.groupby("policy")["pinned-free"].mean().sort_values().index)
     drawn = Figure(figsize=(7.1, 1.3 + 0.27 * len(order)), layout="constrained")
     panels = np.atleast_1d(drawn.subplots(1, len(models), sharey=True))
@@ -124,9 +124,11 @@ def figure(table: pd.DataFrame) -> Figure:
         panel.set_axisbelow(True)
     panels[0].set_yticks(range(len(order)), [policy_title(policy) for policy in order])
     panels[0].set_ylim(-0.6, len(order) - 0.4)
-    rows = [table[f"rows_{question}"].mean() for question in QUESTIONS]
-    counts = f"{rows[0]:.0f} rows free, {rows[1]:.0f} pinned, {rows[2]:.0f} with the question on top"
-    drawn.suptitle(f"What the question's place is worth, {table['problems'].max()} problems ({counts})", fontsize=10)
+    rows = [table[f"rows_{question}"].median() for question in QUESTIONS]
+    counts = f"{rows[0]:.0f} rows with a free question, {rows[1]:.0f} pinned, {rows[2]:.0f} on top"
+    drawn.suptitle(
+        f"What the question's place is worth: {table['problems'].max()} problems, paired\n{counts}", fontsize=9
+    )
     drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return drawn
 

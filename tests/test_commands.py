@@ -234,9 +234,9 @@ def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("kvsweep policy=strea", "policy=streaming_llm"),
+        ("kvsweep policy=keyd", "policy=keydiff"),
         ("kvsweep policy.keep", "policy.keep_ratio="),
-        ("kvsweep -m experiment=me", "experiment=methods"),
+        ("kvsweep -m experiment=lab", "experiment=labels"),
         ("kvsweep tracker=wan", "tracker=wandb"),
     ],
 )
