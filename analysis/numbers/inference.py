@@ -110,26 +110,6 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
     return p
 
 
-def bootstrap_interval(means: Floats) -> tuple[Floats, Floats]:
-    """Compute the 95% BCa interval of each row's mean with `scipy.stats.bootstrap`, problems resampled.
-
-    Args:
-        means: [cells, problems] without missing values.
-
-    Returns:
-        The lower and the upper ends, missing for a row whose values are all equal.
-    """
-    from scipy import stats
-
-    low, high = np.full(len(means), np.nan), np.full(len(means), np.nan)
-    varied = means.std(-1) > _EPSILON
-    if varied.any():
-        rng = np.random.default_rng(0)
-        found = stats.bootstrap((means[varied],), np.mean, axis=-1, n_resamples=1999, method="BCa", rng=rng)
-        low[varied], high[varied] = found.confidence_interval
-    return low, high
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
     """The spread of a grid's cells beside the spread that identical cells would show, both as fractions.

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Run
-from analysis.numbers.inference import LEVEL, bootstrap_interval, paired_tests, pass_at_k, score_array
+from analysis.numbers.inference import LEVEL, paired_tests, pass_at_k, score_array
 from analysis.records import OUTCOMES
 
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
@@ -56,11 +56,6 @@ def graded_rows(run: Run) -> pd.DataFrame:
     return rows[rows["correct"].notna() & ~rows["cell_id"].isin(meaningless)]
 
 
-def _problem_scores(graded: pd.DataFrame) -> pd.DataFrame:
-    """Mean over draws and number of draws per (cell_id, problem_id)."""
-    return graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"].agg(["mean", "size"])
-
-
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
     """Pass@1 per cell: the mean over problems of the mean over draws; every outcome but "correct" counts 0.
 
@@ -75,7 +70,8 @@ def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Indexed by cell_id: graded, problems, pass_at_1, se (missing with one problem).
     """
-    cells = _problem_scores(graded).groupby("cell_id", observed=True)
+    draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
+    cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
     table["pass_at_1"] = cells["mean"].mean()
     table["se"] = cells["mean"].std(ddof=1) / np.sqrt(table["problems"])
@@ -83,28 +79,17 @@ def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def score_intervals(graded: pd.DataFrame) -> pd.DataFrame:
-    """Add three 95% intervals to `pass_at_1`.
+    """Add Wilson's 95% score interval to `pass_at_1`, as ci_low and ci_high.
 
-    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. These do neither (Brown,
-    Cai and DasGupta 2001); with `effective_size` they hold for clustered data (Korn and Graubard 1998, Franco et al.
+    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. Wilson's does neither (Brown,
+    Cai and DasGupta 2001); with `effective_size` it holds for clustered data (Korn and Graubard 1998, Franco et al.
     2019, J. Surv. Stat. Methodol. 7).
-
-    Returns:
-        Also ci_low, ci_high: Wilson's score interval; bayes_low, bayes_high: Jeffreys' interval, which ends at 0 or 1
-        where Pass@1 does; boot_low, boot_high: `bootstrap_interval`.
     """
     from statsmodels.stats.proportion import proportion_confint
 
     table = pass_at_1(graded)
     score, size = table["pass_at_1"], effective_size(table)
     table["ci_low"], table["ci_high"] = proportion_confint(score * size, size, method="wilson")
-    low, high = proportion_confint(score * size, size, method="jeffreys")
-    table["bayes_low"], table["bayes_high"] = low.where(score > 0, 0.0), high.where(score < 1, 1.0)
-    table["boot_low"] = table["boot_high"] = np.nan
-    means = {name: rows.to_numpy() for name, rows in _problem_scores(graded)["mean"].groupby("cell_id", observed=True)}
-    for _, cells in table.groupby("problems"):  # equal shapes are resampled together
-        low, high = bootstrap_interval(np.stack([means[name] for name in cells.index]))
-        table.loc[cells.index, "boot_low"], table.loc[cells.index, "boot_high"] = low, high
     return table
 
 
