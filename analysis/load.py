@@ -62,39 +62,22 @@ ASIDE = {"model.device", "model.threads"} | {
     f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")
 }
 
-KEY = ["cell", "problem_id", "draw"]
-COMPLETION_DTYPES = {
-    "cell": "int32",
-    "problem_id": "str",
-    "draw": "int32",
-    "num_tokens": "int64",
-    "prompt_tokens": "int64",
-    "thinking_tokens": "int64",
-    "peak_length": "int64",
-    "stop_reason": "str",
+COUNTS = ("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length")
+EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_step_sum")
+COMPLETION_DTYPES: dict[str, Any] = {
+    **{"problem_id": "category", "draw": "int64", "stop_reason": "category"},
+    **dict.fromkeys((*COUNTS, *EVICTION_SUMS), "int64"),
+    **{"outcome": pd.CategoricalDtype(OUTCOMES), "correct": "float64", "answer": "object", "gold": "object"},
 }
-EVICTION_DTYPES = dict.fromkeys(("completion", "step", "length_before", "length_after"), "int64")
-GRADE_DTYPES = {
-    "cell": "int32",
-    "problem_id": "str",
-    "draw": "int32",
-    "outcome": "str",
-    "correct": "float64",
-    "answer": "object",
-    "gold": "object",
+STAT_RULES = {
+    **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
+    **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic"), "max"),
 }
-STAT_SUMS = ("decode_seconds", "eviction_seconds", "tokens_total")
-STAT_MAXIMA = ("kv_bytes_allocated", "kv_bytes_analytic")
-
 
 # The fields that become numbers; the texts and their tokens are not read.
-_Lengths = view(Eviction, "step", "length_before", "length_after")
-_Counts = view(
-    Completion,
-    *("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length", "stop_reason"),
-    evictions=list[_Lengths],  # type: ignore[valid-type]
-)
-_Costs = view(DecodeStats, *STAT_SUMS, *STAT_MAXIMA)
+_Lengths: Any = view(Eviction, "step", "length_before", "length_after")
+_Counts = view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
+_Costs = view(DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
 
 
@@ -155,12 +138,8 @@ def load_run(directory: Path | str) -> Run:
     folders = [cell.folder for cell in read]
     completions, events = _completion_table(folders, notices.append)
     cells = _cell_table(read)
-    counts = completions["cell"].value_counts()
-    cells["completions"] = counts.reindex(range(len(cells)), fill_value=0).to_numpy()
+    cells["completions"] = cells["cell_id"].map(completions["cell_id"].value_counts()).to_numpy()
     notices += _same_settings(read)
-    names = pd.CategoricalDtype([folder.name for folder in folders])
-    cell_ids = pd.Categorical.from_codes(completions.pop("cell").to_numpy(), dtype=names)
-    completions.insert(0, "cell_id", pd.Series(cell_ids))
     return Run(
         directory=directory,
         cells=in_order(cells),
@@ -355,73 +334,45 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`Run.completions`, with the number of a folder in place of `cell_id`, and `Run.events`."""
-    completions, grades, evictions = _Columns(COMPLETION_DTYPES), _Columns(GRADE_DTYPES), _Columns(EVICTION_DTYPES)
-    counts = attrgetter(*list(COMPLETION_DTYPES)[1:])
-    on_bad = skipped(notify)
-    for cell, folder in enumerate(folders):
-        for path in shard_files(folder, COMPLETIONS_FILE).values():
-            for row in read_rows(path, _Counts, on_bad=on_bad):
-                for e in row.evictions:
-                    evictions.append((completions.length, e.step, e.length_before, e.length_after))
-                completions.append((cell, *counts(row)))
-        for path in shard_files(folder, GRADES_FILE).values():
-            for grade in read_rows(path, Grade, on_bad=on_bad):
-                correct = float(grade.outcome == "correct")
-                grades.append((cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold))
-    events = evictions.frame().assign(freed=lambda rows: rows["length_before"] - rows["length_after"])
-    table = pd.concat([completions.frame(), _eviction_sums(events, completions.length)], axis="columns")
-    # Of repeated pairs the last row counts, as in `latest_rows`; one pass over the files is enough here.
-    table = table.drop_duplicates(KEY, keep="last")
-    places = np.full(completions.length, -1)
-    places[table.index] = np.arange(len(table))
-    events["completion"] = places[events["completion"]]
-    verdicts = grades.frame().drop_duplicates(KEY, keep="last")
-    table = table.merge(verdicts, on=KEY, how="left", validate="one_to_one")
-    table["stop_reason"] = table["stop_reason"].astype("category")
-    table["problem_id"] = table["problem_id"].astype("category")
-    table["outcome"] = pd.Categorical(table["outcome"], categories=OUTCOMES)
-    happened = events.loc[events["completion"] >= 0, ["completion", "step", "freed"]]
-    return table, happened.reset_index(drop=True)
+    """`Run.completions` and `Run.events`."""
+    counts = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
+    rows: list[tuple[Any, ...]] = []
+    events = array("q")
+    for folder in folders:
+        completions = _latest(folder, COMPLETIONS_FILE, _Counts, notify)
+        grades = _latest(folder, GRADES_FILE, Grade, notify)
+        for key, row in completions.items():
+            before = after = freed_step = 0
+            for e in row.evictions:
+                freed = e.length_before - e.length_after
+                before, after, freed_step = before + e.length_before, after + e.length_after, freed_step + freed * e.step
+                events.extend((len(rows), e.step, freed))
+            grade = grades.get(key)
+            verdict = (None, None, None, None)
+            if grade is not None:
+                verdict = (grade.outcome, float(grade.outcome == "correct"), grade.answer, grade.gold)
+            rows.append((folder.name, *counts(row), len(row.evictions), before, after, freed_step, *verdict))
+    names = pd.CategoricalDtype([folder.name for folder in folders])
+    table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES]).astype({"cell_id": names, **COMPLETION_DTYPES})
+    return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
 
 
-def _eviction_sums(events: pd.DataFrame, completions: int) -> pd.DataFrame:
-    """One row per completion: the number of its evictions, and sums over them."""
-    sums: dict[str, Any] = {
-        "evictions": 1,
-        "length_before_sum": events["length_before"],
-        "length_after_sum": events["length_after"],
-        "freed_step_sum": events["freed"] * events["step"],
-    }
-    return events.assign(**sums).groupby("completion")[list(sums)].sum().reindex(range(completions), fill_value=0)
+def _latest(folder: Path, name: str, kind: Any, notify: _Notify) -> dict[Pair, Any]:
+    """The rows of a cell's file by pair, as `latest_rows` has them; small rows fit in memory and are read once."""
+    found: dict[Pair, Any] = {}
+    for path in shard_files(folder, name).values():
+        for row in read_rows(path, kind, on_bad=skipped(notify)):
+            found.pop(row.key, None)
+            found[row.key] = row
+    return found
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
-    names = (*STAT_SUMS, *STAT_MAXIMA)
-    stats = _Columns({"cell": "int32", **dict.fromkeys(names, "float64")})
-    for cell, folder in enumerate(folders):
-        for path in shard_files(folder, STATS_FILE).values():
-            for row in read_rows(path, _Costs, on_bad=skipped(notify)):
-                stats.append((cell, *(getattr(row, name) for name in names)))
-    rules = {**dict.fromkeys(STAT_SUMS, "sum"), **dict.fromkeys(STAT_MAXIMA, "max")}
-    table = stats.frame().groupby("cell").agg(rules).reset_index()
-    table.insert(0, "cell_id", table.pop("cell").map(dict(enumerate(folder.name for folder in folders))))
-    return table
-
-
-class _Columns:
-    """A table that grows by rows and holds no object per row; whole numbers take eight bytes each."""
-
-    def __init__(self, dtypes: dict[str, str]):
-        self.dtypes = dtypes
-        self.length = 0
-        self.values: list[Any] = [array("q") if "int" in dtype else [] for dtype in dtypes.values()]
-
-    def append(self, row: tuple[Any, ...]) -> None:
-        self.length += 1
-        for column, value in zip(self.values, row, strict=True):
-            column.append(value)
-
-    def frame(self) -> pd.DataFrame:
-        named = zip(self.dtypes.items(), self.values, strict=True)
-        return pd.DataFrame({name: pd.Series(values, dtype=dtype) for (name, dtype), values in named})
+    rows = [
+        (folder.name, *attrgetter(*STAT_RULES)(row))
+        for folder in folders
+        for path in shard_files(folder, STATS_FILE).values()
+        for row in read_rows(path, _Costs, on_bad=skipped(notify))
+    ]
+    stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
+    return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()
