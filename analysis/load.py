@@ -47,27 +47,27 @@ from analysis.records import (
 )
 from analysis.words import POLICY_TITLES
 
-MODEL_ORDER = ("toy_qwen", "toy_llama", "r1_qwen_7b", "r1_llama_8b")
-BENCHMARK_ORDER = (
-    "aime24", "aime25", "amc23", "gpqa_diamond", "toy_chain", "toy_add", "toy_regs", "toy_groups",
-)  # fmt: skip
-POLICY_ORDER = tuple(POLICY_TITLES)
+# The names that are shown first, in this order.
+KNOWN = {
+    "model": ["toy_qwen", "toy_llama", "r1_qwen_7b", "r1_llama_8b"],
+    "benchmark": ["aime24", "aime25", "amc23", "gpqa_diamond", "toy_chain", "toy_add", "toy_regs", "toy_groups"],
+    "policy": list(POLICY_TITLES),
+}
 ORDER = ("model", "benchmark", "policy", "variant", "budget", "keep_ratio", "local_window", "cell_id")
 
 SECTIONS = ("model", "benchmark", "policy", "decoding")
 NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "title")}
 AXES = {"policy.keep_ratio", "policy.local_window", "policy.budget"}
 # These settings change no completion; dataset_hash names the problems.
-ASIDE = {"model.device", "model.threads"} | {
-    f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")
-}
+ASIDE = {"model.device", "model.threads"}
+ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
 
 COUNTS = ("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length")
 EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_step_sum")
 COMPLETION_DTYPES: dict[str, Any] = {
     **{"problem_id": "category", "draw": "int64", "stop_reason": "category"},
     **dict.fromkeys((*COUNTS, *EVICTION_SUMS), "int64"),
-    **{"outcome": pd.CategoricalDtype(OUTCOMES), "correct": "float64", "answer": "object", "gold": "object"},
+    **{"outcome": pd.CategoricalDtype(list(OUTCOMES)), "correct": "float64", "answer": "object", "gold": "object"},
 }
 STAT_RULES = {
     **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
@@ -86,15 +86,12 @@ class Run:
     """Everything read from one run directory.
 
     Attributes:
-        cells: one row per cell, ordered by model, benchmark and policy: cell_id, model, model_title, benchmark,
-            benchmark_title, policy, keep_ratio, local_window, budget (missing for `full`), variant (other settings that
-            differ between cells of one policy, as text), decoding and `decoding_*`, seed, random_weights, status (done
-            or partial), completions and expected (counts), draws, condition (hash of model, benchmark, decoding and
-            seed: cells that share it differ in their policy only).
+        cells: one row per cell, ordered by model, benchmark and policy, with the first columns of cells.csv
+            (results/README.md): the settings from cell_id to condition, status, completions, expected and draws.
         completions: one row per (cell, problem, draw): cell_id, problem_id, draw, lengths in tokens (num_tokens,
             prompt_tokens, thinking_tokens, peak_length), evictions (their number), sums over the evictions
             (length_before_sum, length_after_sum, and freed_step_sum: of tokens freed times step), stop_reason, and of
-            the grade outcome, correct (0 or 1), answer, gold. A completion without a grade has none of these four.
+            the grade outcome, correct (0 or 1), answer, gold; these four are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
         stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their peak.
         provenance: the contents of provenance.json, by cell_id.
@@ -177,14 +174,6 @@ class _Cell:
 
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     """The cells of a run directory that can be read."""
-    found = {folder: _read_settings(folder, notify) for folder in _cell_folders(directory)}
-    cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
-    if not cells:
-        raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
-    return cells
-
-
-def _cell_folders(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give a run directory, <results_dir>/<run_name>.")
     if (directory / CELL_FILE).is_file():
@@ -192,7 +181,11 @@ def _cell_folders(directory: Path) -> list[Path]:
     folders = sorted(path.parent for path in directory.glob(f"*/{CELL_FILE}"))
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
-    return folders
+    found = {folder: _read_settings(folder, notify) for folder in folders}
+    cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
+    if not cells:
+        raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
+    return cells
 
 
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
@@ -231,13 +224,11 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 # The folder names the cell: a YAML reader takes an all-digit id for a number.
                 "cell_id": cell.folder.name,
                 "model": model["name"],
-                "model_title": _model_title(model),
+                "model_title": _title(model) + (" (random weights)" if model.get("random_weights") else ""),
                 "benchmark": benchmark["name"],
-                "benchmark_title": str(benchmark.get("title") or benchmark["name"]),
+                "benchmark_title": _title(benchmark),
                 "policy": policy["name"],
-                "keep_ratio": policy.get("keep_ratio"),
-                "local_window": policy.get("local_window"),
-                "budget": policy.get("budget"),
+                **{name: policy.get(name) for name in ("keep_ratio", "local_window", "budget")},
                 "variant": variant,
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
@@ -256,9 +247,8 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     return table
 
 
-def _model_title(model: dict[str, Any]) -> str:
-    title = str(model.get("title") or model["name"])
-    return f"{title} (random weights)" if model.get("random_weights") else title
+def _title(section: dict[str, Any]) -> str:
+    return str(section.get("title") or section["name"])
 
 
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
@@ -279,15 +269,14 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
         for (_, _, policy, name), values in seen.items()
         if len(values) > 1
     }
-    labels = []
-    for cell, values in zip(settings, flat, strict=True):
-        named = [
+    return [
+        ", ".join(
             f"{name.removeprefix('policy.')}={value}"
             for name, value in values.items()
-            if ("", name) in varying or (cell["policy"]["name"], name) in varying
-        ]
-        labels.append(", ".join(named))
-    return labels
+            if {("", name), (cell["policy"]["name"], name)} & varying
+        )
+        for cell, values in zip(settings, flat, strict=True)
+    ]
 
 
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
@@ -322,10 +311,9 @@ def _same_settings(cells: list[_Cell]) -> list[str]:
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
     """The cells in the order in which they are shown: the known names first, then by name and by size."""
-    known = {"model": MODEL_ORDER, "benchmark": BENCHMARK_ORDER, "policy": POLICY_ORDER}
 
     def rank(column: pd.Series) -> pd.Series:
-        first = known.get(str(column.name))
+        first = KNOWN.get(str(column.name))
         if first is None:
             return column
         return column.map({name: i for i, name in enumerate([*first, *sorted(set(column) - set(first))])})
@@ -345,10 +333,12 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
             before = after = freed_step = 0
             for e in row.evictions:
                 freed = e.length_before - e.length_after
-                before, after, freed_step = before + e.length_before, after + e.length_after, freed_step + freed * e.step
+                before += e.length_before
+                after += e.length_after
+                freed_step += freed * e.step
                 events.extend((len(rows), e.step, freed))
             grade = grades.get(key)
-            verdict = (None, None, None, None)
+            verdict: tuple[Any, ...] = (None, None, None, None)
             if grade is not None:
                 verdict = (grade.outcome, float(grade.outcome == "correct"), grade.answer, grade.gold)
             rows.append((folder.name, *counts(row), len(row.evictions), before, after, freed_step, *verdict))

@@ -1,7 +1,7 @@
 """How numbers, settings and names are written, the same in pictures, tables and the terminal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 # How the panels of a heatmap figure are coloured: each over its own values, all over the same values, or by the paired
@@ -91,6 +91,12 @@ def setting(row: Any, *, budget: bool = True) -> str:
     name = " / ".join(number(size) for size in sizes if not missing(size))
     parts = [f"{row.policy} {name}".rstrip(), axes({"budget": row.budget}) if budget else "", row.variant]
     return ", ".join(part for part in parts if part)
+
+
+def markdown(lines: Iterable[Iterable[str]]) -> str:
+    """Write a Markdown table; the first line holds the heads."""
+    head, *rows = [[text.replace("|", "\\|") for text in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
 def policy_title(policy: str, variant: str = "") -> str:

@@ -81,9 +81,9 @@ def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
 def score_intervals(graded: pd.DataFrame) -> pd.DataFrame:
     """Add Wilson's 95% score interval to `pass_at_1`, as ci_low and ci_high.
 
-    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. Wilson's does neither (Brown,
-    Cai and DasGupta 2001); with `effective_size` it holds for clustered data (Korn and Graubard 1998, Franco et al.
-    2019, J. Surv. Stat. Methodol. 7).
+    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. Wilson's does neither
+    (Brown, Cai and DasGupta 2001); with `effective_size` it holds for clustered data (Korn and Graubard 1998, Franco
+    et al. 2019, J. Surv. Stat. Methodol. 7).
     """
     from statsmodels.stats.proportion import proportion_confint
 

@@ -4,12 +4,12 @@ pandas and the plotting libraries load slowly, so the functions that need them i
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from analysis.records import UserError, replace_text
+from analysis.command_line import one_sentence
+from analysis.records import replace_text
 from analysis.words import Scale
 
 REPORT_FOLDER = "report"
@@ -86,6 +86,7 @@ def build_summary_report(path: Path, folder: Path) -> Path:
     return page
 
 
+@one_sentence("kvsweep-report")
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script `kvsweep-report`."""
     parser = argparse.ArgumentParser(
@@ -113,15 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--interval", action="store_true", help="the 95%% interval under each value of the heatmaps")
     options = parser.parse_args(arguments)
     path = options.directory
-    try:
-        if path.is_file():
-            print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
-        else:
-            how = {"scale": options.scale, "interval": options.interval, "completions": max(0, options.completions)}
-            print(build_report(path, folder=options.output, **how))
-    except UserError as error:
-        print(f"kvsweep-report: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    if path.is_file():
+        print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
+    else:
+        how = {"scale": options.scale, "interval": options.interval, "completions": max(0, options.completions)}
+        print(build_report(path, folder=options.output, **how))
 
 
 if __name__ == "__main__":
