@@ -19,32 +19,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.records import (
-    CELL_FILE,
-    COMPLETIONS_FILE,
-    DONE_FILE,
-    GRADES_FILE,
-    OUTCOMES,
-    PROBLEMS_FILE,
-    PROVENANCE_FILE,
-    STATS_FILE,
-    Completion,
-    DecodeStats,
-    Eviction,
-    Grade,
-    OnBad,
-    Pair,
-    Problem,
-    UserError,
-    content_hash,
-    ignore,
-    leaves,
-    read_cell,
-    read_rows,
-    read_shards,
-    shard_files,
-    view,
-)
+from analysis import records
+from analysis.records import Completion, Grade, Pair, Problem, UserError
 from analysis.words import POLICY_TITLES
 
 # The names that are shown first, in this order.
@@ -67,7 +43,12 @@ EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_st
 COMPLETION_DTYPES: dict[str, Any] = {
     **{"problem_id": "category", "draw": "int64", "stop_reason": "category"},
     **dict.fromkeys((*COUNTS, *EVICTION_SUMS), "int64"),
-    **{"outcome": pd.CategoricalDtype(list(OUTCOMES)), "correct": "float64", "answer": "object", "gold": "object"},
+    **{
+        "outcome": pd.CategoricalDtype(list(records.OUTCOMES)),
+        "correct": "float64",
+        "answer": "object",
+        "gold": "object",
+    },
 }
 STAT_RULES = {
     **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
@@ -75,9 +56,9 @@ STAT_RULES = {
 }
 
 # The fields that become numbers; the texts and their tokens are not read.
-_Lengths: Any = view(Eviction, "step", "length_before", "length_after")
-_Counts = view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
-_Costs = view(DecodeStats, *STAT_RULES)
+_Lengths: Any = records.view(records.Eviction, "step", "length_before", "length_after")
+_Counts = records.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
+_Costs = records.view(records.DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
 
 
@@ -109,16 +90,16 @@ class Run:
 
 def load_texts(folder: Path, limit: int | None = None) -> dict[Pair, Completion]:
     """The first `limit` completions of one cell by (problem_id, draw); a row that cannot be read is left out."""
-    rows = read_shards(folder, COMPLETIONS_FILE, Completion, on_bad=ignore)
+    rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
     return {row.key: row for row in islice(rows, limit)}
 
 
 def load_problems(folder: Path) -> dict[str, Problem]:
     """The problems of one cell as they were asked, by id; none if the file is missing."""
-    return {row.id: row for row in read_rows(folder / PROBLEMS_FILE, Problem, on_bad=ignore)}
+    return {row.id: row for row in records.read_rows(folder / records.PROBLEMS_FILE, Problem, on_bad=records.ignore)}
 
 
-def skipped(notify: _Notify) -> OnBad:
+def skipped(notify: _Notify) -> records.OnBad:
     """Tell `notify` of each line that a reader skips."""
     return lambda line: notify(f"{line}; the line was skipped.")
 
@@ -176,34 +157,34 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     """The cells of a run directory that can be read."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give a run directory, <results_dir>/<run_name>.")
-    if (directory / CELL_FILE).is_file():
+    if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
-    folders = sorted(path.parent for path in directory.glob(f"*/{CELL_FILE}"))
+    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}"))
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
     found = {folder: _read_settings(folder, notify) for folder in folders}
     cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
     if not cells:
-        raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
+        raise UserError(f"No {records.CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
     return cells
 
 
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
-        cell = read_cell(folder)
+        cell = records.read_cell(folder)
         sections = [cell[name] for name in SECTIONS]
         if all(isinstance(section["name"], str) for section in sections):
             return cell
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         pass
-    notify(f"{folder / CELL_FILE} does not describe a cell; its folder was left out.")
+    notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
     return None
 
 
 def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     """The provenance of a cell: that of its first shard, with the stretches of all shards."""
     whole: dict[str, Any] = {}
-    for path in shard_files(folder, PROVENANCE_FILE).values() or [folder / PROVENANCE_FILE]:
+    for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -233,7 +214,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),
-                "status": "done" if (cell.folder / DONE_FILE).exists() else "partial",
+                "status": "done" if (cell.folder / records.DONE_FILE).exists() else "partial",
                 "completions": 0,
                 "expected": cell.provenance.get("expected"),
                 "draws": cell.provenance.get("draws"),
@@ -282,7 +263,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
     """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
-    named = {".".join(path): item for path, item in leaves(sections)}
+    named = {".".join(path): item for path, item in records.leaves(sections)}
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)
         for name, item in named.items()
@@ -295,13 +276,13 @@ def _condition(cell: dict[str, Any]) -> str:
         return str(cell["condition"])
     names = [cell[section]["name"] for section in ("model", "benchmark", "decoding")]
     rest = {name: value for name, value in _settings(cell).items() if not name.startswith("policy.")}
-    return content_hash([names, rest])
+    return records.content_hash([names, rest])
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
     same = defaultdict(list)
     for cell in cells:
-        same[content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"})].append(cell.folder.name)
+        same[records.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"})].append(cell.folder.name)
     return [
         f"Cells {', '.join(ids)} have the same settings; the pictures show the first of them."
         for ids in same.values()
@@ -327,8 +308,8 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     rows: list[tuple[Any, ...]] = []
     events = array("q")
     for folder in folders:
-        completions = _latest(folder, COMPLETIONS_FILE, _Counts, notify)
-        grades = _latest(folder, GRADES_FILE, Grade, notify)
+        completions = _latest(folder, records.COMPLETIONS_FILE, _Counts, notify)
+        grades = _latest(folder, records.GRADES_FILE, Grade, notify)
         for key, row in completions.items():
             before = after = freed_step = 0
             for e in row.evictions:
@@ -350,8 +331,8 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
 def _latest(folder: Path, name: str, kind: Any, notify: _Notify) -> dict[Pair, Any]:
     """The rows of a cell's file by pair, as `latest_rows` has them; small rows fit in memory and are read once."""
     found: dict[Pair, Any] = {}
-    for path in shard_files(folder, name).values():
-        for row in read_rows(path, kind, on_bad=skipped(notify)):
+    for path in records.shard_files(folder, name).values():
+        for row in records.read_rows(path, kind, on_bad=skipped(notify)):
             found.pop(row.key, None)
             found[row.key] = row
     return found
@@ -361,8 +342,8 @@ def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
     rows = [
         (folder.name, *attrgetter(*STAT_RULES)(row))
         for folder in folders
-        for path in shard_files(folder, STATS_FILE).values()
-        for row in read_rows(path, _Costs, on_bad=skipped(notify))
+        for path in records.shard_files(folder, records.STATS_FILE).values()
+        for row in records.read_rows(path, _Costs, on_bad=skipped(notify))
     ]
     stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
     return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()

@@ -345,6 +345,7 @@ class BadLine:
         return f"{self.path} row {self.number}{pair} is broken ({self.reason})"
 
 
+_P = TypeVar("_P", bound=PairRow)
 OnBad = Callable[[BadLine], object]
 
 
@@ -390,7 +391,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[
             yield number, row
 
 
-def latest_rows(paths: Iterable[Path], kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]:
+def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of several files, each (problem, draw) pair once: of repeated rows the last one counts.
 
     This is the one rule for repeats, in the order in which `shard_files` names the files. The files are read twice, so
@@ -405,15 +406,11 @@ def latest_rows(paths: Iterable[Path], kind: type[_T], *, on_bad: OnBad = refuse
         last |= {row.key: (path, number) for number, row in _numbered_rows(path, PairRow, ignore)}
     for path in paths:
         for number, row in _numbered_rows(path, kind, on_bad):
-            if last.get(_key(row)) == (path, number):
+            if last.get(row.key) == (path, number):
                 yield row
 
 
-@overload
-def read_shards(directory: Path, name: str, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]: ...
-@overload
-def read_shards(directory: Path, name: str, *, on_bad: OnBad = refuse) -> Iterator[dict[str, Any]]: ...
-def read_shards(directory: Path, name: str, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse) -> Iterator[Any]:
+def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of a cell's file, of all its shards, as `latest_rows` does."""
     return latest_rows(shard_files(directory, name).values(), kind, on_bad=on_bad)
 
@@ -431,10 +428,6 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     except (msgspec.DecodeError, UnicodeDecodeError):
         # A model may write half a surrogate pair, which is no text to msgspec; Python reads it.
         return msgspec.convert(json.loads(data), decoder.type)
-
-
-def _key(row: Any) -> Pair:
-    return row.key if isinstance(row, PairRow) else (row["problem_id"], row["draw"])
 
 
 def read_cell(folder: Path) -> Any:

@@ -1,7 +1,7 @@
 """How numbers, settings and names are written, the same in pictures, tables and the terminal."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 # How the panels of a heatmap figure are coloured: each over its own values, all over the same values, or by the paired
@@ -74,8 +74,8 @@ def p_equals(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def axes(values: Mapping[str, float]) -> str:
-    """Name the known ones of the axes' values: "keep ratio 0.3, window 48, budget 128"."""
+def axes(values: Any) -> str:
+    """Name those axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, budget 128"."""
     known = {name: values[name] for name in AXES if name in values and not missing(values[name])}
     return ", ".join(f"{AXES[name]} {number(value)}" for name, value in known.items())
 

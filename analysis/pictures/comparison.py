@@ -17,7 +17,7 @@ from analysis import words
 from analysis.load import in_order
 from analysis.numbers.grids import AXES, SharedSetting
 from analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
-from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, full_cache_level, new_figure, tidy
+from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, TURNED, full_cache_level, new_figure, tidy
 from analysis.words import MISSING, UNFINISHED
 
 POLICY = ["policy", "variant"]
@@ -25,6 +25,7 @@ POLICY = ["policy", "variant"]
 # Light enough for dark text on them, and different in grey print.
 BAR_COLOR, FULL_COLOR = "#9ecae1", "#d0d0d0"
 LENGTH_COLOR = "#b3400d"
+LENGTH_LOOK: dict[str, Any] = {"color": LENGTH_COLOR, "marker": "o", "markersize": 3.2, "linewidth": 1}
 
 # The bars' share of a panel's height, and where the axis of the cache lengths begins above them.
 BARS_TOP, LENGTHS_BOTTOM = 0.7, 0.76
@@ -34,12 +35,7 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     """Draw Pass@1 per policy as bars with standard errors, and above them the cache length as a line.
 
     The first panel is the mean over benchmarks, each other panel one benchmark. The cache length is the mean over
-    decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean.
-
-    Args:
-        setting: the cells.
-        model: whose cells are drawn.
-        metrics: all cells of the run, for the title.
+    decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean. `metrics` gives the title.
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     bars = _policies(ours)
@@ -89,9 +85,7 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame, most: float, *, wide: bool
         if wide or words.missing(value):
             offset: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 6.5}
             axes.annotate(words.percent(value), (place, top), ha="center", **offset)
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-    if not wide and len(rows) > 10:
-        turned |= {"rotation": 90, "va": "center"}
+    turned = TURNED if wide or len(rows) <= 10 else {**TURNED, "rotation": 90, "va": "center"}
     names = [_shown_name(row) for row in rows.itertuples()]
     axes.set_xticks(rows.index, names, fontsize=7.5 if wide else 6.5, **turned)
     axes.set_xlim(-0.6, len(rows) - 0.4)
@@ -109,8 +103,7 @@ def _shown_name(row: Any) -> str:
 
 
 def _length_line(axes: Axes, rows: pd.DataFrame, most: float) -> None:
-    look: dict[str, Any] = {"color": LENGTH_COLOR, "marker": "o", "markersize": 3.2, "linewidth": 1}
-    axes.plot(rows.index, rows["mean_cache_length"], markeredgecolor="white", markeredgewidth=0.5, **look)
+    axes.plot(rows.index, rows["mean_cache_length"], markeredgecolor="white", markeredgewidth=0.5, **LENGTH_LOOK)
     top = 1.1 * most
     axes.set_ylim(-top * LENGTHS_BOTTOM / (1 - LENGTHS_BOTTOM), top)
     axes.set_yticks(_ticks(top, 3))
@@ -131,7 +124,7 @@ def _compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
 
 def _bars_legend(figure: Figure, shown: pd.DataFrame) -> None:
     bars = (Patch(facecolor=FULL_COLOR, edgecolor="0.45"), Patch(facecolor=BAR_COLOR, edgecolor="0.45"))
-    line = Line2D([], [], color=LENGTH_COLOR, marker="o", markersize=3.2, linewidth=1)
+    line = Line2D([], [], **LENGTH_LOOK)
     entries: dict[str, Any] = {"Pass@1 ± standard error over problems": bars}
     entries["mean cache length over the decoding steps"] = line
     if shown["pass_at_1"].isna().any():
@@ -147,11 +140,8 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     """Draw Pass@1 against the mean cache length, both means over benchmarks; a line per policy through its settings.
 
     A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
-    Points that lack a benchmark are left out.
-
-    Args:
-        metrics: all cells of the run, so that a policy looks the same in the figures of all models.
-        model: whose cells are drawn.
+    Points that lack a benchmark are left out. All cells of the run are in `metrics`, so that a policy looks the same in
+    the figures of all models.
 
     Returns:
         None if no compressed setting has a score.
@@ -185,11 +175,7 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
 def pareto_front(points: pd.DataFrame) -> pd.DataFrame:
     """Select the points that no other point beats with less or equal memory and a higher score, or less and as high.
 
-    Args:
-        points: rows with mean_cache_length and pass_at_1.
-
-    Returns:
-        Those rows in order of mean_cache_length; of equal points the first.
+    The points are rows with mean_cache_length and pass_at_1; they come in order of memory, of equal ones the first.
     """
     ordered = points.sort_values(["mean_cache_length", "pass_at_1"], ascending=[True, False], kind="stable")
     before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)

@@ -79,11 +79,7 @@ def importance_table(layout: Layout, strips: Sequence[Strip]) -> pd.DataFrame:
 def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, average_steps: bool = False) -> Figure:
     """Draw the strips of one text over each other: question | thinking | answer, white (low) to blue (high).
 
-    Args:
-        layout: the parts of the text.
-        strips: scores of its thinking tokens; each has its own scale.
-        title: names the text.
-        average_steps: give every token of a step the step's mean.
+    Each strip has its own scale. With `average_steps` every token of a step has the step's mean.
     """
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 0.6 + 1.35 * len(strips)))
