@@ -13,20 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from analysis import records
 from analysis import words as formats
 from analysis.command_line import one_sentence
 from analysis.load import load_problems, load_settings, skipped
-from analysis.records import (
-    CELL_FILE,
-    COMPLETIONS_FILE,
-    GRADES_FILE,
-    Completion,
-    Grade,
-    UserError,
-    read_shards,
-    replace_text,
-    replacing,
-)
+from analysis.records import Completion, Grade, UserError, read_shards, replace_text, replacing
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
@@ -94,7 +85,7 @@ def export(
     Raises:
         UserError: no such cell, or a folder that holds another dataset.
     """
-    if (directory / CELL_FILE).is_file():
+    if (directory / records.CELL_FILE).is_file():
         directory, cells = directory.parent, [directory.name]
     output = output or directory / EXPORT_FOLDER
     notices: list[str] = []
@@ -136,10 +127,10 @@ def _gated(licence: str) -> bool:
 
 def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:
     on_bad = skipped(notices.append)
-    grades = {grade.key: grade for grade in read_shards(folder, GRADES_FILE, Grade, on_bad=on_bad)}
+    grades = {grade.key: grade for grade in read_shards(folder, records.GRADES_FILE, Grade, on_bad=on_bad)}
     prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
-    for row in read_shards(folder, COMPLETIONS_FILE, Completion, on_bad=on_bad):
+    for row in read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=on_bad):
         found = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}
         grade = grades.get(row.key)
         if grade is not None:

@@ -43,12 +43,7 @@ EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_st
 COMPLETION_DTYPES: dict[str, Any] = {
     **{"problem_id": "category", "draw": "int64", "stop_reason": "category"},
     **dict.fromkeys((*COUNTS, *EVICTION_SUMS), "int64"),
-    **{
-        "outcome": pd.CategoricalDtype(list(records.OUTCOMES)),
-        "correct": "float64",
-        "answer": "object",
-        "gold": "object",
-    },
+    **{"outcome": pd.CategoricalDtype([*records.OUTCOMES]), "correct": "float64", "answer": "object", "gold": "object"},
 }
 STAT_RULES = {
     **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
@@ -241,9 +236,8 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     flat = [_settings(cell) for cell in settings]
     seen: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for cell, values in zip(settings, flat, strict=True):
-        group = (cell["model"]["name"], cell["benchmark"]["name"], cell["policy"]["name"])
         for name, value in values.items():
-            seen[(*group, name)].add(value)
+            seen[(*(cell[section]["name"] for section in SECTIONS[:3]), name)].add(value)
     # A policy's field is its own; any other setting that varies for one policy is named for all of them.
     varying = {
         (policy if name.startswith("policy.") else "", name)
@@ -299,7 +293,7 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
             return column
         return column.map({name: i for i, name in enumerate([*first, *sorted(set(column) - set(first))])})
 
-    return cells.sort_values(list(by), key=rank, kind="stable").reset_index(drop=True)
+    return cells.sort_values(list(by), key=rank, kind="stable", ignore_index=True)
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -31,6 +31,7 @@ LENGTH_LOOK: dict[str, Any] = {"color": LENGTH_COLOR, "marker": "o", "markersize
 BARS_TOP, LENGTHS_BOTTOM = 0.7, 0.76
 
 
+@matplotlib.rc_context(STYLE)
 def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame) -> Figure:
     """Draw Pass@1 per policy as bars with standard errors, and above them the cache length as a line.
 
@@ -42,13 +43,6 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     ours = ours[ours["benchmark"].isin(_compressed_benchmarks(ours))]
     # Each panel has all policies, in the same places.
     panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in benchmark_views(ours)]
-    with matplotlib.rc_context(STYLE):
-        figure = _bar_panels(panels)
-        figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", fontsize=10)
-    return figure
-
-
-def _bar_panels(panels: list[tuple[str, pd.DataFrame]]) -> Figure:
     small = len(panels) - 1
     lines = ceil(small / 2)
     figure = new_figure((PAGE_WIDTH, 3.4 + 1.6 * lines + (0.6 if small else 0)))
@@ -73,6 +67,7 @@ def _bar_panels(panels: list[tuple[str, pd.DataFrame]]) -> Figure:
     axes[0].set_ylabel("Pass@1 (%)", y=BARS_TOP / 2)
     twins[0].set_ylabel("mean cache\nlength (tokens)", y=(1 + LENGTHS_BOTTOM) / 2, color=LENGTH_COLOR, fontsize=8)
     _bars_legend(figure, shown)
+    figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", fontsize=10)
     return figure
 
 
@@ -88,9 +83,7 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame, most: float, *, wide: bool
     turned = TURNED if wide or len(rows) <= 10 else {**TURNED, "rotation": 90, "va": "center"}
     names = [_shown_name(row) for row in rows.itertuples()]
     axes.set_xticks(rows.index, names, fontsize=7.5 if wide else 6.5, **turned)
-    axes.set_xlim(-0.6, len(rows) - 0.4)
-    axes.set_ylim(0, most / BARS_TOP)
-    axes.set_yticks(_ticks(most, 5))
+    axes.set(xlim=(-0.6, len(rows) - 0.4), ylim=(0, most / BARS_TOP), yticks=_ticks(most, 5))
     axes.set_title(title, fontsize=9)
     axes.tick_params(axis="x", length=0, pad=2)
     axes.tick_params(axis="y", labelsize=8)
@@ -105,8 +98,7 @@ def _shown_name(row: Any) -> str:
 def _length_line(axes: Axes, rows: pd.DataFrame, most: float) -> None:
     axes.plot(rows.index, rows["mean_cache_length"], markeredgecolor="white", markeredgewidth=0.5, **LENGTH_LOOK)
     top = 1.1 * most
-    axes.set_ylim(-top * LENGTHS_BOTTOM / (1 - LENGTHS_BOTTOM), top)
-    axes.set_yticks(_ticks(top, 3))
+    axes.set(ylim=(-top * LENGTHS_BOTTOM / (1 - LENGTHS_BOTTOM), top), yticks=_ticks(top, 3))
     axes.tick_params(axis="y", labelsize=8, colors=LENGTH_COLOR)
     axes.spines["right"].set_color(LENGTH_COLOR)
     axes.spines["right"].set_bounds(0, top)

@@ -94,22 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Numbers (CSV), pictures (PNG, SVG, PDF) and a self-contained page under DIR/report.",
     )
     add = parser.add_argument
-    add(
-        "directory",
-        metavar="DIR",
-        type=Path,
-        help="run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)",
-    )
-    add(
-        "--output", metavar="DIR", type=Path, help="where the report goes (default: DIR/report; a CSV's: <name>_report)"
-    )
-    add(
-        "--completions",
-        metavar="N",
-        type=int,
-        default=MAX_COMPLETIONS,
-        help="show at most so many completions one by one (default: %(default)s; 0 makes a small page)",
-    )
+    run = "run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)"
+    add("directory", metavar="DIR", type=Path, help=run)
+    add("--output", metavar="DIR", type=Path, help="the report's folder (default: DIR/report; a CSV's: <name>_report)")
+    shown = "show at most so many completions one by one (default: %(default)s; 0 makes a small page)"
+    add("--completions", metavar="N", type=int, default=MAX_COMPLETIONS, help=shown)
     add("--scale", choices=get_args(Scale), default="own", help="colours of the heatmaps (default: each panel's own)")
     add("--interval", action="store_true", help="the 95%% interval under each value of the heatmaps")
     options = parser.parse_args(arguments)
