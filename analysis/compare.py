@@ -15,12 +15,12 @@ from analysis.numbers.inference import paired_tests, score_array
 from analysis.numbers.metrics import graded_rows
 from analysis.records import UserError
 
-# Two cells are compared if these agree. Everything else (code, decoding, weights, seed) may differ.
+# Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]
 
 
 def compare(first: Run, second: Run) -> pd.DataFrame:
-    """B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
+    """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
     Returns:
         `MATCH`, cell_id_a, cell_id_b, and the columns of `inference.paired_tests`, corrected over all settings.

@@ -76,8 +76,8 @@ def export(
         directory: a run directory, or one cell's folder.
         output: the dataset's folder; `export` in the run directory if None.
         cells: only these, by cell_id.
-        problems: the texts of problems that may not be republished as well.
-        ids: `token_ids` as well.
+        problems: include the texts of problems that may not be republished.
+        ids: include `token_ids`.
 
     Returns:
         The dataset's folder, and one notice for each thing that was skipped or looks wrong.
@@ -110,7 +110,7 @@ def export(
 
 
 def _claim(output: Path) -> None:
-    """Mark the folder by a card; a folder with such a mark may be written over, also after an export cut short."""
+    """Mark the folder by a card; a folder with the mark may be overwritten, also if its export was cut short."""
     path, mark = output / CARD_FILE, f"- {TAG}\n"
     if path.is_file() and mark in path.read_text(encoding="utf-8"):
         return
@@ -246,11 +246,7 @@ def _licences(table: pd.DataFrame, *, problems: bool) -> Iterator[str]:
 
 
 def check_login() -> None:
-    """Refuse an upload that the hub would refuse.
-
-    Raises:
-        UserError: nobody is logged in.
-    """
+    """Raise a UserError if nobody is logged in to the hub."""
     from huggingface_hub import get_token
 
     if get_token() is None:
@@ -258,11 +254,7 @@ def check_login() -> None:
 
 
 def push(folder: Path, name: str, *, public: bool) -> None:
-    """Upload the dataset and its card.
-
-    Raises:
-        UserError: the hub cannot be reached or refuses.
-    """
+    """Upload the dataset and its card; raise a UserError if the hub cannot be reached or refuses."""
     import datasets
     from huggingface_hub import DatasetCard
 

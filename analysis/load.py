@@ -95,12 +95,12 @@ def load_problems(folder: Path) -> dict[str, Problem]:
 
 
 def skipped(notify: _Notify) -> records.OnBad:
-    """Tell `notify` of each line that a reader skips."""
+    """An `on_bad` for readers that skips the line and tells `notify`."""
     return lambda line: notify(f"{line}; the line was skipped.")
 
 
 def load_run(directory: Path | str) -> Run:
-    """Read a run directory once.
+    """Read a run directory, each file once.
 
     Raises:
         UserError: the directory is missing or holds no cell.
@@ -125,9 +125,9 @@ def load_run(directory: Path | str) -> Run:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells as `Run.cells` has them, without their counts; reads no completion.
+    """The cells as in `Run.cells`, without the column completions; no completion is read.
 
-    Two more columns: licence (of the problems) and revision (git's, of the code), empty where unknown.
+    Two more columns: licence (of the problems) and revision (of the code, by git), empty where unknown.
 
     Raises:
         UserError: the directory is missing or holds no cell.
@@ -323,7 +323,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
 
 
 def _latest(folder: Path, name: str, kind: Any, notify: _Notify) -> dict[Pair, Any]:
-    """The rows of a cell's file by pair, as `latest_rows` has them; small rows fit in memory and are read once."""
+    """The rows of `latest_rows` by pair, each file read once: without their texts the rows of a cell fit in memory."""
     found: dict[Pair, Any] = {}
     for path in records.shard_files(folder, name).values():
         for row in records.read_rows(path, kind, on_bad=skipped(notify)):

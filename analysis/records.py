@@ -73,7 +73,7 @@ class Shard:
         return f"{self.index}/{self.count}"
 
     def of(self, items: Sequence[_T]) -> list[_T]:
-        """This shard's part of the items. The shards of one count share all items out, no item twice."""
+        """This shard's part of the items; each item belongs to exactly one shard of the same count."""
         return list(items[self.index - 1 :: self.count])
 
     def file(self, name: str) -> str:
@@ -232,7 +232,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     """The status file of one task, `<run_directory>/status/<task>.json`.
 
     Attributes:
-        state: the task's own last word; a task that died says "running" for ever.
+        state: as the task wrote it last; a task that was killed still says "running".
         heartbeat: seconds since the epoch at the last sign of life.
         tokens: live tokens decoded since `started`.
         made: completions stored since `started`.
@@ -280,7 +280,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
 
 
 def view(kind: type[Row], *names: str, **types: Any) -> Any:
-    """A row type with some fields of `kind`: a reader passes over the others without building them, which is faster.
+    """A row type with some fields of `kind`. A reader skips the other fields, which is faster.
 
     Args:
         names: the fields; `problem_id` and `draw` come with every row of a pair.
@@ -327,7 +327,7 @@ def content_hash(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line that a reader could not take for a row. Its text is the beginning of a sentence."""
+    """A line that is no row. As text it begins a sentence, which names the file, the line and the reason."""
 
     path: Path
     number: int
@@ -394,7 +394,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[
 def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of several files, each (problem, draw) pair once: of repeated rows the last one counts.
 
-    This is the one rule for repeats, in the order in which `shard_files` names the files. The files are read twice, so
+    All readers follow this rule for repeats, with the files in the order of `shard_files`. The files are read twice, so
     that only one row at a time is in memory.
 
     Raises:
@@ -447,7 +447,7 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line whose writer did not live to end it."""
+    """Cut off a last line without a newline: its writer died."""
     if not path.exists() or not path.stat().st_size:
         return
     with path.open("rb+") as file:

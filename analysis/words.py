@@ -81,11 +81,9 @@ def axes(values: Any) -> str:
 
 
 def setting(row: Any, *, budget: bool = True) -> str:
-    """Name a policy setting, as "dynts 0.3 / 48, budget 128, question_on_top=true".
+    """Name a policy setting, as "dynts 0.3 / 48, budget 128, question_on_top=true", or without the budget.
 
-    Args:
-        row: with policy, budget and variant; keep_ratio and local_window are named if it has them.
-        budget: False leaves the budget out.
+    The row has policy, budget and variant; keep_ratio and local_window are named if it has them.
     """
     sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
     name = " / ".join(number(size) for size in sizes if not missing(size))
@@ -102,9 +100,7 @@ def markdown(lines: Iterable[Iterable[str]]) -> str:
 def policy_title(policy: str, variant: str = "") -> str:
     """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question_on_top=true)".
 
-    Args:
-        variant: as in cells.csv. Of a field that is itself called `variant` only the value is named, and nothing
-            if the value is "original".
+    `variant` is as in cells.csv. Of a field that is itself called `variant` only the value is named, unless "original".
     """
     named = ", ".join(word for field in variant.split(",") if (word := _variant_title(field.strip())))
     return POLICY_TITLES.get(policy, policy) + (f" ({named})" if named else "")

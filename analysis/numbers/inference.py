@@ -1,9 +1,9 @@
 """Tell signal from noise: paired tests over problems, and the spread that identical cells would show.
 
 Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
-independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples,
-because the maximum over cells needs that and one matrix product computes them; scipy's `permutation_test` takes one
-statistic at a time, so numpy resamples here and the tests compare it with scipy.
+independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples:
+the range over cells needs this, and one matrix product computes them. scipy's `permutation_test` takes one statistic at
+a time, so numpy resamples here, and the tests compare the results with scipy's.
 
 scipy and statsmodels load slowly. They are imported where they are used, so that the summary at a sweep's end does
 without them.
@@ -58,9 +58,7 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     and Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the
     given cells, Benjamini-Hochberg the expected share of false alarms.
 
-    Args:
-        scores: [cells, problems, draws].
-        reference: [problems, draws].
+    `scores` are [cells, problems, draws] and `reference` is [problems, draws].
 
     Returns:
         A row per cell: difference, se, low, high, problems, p, p_holm, p_bh; missing without a pair.
@@ -89,7 +87,7 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
 def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
     """Test each row of `differences` [cells, problems] against mean zero by random signs; return two-sided p-values.
 
-    A missing difference counts as none. `resamples` and `seed` belong to the random patterns of signs.
+    A missing difference counts as zero. `resamples` is the number of random patterns of signs, and `seed` their seed.
     """
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
@@ -181,8 +179,7 @@ def summary_noise_floor(
     draw independently.
 
     Args:
-        scores: fractions, one per cell.
-        problems, draws: problems of the benchmark, and draws of each problem.
+        scores, problems, draws: a fraction per cell, the benchmark's problems, and the draws of each problem.
         between: the share of the variance of single answers that lies between problems, 0 to 1.
         resamples, seed: number and seed of the simulated grids.
     """

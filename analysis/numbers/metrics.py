@@ -92,8 +92,8 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
 
     The standard error is known only as well as so many problems allow, so the size is scaled by the squared ratio of
     Student's quantiles at graded - 1 and problems - 1 degrees of freedom (Korn and Graubard 1998). With one draw the
-    size is the number of problems. At p = 0 or 1 the draws do not show how alike they are; a problem then counts once,
-    which is the cautious end.
+    size is the number of problems. At p = 0 or 1 the draws do not show how much they depend on each other; each problem
+    then counts once, which is the cautious choice.
     """
     from scipy import stats
 
@@ -138,7 +138,7 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded.
 
     The full cache is that of the same condition. Draws that share a seed share their random numbers, so a pair is equal
-    until eviction acts, and what the two have in common cancels. Tests, intervals and corrections (over the cells of
+    until eviction acts, and the common part cancels. Tests, intervals and corrections (over the cells of
     one condition) are those of `inference.paired_tests`. A cell that shares no pair with a full cache has no row.
     """
     parts = []

@@ -176,10 +176,7 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
 
 
 def spread_in_words(setting: SharedSetting, model: str) -> str:
-    """Say how far apart the cache lengths of the setting's policies are, each the mean over benchmarks.
-
-    An unknown length is left out of "16 policies hold 76.9 to 77.2 just after an eviction, 129.0 at the peak (tokens)".
-    """
+    """Say how far apart the policies' cache lengths are, each the mean over benchmarks; an unknown one is left out."""
     ours = setting.cells[(setting.cells["model"] == model) & (setting.cells["policy"] != "full")]
     means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
     known = means.dropna(subset=["mean_cache_length"])

@@ -21,10 +21,7 @@ def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     """Draw Pass@1 against budget for settings that ran at two budgets or more, the full cache as a level.
 
     The mean over benchmarks comes first, without the points that lack a benchmark; then each benchmark. At most
-    `MAX_LINES` settings are drawn, those with the most budgets.
-
-    Returns:
-        None if no setting ran at two budgets.
+    `MAX_LINES` settings are drawn, those with the most budgets; there is no figure if no setting ran at two budgets.
     """
     ours = metrics[metrics["model"] == model]
     compressed = ours[ours["budget"].notna() & ours["pass_at_1"].notna()]

@@ -132,11 +132,8 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     """Draw Pass@1 against the mean cache length, both means over benchmarks; a line per policy through its settings.
 
     A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
-    Points that lack a benchmark are left out. All cells of the run are in `metrics`, so that a policy looks the same in
-    the figures of all models.
-
-    Returns:
-        None if no compressed setting has a score.
+    Points that lack a benchmark are left out; there is no figure if no compressed setting has a score. All cells of the
+    run are in `metrics`, so that a policy looks the same in the figures of all models.
     """
     ours = metrics[metrics["model"] == model]
     names = _compressed_benchmarks(ours)

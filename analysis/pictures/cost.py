@@ -53,10 +53,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
 
     The benchmark is the one with the longest texts; at most `MAX_LINES` settings are drawn, spread over the cache
     lengths. FLOPs need the shape of the model, from config.json where its provenance says it lies: 2 per weight, and 4
-    per layer, head dimension and row.
-
-    Returns:
-        None without a compressed cell.
+    per layer, head dimension and row. Without a compressed cell there is no figure.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]

@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """A score of every thinking token, [thinking], NaN where unknown, and its name."""
+    """A named score of every thinking token, [thinking], NaN where unknown."""
 
     title: str
     scores: np.ndarray

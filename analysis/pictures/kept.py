@@ -1,4 +1,4 @@
-"""What evictions left of a completion, as numbers, and how much of the important tokens each policy keeps."""
+"""The tokens that evictions left of a completion, and how much of the important tokens each policy keeps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +21,9 @@ class Kept:
     """The tokens that a completion's cache held after each eviction.
 
     Attributes:
-        pieces: the text of each token, prompt and completion.
-        prompt: tokens of the prompt.
+        pieces, prompt: the text of each token of prompt and completion, and the number of the prompt's tokens.
         steps: tokens written before each eviction.
-        held: [evictions, tokens] percent of (layer, key head) pairs that hold a token after an eviction; NaN where the
-            token was not yet written.
+        held: [evictions, tokens] percent of (layer, key head) pairs that hold a token, NaN before it is written.
     """
 
     pieces: Sequence[str]
@@ -105,11 +103,8 @@ def retention_figure(
 ) -> Figure:
     """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
 
-    Args:
-        curves: policy, eviction (from 1), retained (0 to 1), texts.
-        table: policy, retained (mean over its evictions), pass1 (0 to 1).
-        lorenz: by label, shares of the tokens and of the importance they carry.
-        title: names the label and the run.
+    `curves` and `table` are those of `retention.by_eviction` and `by_policy`; `lorenz` has, by label, the shares of the
+    tokens and of the importance that they carry.
     """
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 3.5))

@@ -18,9 +18,7 @@ def noise_figure(verdicts: list[PanelVerdict]) -> Figure:
     """Draw one panel per verdict: its cells' Pass@1 in ascending order over a grey band.
 
     The band is as wide as the range that identical cells stay within in 95% of grids, around the middle of the range.
-
-    Args:
-        verdicts: all have a floor.
+    All verdicts must have a floor.
     """
     columns = min(2, len(verdicts))
     with matplotlib.rc_context(STYLE):

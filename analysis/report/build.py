@@ -14,7 +14,7 @@ from analysis.words import Scale
 
 REPORT_FOLDER = "report"
 
-# The page shows the texts of at most so many completions, each cell alike, the first that ended.
+# The page shows at most so many completions: of each cell the same number, those that ended first.
 MAX_COMPLETIONS = 200_000
 
 
@@ -32,8 +32,7 @@ def build_report(
     PDF, and report.html.
 
     Args:
-        directory: the run directory.
-        folder: another place for the report than DIR/report.
+        directory, folder: the run directory, and another place for the report than DIR/report.
         scale: the heatmaps' colour scale, see `Scale`; the difference to the full cache is always drawn beside it.
         interval: write the 95% interval under each value of the heatmaps.
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
@@ -58,21 +57,14 @@ def build_report(
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))
     pictures = draw_all(found, folder, scale=scale, interval=interval)
-    drill = drill_data(found.run, completions)
-    for name, script in drill.scripts:
-        (folder / name).parent.mkdir(exist_ok=True)
-        replace_text(folder / name, script)
+    embedded, files = drill_data(found.run, completions, folder)
     page = folder / "report.html"
-    replace_text(page, run_page(found, pictures, drill))
+    replace_text(page, run_page(found, pictures, embedded, files))
     return page
 
 
 def build_summary_report(path: Path, folder: Path) -> Path:
-    """Write the report of grids of which only the scores are known: noise figure, verdicts and page.
-
-    Raises:
-        UserError: see `verdict.read_summary`.
-    """
+    """Write the report of grids of which only the scores are known (`verdict.read_summary`): figure, verdicts, page."""
     from analysis.numbers.verdict import read_summary, summary_verdicts
     from analysis.pictures.noise import noise_figure
     from analysis.report.gallery import picture

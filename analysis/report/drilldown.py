@@ -6,7 +6,6 @@ A page opened from a disk may not fetch JSON, but it may load a script; so a cel
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,35 +16,29 @@ from tokenizers.decoders import DecodeStream
 
 from analysis.load import Run, load_problems, load_texts
 from analysis.numbers.metrics import graded_rows
-from analysis.records import Completion
+from analysis.records import Completion, replace_text
 from analysis.report.rendering import script_json
 
 # If the files of completions are larger together, the data goes into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrillData:
-    """The cells' data: as JSON by cell_id for the page, or the names of files by cell_id.
+def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Collect the data of all cells, with at most so many completions together.
 
-    `scripts` yields each file's name and text; they are made one at a time.
+    Returns:
+        By cell_id the JSON for the page, and the names of the files that were written beside it in the folder.
     """
-
-    embedded: dict[str, str]
-    files: dict[str, str]
-    scripts: Iterator[tuple[str, str]]
-
-
-def drill_data(run: Run, completions: int) -> DrillData:
-    """Collect the data of all cells, with at most so many completions together."""
     data = cells_data(run, completions)
     size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
     if not completions or size <= MAX_EMBEDDED_BYTES:
-        return DrillData(embedded=dict(data), files={}, scripts=iter(()))
-    cell_ids = run.completions["cell_id"].unique()
-    files = {cell_id: f"data/{re.sub(r'[^A-Za-z0-9.-]+', '_', cell_id)}.js" for cell_id in cell_ids}
-    scripts = ((files[cell_id], f"kvsweepCell({script_json(cell_id)},{text});\n") for cell_id, text in data)
-    return DrillData(embedded={}, files=files, scripts=scripts)
+        return dict(data), {}
+    (folder / "data").mkdir(exist_ok=True)
+    files = {}
+    for cell_id, text in data:
+        files[cell_id] = f"data/{re.sub(r'[^A-Za-z0-9.-]+', '_', cell_id)}.js"
+        replace_text(folder / files[cell_id], f"kvsweepCell({script_json(cell_id)},{text});\n")
+    return {}, files
 
 
 def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:

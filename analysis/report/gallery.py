@@ -36,7 +36,7 @@ class Picture:
 
 
 def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
-    """Save a figure under a name made of `name`."""
+    """Save a figure; the parts `name` make the name of its files."""
     stem = file_name(*name)
     svg = save_figure(figure, folder, stem)["svg"].read_bytes()
     address = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

@@ -16,7 +16,6 @@ from analysis.numbers.verdict import PanelVerdict, spread_in_words
 from analysis.pictures.heatmap import css_colors
 from analysis.records import content_hash, leaves
 from analysis.report import gallery
-from analysis.report.drilldown import DrillData
 from analysis.report.gallery import Picture
 from analysis.report.rendering import render, script_json
 from analysis.report.tables import cell_table, holding_tables, progress, score_table
@@ -27,8 +26,8 @@ SHOWN_APART = ("expected", "draws", "config", "stretches")
 MAX_LISTED = 200
 
 
-def run_page(found: Findings, pictures: list[Picture], drill: DrillData) -> str:
-    """The HTML page of a run."""
+def run_page(found: Findings, pictures: list[Picture], embedded: dict[str, str], files: dict[str, str]) -> str:
+    """The HTML page of a run; `embedded` and `files` are those of `drilldown.drill_data`."""
     metrics = found.metrics
     return _page(
         found.run.directory.resolve().name,
@@ -45,8 +44,8 @@ def run_page(found: Findings, pictures: list[Picture], drill: DrillData) -> str:
         holdings=[holding_tables(metrics, model) for model in found.models],
         cells=cell_table(metrics),
         partial=set(metrics.loc[metrics["status"] != "done", "cell_id"]),
-        drill=drill,
-        files_json=script_json(drill.files),
+        embedded=embedded,
+        files_json=script_json(files),
     )
 
 

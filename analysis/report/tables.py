@@ -14,11 +14,7 @@ NOTE = f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished
 
 
 def summary_table(directory: Path | str) -> str:
-    """Pass@1 ± standard error in percent as plain text: per model, policy settings by benchmarks.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
-    """
+    """Pass@1 ± standard error in percent as plain text: per model, policy settings by benchmarks; see `load_run`."""
     scores = cell_scores(load_run(directory))
     return "\n\n".join([*(_aligned(score_table(scores, model)) for model in scores["model"].unique()), NOTE])
 
@@ -125,7 +121,7 @@ def progress(cell: Any) -> str:
 
 
 def _aligned(table: pd.DataFrame) -> str:
-    # A place of its own for the star keeps the digits in line.
+    # Every text ends with a star or a space, so that the digits line up.
     padded = table.map(lambda text: text if text.endswith(UNFINISHED) else f"{text} ").rename(columns="{} ".format)
     lines = padded.rename_axis(index=None, columns=str(table.index.name)).to_string().splitlines()
     return "\n".join(line.rstrip() for line in lines)
