@@ -33,11 +33,7 @@ _TEXT = pa.string()
 _EVICTION = pa.struct([(name, pa.int32()) for name in ("step", "length_before", "length_after")])
 # Name, type and meaning of each column, in order.
 COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
-    (
-        "cell_id",
-        _TEXT,
-        "hash of everything that can change a completion: model, problems, policy, decoding, seed",
-    ),
+    ("cell_id", _TEXT, "hash of everything that can change a completion: model, problems, policy, decoding, seed"),
     ("condition", _TEXT, "the same without the policy: cells that share it can be compared"),
     ("model", _TEXT, "short name of the model"),
     ("benchmark", _TEXT, "short name of the benchmark"),

@@ -46,12 +46,7 @@ class Panel:
 
 
 def grid_figure(
-    grid: PolicyGrid,
-    model: str,
-    metrics: pd.DataFrame,
-    *,
-    scale: Scale = "own",
-    interval: bool = False,
+    grid: PolicyGrid, model: str, metrics: pd.DataFrame, *, scale: Scale = "own", interval: bool = False
 ) -> Figure:
     """Draw one panel per benchmark of one model.
 
