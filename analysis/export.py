@@ -260,7 +260,7 @@ def push(folder: Path, name: str, *, public: bool) -> None:
         DatasetCard.load(folder / CARD_FILE).push_to_hub(name)
     except Exception as error:  # the hub's client lets the errors of its transport through
         reason = " ".join(str(error).split())
-        raise UserError(f"--push-to-hub {name} failed ({reason}): the export itself lies whole in {folder}.") from error
+        raise UserError(f"--push-to-hub {name} failed ({reason}): the export in {folder} is complete.") from error
 
 
 @one_sentence("kvsweep-export")

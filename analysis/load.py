@@ -187,7 +187,7 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
         if isinstance(value, dict):
             whole = {**value, **whole, "stretches": [*whole.get("stretches", []), *value.get("stretches", [])]}
         else:
-            notify(f"{path} cannot be read; how many completions its cell should have may be unknown.")
+            notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
     return whole
 
 

@@ -101,7 +101,7 @@ def _eviction(cells: pd.DataFrame) -> str:
     if share < HARDLY_FIRES:
         return f"{acted}: it hardly fires here, so this panel mostly compares the full cache with itself."
     differ = cells["untouched_differ"].sum()
-    rest = f" {differ:.0f} untouched completions differ from the full cache's, which a common seed should not allow."
+    rest = f" {differ:.0f} completions without an eviction differ from the full cache's, although they share the seed."
     return f"{acted}, {cells['mean_evictions'].mean():.1f} times each in the mean.{rest if differ else ''}"
 
 
@@ -114,7 +114,7 @@ def _against_full(cells: pd.DataFrame) -> str:
     counts = f"{worse} of {len(known)} cells are worse than the full cache, {better} better (paired, Holm)."
     equal = known[~differs].sort_values("kept_rows")
     if equal.empty:
-        return f"{counts} No cell is left that cannot be told from it."
+        return f"{counts} All of them differ significantly from it."
     row = equal.iloc[0]
     difference, low, high = (
         words.percent(row[name], signed=True) for name in ("diff_to_full", "diff_low", "diff_high")
