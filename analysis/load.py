@@ -236,8 +236,9 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     flat = [_settings(cell) for cell in settings]
     seen: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for cell, values in zip(settings, flat, strict=True):
+        group = (cell["model"]["name"], cell["benchmark"]["name"], cell["policy"]["name"])
         for name, value in values.items():
-            seen[(*(cell[section]["name"] for section in SECTIONS[:3]), name)].add(value)
+            seen[(*group, name)].add(value)
     # A policy's field is its own; any other setting that varies for one policy is named for all of them.
     varying = {
         (policy if name.startswith("policy.") else "", name)

@@ -71,7 +71,8 @@ def _problems(folder: Path, rows: pd.DataFrame, limit: int, tokenizer: Tokenizer
     found: dict[str, dict[str, Any]] = {}
     shown: Any = rows.head(limit).itertuples()
     for row in shown:
-        name, problem, text = row.problem_id, asked.get(row.problem_id), texts.get((row.problem_id, row.draw))
+        name, text = row.problem_id, texts.get((row.problem_id, row.draw))
+        problem = asked.get(name)
         question, gold = (problem.prompt, problem.gold) if problem else (None, None)
         entry = found.setdefault(name, {"id": name, "question": question, "gold": gold, "draws": []})
         entry["draws"].append(

@@ -161,8 +161,9 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
         for path, item in leaves({k: v for k, v in record.items() if k not in SHOWN_APART}):
             if item not in (None, []):
                 seen.setdefault(" ".join(path).replace("_", " "), {})[str(item)[:200]] = None
-    told = {n: "; ".join(v) if len(v) <= MAX_VALUES else f"{len(v)} different values" for n, v in seen.items()}
-    return [*facts, *told.items()]
+    for name, values in seen.items():
+        facts.append((name, "; ".join(values) if len(values) <= MAX_VALUES else f"{len(values)} different values"))
+    return facts
 
 
 def _listed(values: Iterable[Any]) -> str:
