@@ -92,25 +92,21 @@ def loaded(config: ModelConfig) -> LoadedModel:
 
 
 def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, stretch: Mapping[str, Any]) -> None:
-    job = work.job
+    job, code = work.job, stretch["code"]
     for cell in cells:
-        store = work.stores[cell.cell_id]
-        store.unmark_done()
-        store.write_provenance(
-            {
-                "dataset_hash": cell.dataset_hash,
-                "dataset_origin": job.benchmark.origin,
-                "expected": len(job.pairs),
-                "draws": job.draws,
-                "random_weights": job.model.random_weights,
-                "thinking_opened_by": model.thinking_opened_by,
-                "git": {k: stretch["code"][f"git_{k}"] for k in ("revision", "dirty")},
-                "packages": stretch["code"]["packages"],
-                "hardware": stretch["hardware"],
-                "config": dict(job.resolved),
-                "stretch": dict(stretch),
-            }
-        )
+        provenance = {
+            "dataset_hash": cell.dataset_hash,
+            "dataset_origin": job.benchmark.origin,
+            "expected": len(job.pairs),
+            "draws": job.draws,
+            "random_weights": job.model.random_weights,
+            "thinking_opened_by": model.thinking_opened_by,
+            "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
+            "packages": code["packages"],
+            "hardware": stretch["hardware"],
+            "config": job.resolved,
+        }
+        work.stores[cell.cell_id].begin_stretch(provenance, stretch)
 
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
@@ -213,19 +209,14 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
         pace = clock.tokens / (time.perf_counter() - start)
         work.progress.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
         work.append(cell_id, completion)
-    seconds = time.perf_counter() - start
+    wall = time.perf_counter() - start
+    parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
+    seconds = {f"{part}_seconds": getattr(clock, part) for part in parts}
     for cell_id, lengths in written.items():
         work.stores[cell_id].append_stats(
             DecodeStats(
-                wall_seconds=seconds,
-                prefill_seconds=clock.prefill,
-                decode_seconds=clock.decode,
-                forward_seconds=clock.forward,
-                sampling_seconds=clock.sampling,
-                scoring_seconds=clock.scoring,
-                eviction_seconds=clock.eviction,
-                host_seconds=clock.host,
-                first_token_seconds=clock.first_token,
+                wall_seconds=wall,
+                **seconds,
                 tokens=sum(lengths),
                 tokens_total=clock.tokens,
                 cells=len(written),

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, read_rows, shard_files
+from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, ignore, read_rows, shard_files
 from compression.policy import Policy
 from harness.sweep.job import Job, read_shape
 
@@ -68,9 +68,9 @@ def measure(job: Job) -> Measured | None:
         folder = job.run_directory / cell.cell_id
         for path in shard_files(folder, COMPLETIONS_FILE).values():
             size += path.stat().st_size
-            lengths += [int(row["num_tokens"]) for row in read_rows(path, on_bad=lambda *_: None)]
+            lengths += [int(row["num_tokens"]) for row in read_rows(path, on_bad=ignore)]
         for path in shard_files(folder, STATS_FILE).values():
-            for row in map(DecodeStats.from_dict, read_rows(path, on_bad=lambda *_: None)):
+            for row in read_rows(path, DecodeStats, on_bad=ignore):
                 # Each cell of a stretch has a row of its own, which counts as its share of the stretch.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells

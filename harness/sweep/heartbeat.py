@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from analysis.records import CellProgress as CellProgress
-from analysis.records import State as State
 from analysis.records import TaskStatus, UserError, content_hash
 
 HEARTBEAT_S = 5.0

@@ -20,7 +20,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from analysis.records import WHOLE, Shard, UserError
+from analysis.records import WHOLE, CellProgress, Shard, State, TaskStatus, UserError
 from compression.policy import BudgetPolicy, Policy
 from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
@@ -30,7 +30,7 @@ from harness.models.config import ModelConfig
 from harness.provenance import command_line
 from harness.settings import CONF, build, plain, whole_number
 from harness.sweep.cell import Cell
-from harness.sweep.heartbeat import CellProgress, State, TaskStatus, policy_label, task_name
+from harness.sweep.heartbeat import policy_label, task_name
 from harness.sweep.store import is_done
 from harness.sweep.tracker import UNTRACKED, TrackerConfig
 from kernels.implementation import Implementation, check_installed
@@ -55,6 +55,7 @@ class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
     Attributes:
+        decoding, seed, impl: those of every cell.
         draws: completions per problem.
         slots: sequences decoded at once, None for as many as fit.
         resolved: the whole configuration, for provenance.
@@ -66,6 +67,9 @@ class Job:
     model: ModelConfig
     benchmark: Benchmark
     cells: tuple[Cell, ...]
+    decoding: DecodingConfig
+    seed: int
+    impl: Implementation
     draws: int
     slots: int | None
     run_directory: Path
@@ -78,21 +82,6 @@ class Job:
     def name(self) -> str:
         """Model and benchmark, for progress and messages."""
         return f"{self.model.name} {self.benchmark.name}"
-
-    @property
-    def decoding(self) -> DecodingConfig:
-        """The decoding that all cells share."""
-        return self.cells[0].decoding
-
-    @property
-    def seed(self) -> int:
-        """The seed that all cells share."""
-        return self.cells[0].seed
-
-    @property
-    def impl(self) -> Implementation:
-        """The implementation of the cache's operations that all cells share."""
-        return self.cells[0].impl
 
     @property
     def problem_ids(self) -> list[str]:
@@ -108,10 +97,6 @@ class Job:
     def own_pairs(self) -> list[tuple[str, int]]:
         """The pairs of this job's shard."""
         return self.shard.of(self.pairs)
-
-    def of_shard(self, shard: Shard) -> Job:
-        """The same job for one part of the pairs."""
-        return dataclasses.replace(self, shard=shard)
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE for all problems and draws of this job."""
@@ -173,6 +158,9 @@ def make_job(config: DictConfig) -> Job:
         model=model,
         benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
+        decoding=decoding,
+        seed=seed,
+        impl=impl,
         draws=draws,
         slots=slots,
         run_directory=Path(str(config.results_dir)) / str(config.run_name),
@@ -236,7 +224,6 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     Raises:
         UserError: either of them.
     """
-
     hidden_size = read_shape(model).hidden_size
     for directory in {d for p in policies if (d := getattr(p, "predictor", None))}:
         card = read_card(Path(directory))

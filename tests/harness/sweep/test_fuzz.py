@@ -101,6 +101,7 @@ VALUES = st.sampled_from(
 )
 
 
+@pytest.mark.usefixtures("no_model")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(overrides=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2))
 def test_the_command_says_one_sentence(
