@@ -21,17 +21,13 @@ class Benchmark:
         problems: what to run: the first `limit` of the set, in the data's order.
         content_hash: of (id, prompt, gold) of the whole set before `limit`, in the data's order.
         count: problems in the whole set.
-        expected_count: what the configuration says `count` should be.
         origin: where the problems came from, for provenance; an unpinned hub dataset is called so.
     """
 
     name: str
-    title: str
-    answer_kind: AnswerKind
     problems: tuple[Problem, ...]
     content_hash: str
     count: int
-    expected_count: int | None
     origin: str
 
 
@@ -53,12 +49,9 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
             )
     return Benchmark(
         name=config.name,
-        title=config.title,
-        answer_kind=config.answer_kind,
         problems=tuple(problems[: config.limit]),
         content_hash=found,
         count=len(problems),
-        expected_count=config.expected_count,
         origin=origin,
     )
 

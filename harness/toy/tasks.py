@@ -6,7 +6,6 @@ only `add` carries.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -54,19 +53,14 @@ class Task:
     eval_sizes: Sequence[int]
 
 
-def _sum_of(names: Sequence[str], values: dict[str, int]) -> tuple[str, int]:
+def _sum_asked_for(question: str, values: dict[str, int]) -> tuple[str, int]:
     """The closing text of a question that asks for the sum of three named values, and that sum."""
+    names = question.partition("Find ")[2].removesuffix(" mod 10.").split("+")
     first, second, third = (values[name] for name in names)
     partial = (first + second) % 10
     total = (partial + third) % 10
     facts = ", ".join(f"{name} is {values[name]}" for name in names)
     return f"{facts}. {first}+{second}={partial}, {partial}+{third}={total}.", total
-
-
-def _asked_names(question: str) -> list[str]:
-    match = re.search(r"Find ([a-z+]+) mod 10", question)
-    assert match is not None, question
-    return match.group(1).split("+")
 
 
 def _ask_chain(rng: Random, size: int) -> str:
@@ -94,7 +88,7 @@ def _solve_chain(question: str) -> Solution:
             f"So {name} is {values[name]}. "
         )
         steps.append(Step(text=text, equation=f"{y}+{x}={values[name]}"))
-    closing, answer = _sum_of(_asked_names(question), values)
+    closing, answer = _sum_asked_for(question, values)
     return Solution(steps=steps, closing=closing, answer=answer)
 
 
@@ -148,7 +142,7 @@ def _solve_regs(question: str) -> Solution:
             f"Now {target} is {values[target]}. "
         )
         steps.append(Step(text=text, equation=f"{y}+{x}={values[target]}"))
-    closing, answer = _sum_of(_asked_names(question), values)
+    closing, answer = _sum_asked_for(question, values)
     return Solution(steps=steps, closing=closing, answer=answer)
 
 
@@ -170,7 +164,7 @@ def _solve_groups(question: str) -> Solution:
             total = (total + item) % 10
         values[name] = total
         steps.append(Step(text=f"{name}: {', '.join(sums)}. So {name} is {total}. ", equation=sums[-1]))
-    closing, answer = _sum_of(_asked_names(question), values)
+    closing, answer = _sum_asked_for(question, values)
     return Solution(steps=steps, closing=closing, answer=answer)
 
 
@@ -251,12 +245,6 @@ def write_completion(task: str, question: str, rng: Random) -> str:
         thinking.append(rng.choice(_REMARKS).format(equation=step.equation))
     thinking.append(rng.choice(_ENDINGS))
     return f"{''.join(thinking)}</think>{solution.closing} \\boxed{{{solution.answer}}}"
-
-
-def content_hash(task: str) -> str:
-    """The sha256 of a task's evaluation problems: ids, questions and answers in order."""
-    rows = [[problem.id, problem.question, problem.answer] for problem in problems(task)]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _task(name: str) -> Task:

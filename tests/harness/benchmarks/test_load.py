@@ -151,7 +151,7 @@ class TestFiles:
         benchmark = load(write_jsonl(tmp_path / "p.jsonl", ROWS), expected_count=99)
         assert [(p.id, p.gold) for p in benchmark.problems] == [("a", "27"), ("b", "-1"), ("c", "3159")]
         assert benchmark.problems[1].prompt == "What is, in\nwords, 0-1?"
-        assert (benchmark.count, benchmark.expected_count) == (3, 99)
+        assert benchmark.count == 3
         assert benchmark.content_hash == content_hash([[p.id, p.prompt, p.gold] for p in benchmark.problems])
 
     def test_every_format_gives_the_same_benchmark(self, tmp_path: Path) -> None:
