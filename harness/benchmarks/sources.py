@@ -50,12 +50,12 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
 
 
 def _read_toy(config: BenchmarkConfig) -> list[Row]:
-    from harness.toy import tasks
+    from harness.toy.tasks import TASKS, problems
 
-    try:
-        toys = tasks.problems(str(config.task), count=config.count)
-    except ValueError as error:
-        raise UserError(f"benchmark.task={config.task} is not possible: {error}.") from None
+    task = str(config.task)
+    if task not in TASKS:
+        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(TASKS)}.")
+    toys = problems(task, count=config.count)
     return [Row(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
 
 

@@ -126,8 +126,3 @@ def test_the_answer_restates_what_the_thinking_found(task):
             found = re.findall(rf"(?:So|Now) {name} is (\d)", thinking)
             # A register that no operation wrote to keeps the value of the question.
             assert found[-1:] == [value] or (task == "regs" and not found)
-
-
-def test_unknown_task():
-    with pytest.raises(ValueError, match="unknown toy task 'sums'"):
-        problems("sums")
