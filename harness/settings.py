@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 
 from analysis.records import UserError
 from harness.toy.paths import WEIGHTS
@@ -58,21 +58,6 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
     adapter = TypeAdapter(cls)
     try:
         return adapter.validate_python(values)
-    except ValidationError as error:
-        raise UserError(_sentence(section, adapter, error)) from error
-
-
-def check_fields(settings: object, section: str) -> None:
-    """Check each field of a dataclass against its annotation, as `build` does, for a dataclass that Python code makes.
-
-    Raises:
-        UserError: a field of another type, or out of range.
-    """
-    hints = get_type_hints(type(settings), include_extras=True)
-    fields: dict[str, Any] = {name: (hints[name], ...) for name in vars(settings)}
-    adapter = TypeAdapter(create_model(type(settings).__name__, __config__=ConfigDict(strict=True), **fields))
-    try:
-        adapter.validate_python(vars(settings))
     except ValidationError as error:
         raise UserError(_sentence(section, adapter, error)) from error
 

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from analysis.records import UserError
 from harness.grading.answers import AnswerFrom, AnswerKind
-from harness.settings import check_fields
 
 Source = Literal["toy", "file", "hub"]
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]
@@ -17,7 +16,7 @@ FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 # Where a question's options are columns, `answer` is the text of the right option, and these hold the other texts.
 WRONG_OPTIONS: tuple[FieldName, ...] = ("wrong_1", "wrong_2", "wrong_3")
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class BenchmarkConfig:
         limit: use the first so many problems; None for all.
 
     Raises:
-        UserError: a field has a value that is not allowed.
+        UserError: fields contradict each other. `settings.build` refuses a value that a field does not allow.
     """
 
     name: str
@@ -80,7 +79,6 @@ class BenchmarkConfig:
     limit: Count | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, "benchmark")
         needed = {"toy": "task", "file": "path", "hub": "hub_id"}[self.source]
         if self.path is None and getattr(self, needed) is None:
             raise UserError(f"benchmark.source={self.source} needs benchmark.{needed}; set it, or set benchmark.path.")

@@ -4,7 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -80,9 +80,7 @@ def decode(work: OpenCells) -> None:
         known = _furthest_texts(work.stores.values(), lacking)
         for cell_id, completion in _untouched(work, group, known):
             work.append(cell_id, completion)
-        requests = list(_requests(work, model, group, known))
-        if requests:
-            _decode_requests(work, model, requests)
+        _decode_group(work, model, group, known)
 
 
 @lru_cache(maxsize=1)
@@ -148,21 +146,21 @@ def _requests(
             )
 
 
-def _decode_requests(work: OpenCells, model: LoadedModel, requests: Sequence[Request]) -> None:
-    """Decode the requests; where the memory runs out, decode the rest of them with half as many slots.
+def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
+    """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots.
 
     Raises:
         UserError: the memory runs out with a single slot.
     """
-    job = work.job
-    capacity, slots, reason = needed_capacity(requests, job.decoding), job.slots, "slots= asks for them"
-    one = SlotCache.bytes_per_slot(model.shape, capacity)
-    if slots is None:
-        found = auto_slots(model, capacity=capacity, requests=sum(len(r.branches) for r in requests))
-        slots, reason = found.slots, found.reason
+    job, slots, reason = work.job, work.job.slots, "slots= asks for them"
     work.progress.set_description(job.name)
-    while requests:
+    while requests := list(_requests(work, model, cells, known)):
         wanted = [branch.cell_id for request in requests for branch in request.branches]
+        capacity = needed_capacity(requests, job.decoding)
+        one = SlotCache.bytes_per_slot(model.shape, capacity)
+        if slots is None:
+            found = auto_slots(model, capacity=capacity, requests=len(wanted))
+            slots, reason = found.slots, found.reason
         work.progress.write(
             f"{job.name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
             f"{one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB of keys and values ({reason})"
@@ -171,7 +169,9 @@ def _decode_requests(work: OpenCells, model: LoadedModel, requests: Sequence[Req
             _write(work, model, requests, slots)
             return
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            # The CPU's allocator raises a plain RuntimeError.
+            out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
             if slots == 1:
                 raise UserError(
@@ -183,17 +183,6 @@ def _decode_requests(work: OpenCells, model: LoadedModel, requests: Sequence[Req
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
         slots, reason = slots // 2, f"out of memory with {slots}"
-        requests = _unfinished(work, requests)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # The CPU's allocator raises a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _unfinished(work: OpenCells, requests: Iterable[Request]) -> list[Request]:
-    left = (replace(r, branches=tuple(b for b in r.branches if work.lacks(b.cell_id, r.key))) for r in requests)
-    return [request for request in left if request.branches]
 
 
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:

@@ -43,7 +43,6 @@ from analysis.records import (
     read_rows,
     view,
 )
-from harness.settings import check_fields
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 _LOOK_S = 0.5
@@ -62,7 +61,7 @@ class TrackerConfig:
         patience_s: seconds that the end of a job waits for the tracker.
 
     Raises:
-        UserError: a number out of range; the package is not installed.
+        UserError: the package is not installed.
     """
 
     kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
@@ -71,7 +70,6 @@ class TrackerConfig:
     patience_s: Seconds = 20.0
 
     def __post_init__(self) -> None:
-        check_fields(self, "tracker")
         if self.kind != "none" and find_spec(self.kind) is None:
             raise UserError(
                 f"tracker={self.kind} needs the package {self.kind}, which is not installed: "

@@ -21,7 +21,7 @@ from analysis.records import UserError, content_hash
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
 from harness.benchmarks.prompts import option_orders
-from harness.settings import CONF
+from harness.settings import CONF, build
 from harness.sweep.job import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def config(**fields: Any) -> BenchmarkConfig:
-    return BenchmarkConfig(**{"name": "mine", "title": "Mine", "source": "file", **fields})
+    return build(BenchmarkConfig, "benchmark", {"name": "mine", "title": "Mine", "source": "file", **fields})
 
 
 def load(path: Path, **fields: Any) -> Benchmark:
@@ -84,7 +84,7 @@ class TestConfigs:
     def test_yaml_holds_the_fields_of_the_dataclass(self, path: Path) -> None:
         fields = read_yaml(path)
         assert set(fields) == set(BenchmarkConfig.__dataclass_fields__)
-        assert BenchmarkConfig(**fields).name == path.stem
+        assert build(BenchmarkConfig, "benchmark", fields).name == path.stem
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
     def test_hydra_composes_the_same_settings(self, path: Path, compose: Callable[..., Any]) -> None:
