@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 class BenchmarkConfig:
     """Where a benchmark's problems come from and how they are asked; the fields of `conf/benchmark/*.yaml`.
 
-    Args:
+    Attributes:
         name: short name, a results column.
         title: name on pictures, such as AIME'24.
         answer_kind: how answers are read and compared.
@@ -31,22 +31,22 @@ class BenchmarkConfig:
         task: the toy task.
         count: how many toy problems there are.
         hub_id: dataset on the Hugging Face hub, owner/name.
-        revision: commit of that dataset, 40 hex digits; None takes whatever is newest, and says so.
+        revision: commit of that dataset, 40 hex digits; None takes the newest commit and prints a note.
         split: split of the hub dataset, or of a local folder of several splits.
-        path: local file (JSONL, JSON, CSV, Parquet) or `datasets` folder; given, it replaces the source.
-        columns: the data's names for id, problem and answer. Where the data has no such column, one called
-            id, problem or answer is taken. If no row has an id, or the id column is None, a problem's id is
-            the hash of its text, so that it does not depend on the order of the rows. With wrong_1 to wrong_3 the
-            data holds a multiple-choice question's options, the right one as the answer.
-        keep_if: column and text: of the data only rows whose column holds that text, such as a year in a URL.
+        path: local file (JSONL, JSON, CSV, Parquet) or `datasets` folder, which replaces the source.
+        columns: the data's names for id, problem and answer. Where the data has no column of that name, the column
+            called id, problem or answer is taken. If no row has an id, or the id column is None, a problem's id is
+            the hash of its text, which does not depend on the order of the rows. wrong_1 to wrong_3 name the columns
+            of a multiple-choice question's wrong options; the right option is the answer.
+        keep_if: column and text. Only the rows whose column holds that text are taken, such as a year in a URL.
         hub_config: the hub dataset's configuration, where it has several.
-        fallback: a second source, tried when the first cannot be had: hub_id, and what of revision, split,
-            hub_config, columns and keep_if differs.
-        licence: what the data's owner allows, for the reader.
-        option_seed: with the problem's id it fixes the order of the options, and so is part of the prompts, of
-            `content_hash` and of the cell's identity.
-        prompt: a template of conf/prompt, or a path to one: `bare` asks the problem text alone (DynTS), `boxed` adds
-            DeepSeek's instruction to box the answer; for options `simple_evals`, `boxed_letter` or `dynts`.
+        fallback: a second hub dataset, taken when the first cannot be had: its hub_id, and those of revision, split,
+            hub_config, columns and keep_if that differ.
+        licence: the terms of the data's owner, for the reader.
+        option_seed: fixes the order of the options together with the problem's id. Another seed gives other prompts,
+            and so another `content_hash` and another cell.
+        prompt: a template of conf/prompt, or a path to one. `bare` asks the problem text alone (DynTS), `boxed` adds
+            DeepSeek's instruction to box the answer; `simple_evals`, `boxed_letter` and `dynts` are for options.
         answer_from: "after_think" reads answers after the thinking, "whole_text" is for models that do not think.
         expected_hash: `content_hash` that the hub dataset must have; None checks nothing.
         expected_count: problems that the hub dataset must have; for a path it is only recorded.

@@ -71,9 +71,9 @@ def decode(work: OpenCells) -> None:
     _warn_beyond_context(model, longest + limit)
     _warn_of_lost_questions(cells, longest)
 
-    # Slots are as long as the longest cell needs, so the cells that may need every row are decoded apart from the rest.
-    # They are decoded last, because much of their text is known by then: every completion that no eviction touched is
-    # theirs too, and of every other completion the part before the first eviction.
+    # All slots have the capacity of the cell that needs most, so the cells that may need every row are decoded apart.
+    # They come last, because much of their text is known by then: they share every completion from which nothing was
+    # evicted, and every other completion up to its first eviction.
     whole = [c for c in cells if c.policy.capacity(longest, limit) == longest + limit]
     for group in ([c for c in cells if c not in whole], whole):
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
@@ -108,7 +108,7 @@ def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedMode
 
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
-    """For each of the pairs, the stored completion whose text agrees with the rest of the grid for longest."""
+    """For each of the pairs, the stored completion that shares the most tokens with the rest of the grid."""
     known: dict[Pair, Completion] = {}
     for store in stores:
         for completion in store.read_completions(pairs):
@@ -121,7 +121,7 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
 def _untouched(
     work: OpenCells, cells: Iterable[Cell], known: Mapping[Pair, Completion]
 ) -> Iterator[tuple[str, Completion]]:
-    """Completions of other cells that these cells would have written too, because neither cell evicts in them."""
+    """Yield (cell_id, completion) where a cell would write another cell's completion, because neither cell evicts."""
     for cell in cells:
         for pair, completion in known.items():
             if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):

@@ -29,10 +29,10 @@ class LauncherConfig:
     Attributes:
         kind: `inline`: one after the other in this process; `local`: up to `parallel` processes of this machine;
             `slurm`: one array, and this command returns once it is submitted.
-        shards: parts that every job is split into, each a task.
-        cells_per_task: small jobs are put into one task until it has at least so many cells; None: a job a task.
-        parallel: tasks that run at once; None for no limit of our own.
-        timeout_min: minutes a task may run before SLURM stops it; it is queued again `max_requeues` times.
+        shards: number of parts that every job is split into; each part is a task.
+        cells_per_task: a task takes further jobs until it has at least so many cells; None puts each job into its own.
+        parallel: tasks that run at once; None sets no limit.
+        timeout_min: minutes after which SLURM stops a task, which is then queued again, at most `max_requeues` times.
         signal_delay_s: seconds between SLURM's signal to a task and the time limit.
         setup: shell lines that run before each task, such as loading a module.
         additional: any other `#SBATCH` parameter, by sbatch's own name.
@@ -66,7 +66,7 @@ class LauncherConfig:
 
 
 class RunJobs(Checkpointable):
-    """One task's function. When the time limit stops it, it is queued again as it is, and resumes from its files.
+    """The function of one task. A task that the time limit stops is queued again, and resumes from its files.
 
     Raises:
         RuntimeError: a job failed; the scheduler then calls the task failed.
@@ -143,7 +143,7 @@ def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
 
 
 def _queue(job: Job) -> None:
-    """Write the status that the job is queued, unless it is running already or nothing of it is left to do."""
+    """Write the status that the job is queued, unless the job runs already or has nothing left to do."""
     if not job.unfinished_cells():
         return
     status = job.status("queued")

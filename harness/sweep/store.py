@@ -59,13 +59,13 @@ _SYNC_SECONDS = 1.0
 
 
 class CellLockedError(UserError):
-    """Another process writes this cell."""
+    """Another process writes the cell."""
 
     exit_code = LOCKED
 
 
 class CellStore:
-    """One cell's folder, open for writing by the process of one shard. A context manager.
+    """One cell's folder, which the process of one shard writes to. A context manager.
 
     Raises:
         CellLockedError: on entering, when another process holds the shard, or a shard of another count.
@@ -124,7 +124,7 @@ class CellStore:
             self._lock.release()
 
     def append(self, completion: Completion) -> None:
-        """Add one completion as one line, which survives a kill at once and a crash of the machine after a second."""
+        """Add one completion as one line. It survives a kill at once, and a crash of the machine after a second."""
         assert self._lock.is_locked, "enter the store first"
         assert completion.key not in self.finished_pairs, f"{completion.key} written twice"
         with plain_disk_errors(self.directory):
@@ -152,9 +152,9 @@ class CellStore:
             replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
-        """Write DONE if every draw of every problem has its completion, of whatever shard; else delete DONE.
+        """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
 
-        DONE lists the problems and draws and the sizes of the files that hold them, so that `is_done` reads no rows.
+        DONE lists the problems, the draws and the sizes of the cell's files, so that `is_done` reads no rows.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / DONE_FILE
@@ -185,7 +185,7 @@ class CellStore:
 
 
 def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int) -> bool:
-    """True if DONE lists all these completions and the files still have the sizes that it lists; reads no rows."""
+    """True if DONE lists all these completions and the files have the sizes that DONE lists; reads no rows."""
     directory = run_directory / cell.cell_id
     try:
         done = json.loads((directory / DONE_FILE).read_text())

@@ -247,7 +247,7 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
 def main() -> None:
     """The tracker's process: `python -m harness.sweep.tracker JSON`, where JSON lists the arguments of `follow`."""
     kind, project, interval_s, run_directory, *rest = json.loads(sys.argv[1])
-    # A tracker's package may print what it likes, but not between the lines of the job.
+    # The tracker's package may print lines, which must not appear between the lines of the job.
     terminal = os.fdopen(os.dup(2), "w")
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
