@@ -1,4 +1,4 @@
-"""Where a result comes from: code, packages, machine, command line."""
+"""The origin of a result: code, packages, machine, command line."""
 
 import os
 import platform

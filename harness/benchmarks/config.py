@@ -21,36 +21,9 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """Where a benchmark's problems come from and how they are asked; the fields of `conf/benchmark/*.yaml`.
+    """Where a benchmark's problems come from and how they are asked.
 
-    Attributes:
-        name: short name, a results column.
-        title: name on pictures, such as AIME'24.
-        answer_kind: how answers are read and compared.
-        source: "toy" (uses `task`, `count`), "file" (`path`) or "hub" (`hub_id`, `revision`, `split`).
-        task: the toy task.
-        count: how many toy problems there are.
-        hub_id: dataset on the Hugging Face hub, owner/name.
-        revision: commit of that dataset, 40 hex digits; None takes the newest commit and prints a note.
-        split: split of the hub dataset, or of a local folder of several splits.
-        path: local file (JSONL, JSON, CSV, Parquet) or `datasets` folder, which replaces the source.
-        columns: the data's names for id, problem and answer. Where the data has no column of that name, the column
-            called id, problem or answer is taken. If no row has an id, or the id column is None, a problem's id is
-            the hash of its text, which does not depend on the order of the rows. wrong_1 to wrong_3 name the columns
-            of a multiple-choice question's wrong options; the right option is the answer.
-        keep_if: column and text. Only the rows whose column holds that text are taken, such as a year in a URL.
-        hub_config: the hub dataset's configuration, where it has several.
-        fallback: a second hub dataset, taken when the first cannot be had: its hub_id, and those of revision, split,
-            hub_config, columns and keep_if that differ.
-        licence: the terms of the data's owner, for the reader.
-        option_seed: fixes the order of the options together with the problem's id. Another seed gives other prompts,
-            and so another `content_hash` and another cell.
-        prompt: a template of conf/prompt, or a path to one. `bare` asks the problem text alone (DynTS), `boxed` adds
-            DeepSeek's instruction to box the answer; `simple_evals`, `boxed_letter` and `dynts` are for options.
-        answer_from: "after_think" reads answers after the thinking, "whole_text" is for models that do not think.
-        expected_hash: `content_hash` that the hub dataset must have; None checks nothing.
-        expected_count: problems that the hub dataset must have; for a path it is only recorded.
-        limit: use the first so many problems; None for all.
+    `conf/benchmark/base/problems.yaml` describes each field.
 
     Raises:
         UserError: fields contradict each other. `settings.build` refuses a value that a field does not allow.

@@ -1,6 +1,7 @@
 """The pictures of `kvsweep-trace` and their numbers. The functions compute, `analysis.pictures` draws.
 
-Each function yields the files that it wrote. The numbers come first, because they took the work.
+Each function yields the files that it wrote. The table is written before the picture is drawn, because the numbers took
+the work.
 """
 
 import argparse

@@ -59,7 +59,7 @@ class InspectedText:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """Where a text comes from, checked before its model is loaded; `read` gives the text, once the model is loaded."""
+    """A text that was found and checked before its model is loaded. `read` makes the text with the loaded model."""
 
     model: ModelConfig
     config: DictConfig

@@ -24,22 +24,7 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a head is made.
-
-    Attributes:
-        out: directory of the traces, the labels and the heads.
-        toy_problems: training problems of the toy tasks to write traces on; None takes the benchmark's problems.
-        draws: completions per problem.
-        impl: the implementation that computes traces and labels.
-        import_from: a cell's folder or a JSONL of texts, to take traces from instead of writing them.
-        open_tag, close_tag: the tags around the thinking in imported texts.
-        min_distance: tokens between a token and the nearest query that counts for far_max and later.
-        shard_mib: size in MiB of a file of hidden states.
-        label: kinds of label; the head learns the sum of their standardised values.
-        widths: hidden widths of the head.
-        batch: tokens per training step.
-        rank_weight: weight of the pairwise-rank term of the loss.
-        held_out: one trace in so many is kept for eval.
+    """The settings of the stages that make a head. `conf/predictor/base/recipe.yaml` describes each field.
 
     Raises:
         UserError: a value is out of its range.

@@ -140,7 +140,7 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
 
 
 def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
-    """The problems to write on and their kind of answer. No toy problem among them belongs to an evaluation."""
+    """The problems to write traces on, and their kind of answer. A toy problem among them belongs to no evaluation."""
     recipe = settings.recipe
     if recipe.toy_problems is None:
         if settings.benchmark is None:

@@ -35,7 +35,7 @@ from harness.sweep.store import is_done
 from harness.sweep.tracker import UNTRACKED, TrackerConfig
 from kernels.implementation import Implementation, check_installed
 
-# The config.json of these architectures alone says what has to be known of a model before it is loaded.
+# For these architectures config.json names every size that is needed before the model is loaded.
 _PLAIN_ARCHITECTURES = {"llama", "qwen2", "qwen3"}
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
@@ -59,8 +59,8 @@ class Job:
         draws: completions per problem.
         slots: sequences decoded at once, None for as many as fit.
         resolved: the whole configuration, for provenance.
-        shard: the part of the pairs that this process takes.
-        command: the command line that asked for the job.
+        shard: the part of the (problem, draw) pairs that this process takes.
+        command: the command line that makes this job.
         tracker: the tracker that follows the job.
     """
 
@@ -124,7 +124,7 @@ class Job:
 
 
 def make_job(config: DictConfig) -> Job:
-    """Check a composed configuration and make its job; what takes longest to check is checked last.
+    """Check a composed configuration and make its job. The checks that take longest come last.
 
     Raises:
         UserError: any value that is missing, unknown or out of range; data that cannot be used.
@@ -219,10 +219,10 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Refuse a model that cannot be had, and an importance predictor that was made for another model.
+    """Check the model and the importance predictors.
 
     Raises:
-        UserError: either of them.
+        UserError: the model cannot be had, or a predictor was made for another model.
     """
     hidden_size = read_shape(model).hidden_size
     for directory in {d for p in policies if (d := getattr(p, "predictor", None))}:
@@ -245,8 +245,8 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
 def read_shape(model: ModelConfig) -> Any:
     """The architecture's fields as attributes, hidden_size and the counts of layers and heads among them.
 
-    They come from the model's config.json where that lies on this disk and says it all, else through transformers,
-    which takes seconds to import.
+    They come from the model's config.json where that file lies on this disk and names all of them, else through
+    transformers, which takes seconds to import.
 
     Raises:
         UserError: the architecture cannot be had, or describes a model that a slot cache cannot serve.

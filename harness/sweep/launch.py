@@ -24,18 +24,10 @@ _AtLeastOne = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
-    """How the jobs of a sweep are started (`conf/launcher/`).
+    """How the jobs of a sweep are started. `conf/launcher/slurm.yaml` describes each field.
 
-    Attributes:
-        kind: `inline`: one after the other in this process; `local`: up to `parallel` processes of this machine;
-            `slurm`: one array, and this command returns once it is submitted.
-        shards: number of parts that every job is split into; each part is a task.
-        cells_per_task: a task takes further jobs until it has at least so many cells; None puts each job into its own.
-        parallel: tasks that run at once; None sets no limit.
-        timeout_min: minutes after which SLURM stops a task, which is then queued again, at most `max_requeues` times.
-        signal_delay_s: seconds between SLURM's signal to a task and the time limit.
-        setup: shell lines that run before each task, such as loading a module.
-        additional: any other `#SBATCH` parameter, by sbatch's own name.
+    `inline` runs one job after the other in this process, `local` up to `parallel` processes of this machine. `slurm`
+    submits one array, and the command returns once the array is submitted.
 
     Raises:
         UserError: the signal would come before the task starts.

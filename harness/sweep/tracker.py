@@ -52,13 +52,7 @@ MLFLOW_CHARACTERS = 6000
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerConfig:
-    """The tracker of a job, and how often it gets values (`conf/tracker/`).
-
-    Attributes:
-        kind: the tracker's package, or `none`.
-        project: the tracker's name for the collection of runs.
-        interval_s: seconds between two reports of the progress.
-        patience_s: seconds that the end of a job waits for the tracker.
+    """The tracker of a job, and how often it gets values; `conf/tracker/wandb.yaml` describes each field.
 
     Raises:
         UserError: the package is not installed.
