@@ -14,7 +14,7 @@ from pydantic import Field
 from submitit.helpers import Checkpointable
 from tqdm import tqdm
 
-from analysis.command_line import FAILED
+from analysis.command_line import FAILED, say
 from analysis.records import Shard, TaskStatus, UserError, plain_disk_errors
 from harness.sweep.job import Job, checked_implementation
 from kernels.implementation import check_available
@@ -102,8 +102,7 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
         return
     if launcher.kind == "local":
         if failed := run_local(tasks, launcher):
-            print(f"kvsweep: error: {failed} of {len(tasks)} tasks failed: kvsweep-status says which.", file=sys.stderr)
-            sys.exit(FAILED)
+            sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
     else:
         from harness.sweep.run import run
 
