@@ -13,12 +13,10 @@ from random import Random
 from typing import NamedTuple
 
 EVAL_COUNT = 120
-EVAL_SEED = 0
 _HELD_OUT_OF_256 = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToyProblem:
+class ToyProblem(NamedTuple):
     """A problem of a toy benchmark; `size` counts its variables, columns, operations or items."""
 
     id: str
@@ -194,7 +192,7 @@ def is_held_out(question: str) -> bool:
     return hashlib.sha256(question.encode()).digest()[0] < _HELD_OUT_OF_256
 
 
-def problems(task: str, count: int = EVAL_COUNT, seed: int = EVAL_SEED) -> list[ToyProblem]:
+def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> list[ToyProblem]:
     """The evaluation problems of a task: distinct, held out of training, and the same on each machine."""
     spec = TASKS[task]
     rng = Random(f"kvsweep-toy-{task}-eval-{seed}")
