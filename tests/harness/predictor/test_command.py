@@ -97,7 +97,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         (["labels"], "run kvsweep-predictor traces first"),
         (["traces", "recipe.import_from=nowhere"], "import_from=nowhere does not exist"),
         (["all", "recipe=r1", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
-        (["all", "recipe=r1"], "no problems to write traces on"),
+        (["all", "recipe=r1"], "no problems for traces"),
         (["train", "recipe=r1"], "run kvsweep-predictor labels first"),
     ],
 )
