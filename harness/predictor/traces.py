@@ -144,7 +144,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
     recipe = settings.recipe
     if recipe.toy_problems is None:
         if settings.benchmark is None:
-            raise UserError("no problems for traces: give benchmark.path=FILE, benchmark=NAME or recipe.toy_problems=N.")
+            raise UserError("no problems for traces: set benchmark.path=, benchmark= or recipe.toy_problems=.")
         return list(load_problems(settings.benchmark).problems), settings.benchmark.answer_kind
     problems = []
     for task, spec in TASKS.items():
