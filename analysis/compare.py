@@ -1,7 +1,6 @@
 """`kvsweep-compare A B`: the cells that two run directories share, paired over (problem, draw)."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,18 @@ import numpy as np
 import pandas as pd
 
 from analysis import words as formats
+from analysis.command_line import one_sentence
 from analysis.load import Run, load_run
 from analysis.numbers.inference import paired_tests, score_array
 from analysis.numbers.metrics import graded_rows
 from analysis.records import UserError
 
-# Two cells are compared if these agree. Everything else (code, decoding, weights, seed) may differ.
+# Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]
 
 
 def compare(first: Run, second: Run) -> pd.DataFrame:
-    """B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
+    """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
     Returns:
         `MATCH`, cell_id_a, cell_id_b, and the columns of `inference.paired_tests`, corrected over all settings.
@@ -37,9 +37,9 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         )
     graded = [graded_rows(run).assign(cell_id=lambda rows: rows["cell_id"].astype("object")) for run in (first, second)]
     differences = []
-    for row in shared.itertuples():
-        pair = [graded[i][graded[i]["cell_id"] == name] for i, name in enumerate((row.cell_id_a, row.cell_id_b))]
-        both = pd.concat([rows.assign(cell_id=side) for side, rows in zip("ab", pair, strict=True)])
+    for pair in shared[["cell_id_a", "cell_id_b"]].to_numpy():
+        sides = zip("ab", graded, pair, strict=True)
+        both = pd.concat([rows[rows["cell_id"] == name].assign(cell_id=side) for side, rows, name in sides])
         differences.append(score_array(both, ["a", "b"]))
     # One padded array, because the correction runs over all settings.
     shape = np.max([scores.shape for scores in differences], axis=0)
@@ -63,17 +63,14 @@ def in_words(table: pd.DataFrame) -> str:
     return "\n".join([*lines, f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%)."])
 
 
+@one_sentence("kvsweep-compare")
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script `kvsweep-compare`."""
     parser = argparse.ArgumentParser(prog="kvsweep-compare", description="Two run directories, cell by cell, paired.")
     parser.add_argument("first", metavar="A", type=Path)
     parser.add_argument("second", metavar="B", type=Path)
     options = parser.parse_args(arguments)
-    try:
-        print(in_words(compare(load_run(options.first), load_run(options.second))))
-    except UserError as error:
-        print(f"kvsweep-compare: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    print(in_words(compare(load_run(options.first), load_run(options.second))))
 
 
 if __name__ == "__main__":

@@ -19,83 +19,42 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from analysis import records
 from analysis.question import one_spelling, question_of
-from analysis.records import (
-    CELL_FILE,
-    COMPLETIONS_FILE,
-    DONE_FILE,
-    GRADES_FILE,
-    OUTCOMES,
-    PROBLEMS_FILE,
-    PROVENANCE_FILE,
-    STATS_FILE,
-    Completion,
-    DecodeStats,
-    Eviction,
-    Grade,
-    OnBad,
-    Pair,
-    Problem,
-    UserError,
-    content_hash,
-    ignore,
-    leaves,
-    read_cell,
-    read_rows,
-    read_shards,
-    shard_files,
-    view,
-)
+from analysis.records import Completion, Grade, Pair, Problem, UserError
 from analysis.words import POLICY_TITLES
 
-MODEL_ORDER = ("toy_qwen", "toy_llama", "r1_qwen_7b", "r1_llama_8b")
-BENCHMARK_ORDER = (
-    "aime24", "aime25", "amc23", "gpqa_diamond", "toy_chain", "toy_add", "toy_regs", "toy_groups",
-)  # fmt: skip
-POLICY_ORDER = tuple(POLICY_TITLES)
+# The names that are shown first, in this order.
+KNOWN = {
+    "model": ["toy_qwen", "toy_llama", "r1_qwen_7b", "r1_llama_8b"],
+    "benchmark": ["aime24", "aime25", "amc23", "gpqa_diamond", "toy_chain", "toy_add", "toy_regs", "toy_groups"],
+    "policy": list(POLICY_TITLES),
+}
 ORDER = ("model", "benchmark", "policy", "variant", "budget", "keep_ratio", "local_window", "cell_id")
 
 SECTIONS = ("model", "benchmark", "policy", "decoding")
 NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "title")}
 AXES = {"policy.keep_ratio", "policy.local_window", "policy.budget"}
 # These settings change no completion; dataset_hash names the problems.
-ASIDE = {"model.device", "model.threads"} | {
-    f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")
-}
+ASIDE = {"model.device", "model.threads"}
+ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
 
-KEY = ["cell", "problem_id", "draw"]
-COMPLETION_DTYPES = {
-    "cell": "int32",
-    "problem_id": "str",
-    "draw": "int32",
-    "num_tokens": "int64",
-    "prompt_tokens": "int64",
-    "thinking_tokens": "int64",
-    "peak_length": "int64",
-    "stop_reason": "str",
+COUNTS = ("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length")
+EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_step_sum")
+COMPLETION_DTYPES: dict[str, Any] = {
+    **{"problem_id": "category", "draw": "int64", "stop_reason": "category"},
+    **dict.fromkeys((*COUNTS, *EVICTION_SUMS), "int64"),
+    **{"outcome": pd.CategoricalDtype([*records.OUTCOMES]), "correct": "float64", "answer": "object", "gold": "object"},
 }
-EVICTION_DTYPES = dict.fromkeys(("completion", "step", "length_before", "length_after"), "int64")
-GRADE_DTYPES = {
-    "cell": "int32",
-    "problem_id": "str",
-    "draw": "int32",
-    "outcome": "str",
-    "correct": "float64",
-    "answer": "object",
-    "gold": "object",
+STAT_RULES = {
+    **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
+    **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic"), "max"),
 }
-STAT_SUMS = ("decode_seconds", "eviction_seconds", "tokens_total")
-STAT_MAXIMA = ("kv_bytes_allocated", "kv_bytes_analytic")
-
 
 # The fields that become numbers; the texts and their tokens are not read.
-_Lengths = view(Eviction, "step", "length_before", "length_after")
-_Counts = view(
-    Completion,
-    *("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length", "stop_reason"),
-    evictions=list[_Lengths],  # type: ignore[valid-type]
-)
-_Costs = view(DecodeStats, *STAT_SUMS, *STAT_MAXIMA)
+_Lengths: Any = records.view(records.Eviction, "step", "length_before", "length_after")
+_Counts = records.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
+_Costs = records.view(records.DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
 
 
@@ -104,15 +63,12 @@ class Run:
     """Everything read from one run directory.
 
     Attributes:
-        cells: one row per cell, ordered by model, benchmark and policy: cell_id, model, model_title, benchmark,
-            benchmark_title, policy, keep_ratio, local_window, budget (missing for `full`), variant (other settings that
-            differ between cells of one policy, as text), decoding and `decoding_*`, seed, random_weights, status (done
-            or partial), completions and expected (counts), draws, condition (hash of model, benchmark, decoding and
-            seed: cells that share it differ in their policy only).
+        cells: one row per cell, ordered by model, benchmark and policy, with the first columns of cells.csv
+            (results/README.md): the settings from cell_id to condition, status, completions, expected and draws.
         completions: one row per (cell, problem, draw): cell_id, problem_id, draw, lengths in tokens (num_tokens,
             prompt_tokens, thinking_tokens, peak_length), evictions (their number), sums over the evictions
             (length_before_sum, length_after_sum, and freed_step_sum: of tokens freed times step), stop_reason, and of
-            the grade outcome, correct (0 or 1), answer, gold. A completion without a grade has none of these four.
+            the grade outcome, correct (0 or 1), answer, gold; these four are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
         stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their peak.
         provenance: the contents of provenance.json, by cell_id.
@@ -130,22 +86,22 @@ class Run:
 
 def load_texts(folder: Path, limit: int | None = None) -> dict[Pair, Completion]:
     """The first `limit` completions of one cell by (problem_id, draw); a row that cannot be read is left out."""
-    rows = read_shards(folder, COMPLETIONS_FILE, Completion, on_bad=ignore)
+    rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
     return {row.key: row for row in islice(rows, limit)}
 
 
 def load_problems(folder: Path) -> dict[str, Problem]:
     """The problems of one cell as they were asked, by id; none if the file is missing."""
-    return {row.id: row for row in read_rows(folder / PROBLEMS_FILE, Problem, on_bad=ignore)}
+    return {row.id: row for row in records.read_rows(folder / records.PROBLEMS_FILE, Problem, on_bad=records.ignore)}
 
 
-def skipped(notify: _Notify) -> OnBad:
-    """Tell `notify` of each line that a reader skips."""
+def skipped(notify: _Notify) -> records.OnBad:
+    """An `on_bad` for readers that skips the line and tells `notify`."""
     return lambda line: notify(f"{line}; the line was skipped.")
 
 
 def load_run(directory: Path | str) -> Run:
-    """Read a run directory once.
+    """Read a run directory, each file once.
 
     Raises:
         UserError: the directory is missing or holds no cell.
@@ -156,12 +112,8 @@ def load_run(directory: Path | str) -> Run:
     folders = [cell.folder for cell in read]
     completions, events = _completion_table(folders, notices.append)
     cells = _cell_table(read)
-    counts = completions["cell"].value_counts()
-    cells["completions"] = counts.reindex(range(len(cells)), fill_value=0).to_numpy()
+    cells["completions"] = cells["cell_id"].map(completions["cell_id"].value_counts()).to_numpy()
     notices += _same_settings(read)
-    names = pd.CategoricalDtype([folder.name for folder in folders])
-    cell_ids = pd.Categorical.from_codes(completions.pop("cell").to_numpy(), dtype=names)
-    completions.insert(0, "cell_id", pd.Series(cell_ids))
     return Run(
         directory=directory,
         cells=in_order(cells),
@@ -174,9 +126,9 @@ def load_run(directory: Path | str) -> Run:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells as `Run.cells` has them, without their counts; reads no completion.
+    """The cells as in `Run.cells`, without the column completions; no completion is read.
 
-    Two more columns: licence (of the problems) and revision (git's, of the code), empty where unknown.
+    Two more columns: licence (of the problems) and revision (of the code, by git), empty where unknown.
 
     Raises:
         UserError: the directory is missing or holds no cell.
@@ -199,40 +151,36 @@ class _Cell:
 
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     """The cells of a run directory that can be read."""
-    found = {folder: _read_settings(folder, notify) for folder in _cell_folders(directory)}
-    cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
-    if not cells:
-        raise UserError(f"No {CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
-    return cells
-
-
-def _cell_folders(directory: Path) -> list[Path]:
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give a run directory, <results_dir>/<run_name>.")
-    if (directory / CELL_FILE).is_file():
+    if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
-    folders = sorted(path.parent for path in directory.glob(f"*/{CELL_FILE}"))
+    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}"))
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
-    return folders
+    found = {folder: _read_settings(folder, notify) for folder in folders}
+    cells = [_Cell(folder, s, _read_provenance(folder, notify)) for folder, s in found.items() if s is not None]
+    if not cells:
+        raise UserError(f"No {records.CELL_FILE} in {directory} can be read; give a run directory with whole cells.")
+    return cells
 
 
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
-        cell = read_cell(folder)
+        cell = records.read_cell(folder)
         sections = [cell[name] for name in SECTIONS]
         if all(isinstance(section["name"], str) for section in sections):
             return cell
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         pass
-    notify(f"{folder / CELL_FILE} does not describe a cell; its folder was left out.")
+    notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
     return None
 
 
 def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     """The provenance of a cell: that of its first shard, with the stretches of all shards."""
     whole: dict[str, Any] = {}
-    for path in shard_files(folder, PROVENANCE_FILE).values() or [folder / PROVENANCE_FILE]:
+    for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -240,7 +188,7 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
         if isinstance(value, dict):
             whole = {**value, **whole, "stretches": [*whole.get("stretches", []), *value.get("stretches", [])]}
         else:
-            notify(f"{path} cannot be read; how many completions its cell should have may be unknown.")
+            notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
     return whole
 
 
@@ -253,19 +201,17 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 # The folder names the cell: a YAML reader takes an all-digit id for a number.
                 "cell_id": cell.folder.name,
                 "model": model["name"],
-                "model_title": _model_title(model),
+                "model_title": _title(model) + (" (random weights)" if model.get("random_weights") else ""),
                 "benchmark": benchmark["name"],
-                "benchmark_title": str(benchmark.get("title") or benchmark["name"]),
+                "benchmark_title": _title(benchmark),
                 "policy": policy["name"],
-                "keep_ratio": policy.get("keep_ratio"),
-                "local_window": policy.get("local_window"),
-                "budget": policy.get("budget"),
+                **{name: policy.get(name) for name in ("keep_ratio", "local_window", "budget")},
                 "question": question_of(policy),
                 "variant": variant,
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),
-                "status": "done" if (cell.folder / DONE_FILE).exists() else "partial",
+                "status": "done" if (cell.folder / records.DONE_FILE).exists() else "partial",
                 "completions": 0,
                 "expected": cell.provenance.get("expected"),
                 "draws": cell.provenance.get("draws"),
@@ -279,9 +225,8 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     return table
 
 
-def _model_title(model: dict[str, Any]) -> str:
-    title = str(model.get("title") or model["name"])
-    return f"{title} (random weights)" if model.get("random_weights") else title
+def _title(section: dict[str, Any]) -> str:
+    return str(section.get("title") or section["name"])
 
 
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
@@ -302,22 +247,21 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
         for (_, _, policy, name), values in seen.items()
         if len(values) > 1
     }
-    labels = []
-    for cell, values in zip(settings, flat, strict=True):
-        named = [
+    return [
+        ", ".join(
             f"{name.removeprefix('policy.')}={value}"
             for name, value in values.items()
-            if ("", name) in varying or (cell["policy"]["name"], name) in varying
-        ]
-        labels.append(", ".join(named))
-    return labels
+            if {("", name), (cell["policy"]["name"], name)} & varying
+        )
+        for cell, values in zip(settings, flat, strict=True)
+    ]
 
 
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
     """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
     sections["policy"] = one_spelling(cell["policy"])
-    named = {".".join(path): item for path, item in leaves(sections)}
+    named = {".".join(path): item for path, item in records.leaves(sections)}
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)
         for name, item in named.items()
@@ -330,13 +274,13 @@ def _condition(cell: dict[str, Any]) -> str:
         return str(cell["condition"])
     names = [cell[section]["name"] for section in ("model", "benchmark", "decoding")]
     rest = {name: value for name, value in _settings(cell).items() if not name.startswith("policy.")}
-    return content_hash([names, rest])
+    return records.content_hash([names, rest])
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
     same = defaultdict(list)
     for cell in cells:
-        same[content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"})].append(cell.folder.name)
+        same[records.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"})].append(cell.folder.name)
     return [
         f"Cells {', '.join(ids)} have the same settings; the pictures show the first of them."
         for ids in same.values()
@@ -346,85 +290,58 @@ def _same_settings(cells: list[_Cell]) -> list[str]:
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
     """The cells in the order in which they are shown: the known names first, then by name and by size."""
-    known = {"model": MODEL_ORDER, "benchmark": BENCHMARK_ORDER, "policy": POLICY_ORDER}
 
     def rank(column: pd.Series) -> pd.Series:
-        first = known.get(str(column.name))
+        first = KNOWN.get(str(column.name))
         if first is None:
             return column
         return column.map({name: i for i, name in enumerate([*first, *sorted(set(column) - set(first))])})
 
-    return cells.sort_values(list(by), key=rank, kind="stable").reset_index(drop=True)
+    return cells.sort_values(list(by), key=rank, kind="stable", ignore_index=True)
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`Run.completions`, with the number of a folder in place of `cell_id`, and `Run.events`."""
-    completions, grades, evictions = _Columns(COMPLETION_DTYPES), _Columns(GRADE_DTYPES), _Columns(EVICTION_DTYPES)
-    counts = attrgetter(*list(COMPLETION_DTYPES)[1:])
-    on_bad = skipped(notify)
-    for cell, folder in enumerate(folders):
-        for path in shard_files(folder, COMPLETIONS_FILE).values():
-            for row in read_rows(path, _Counts, on_bad=on_bad):
-                for e in row.evictions:
-                    evictions.append((completions.length, e.step, e.length_before, e.length_after))
-                completions.append((cell, *counts(row)))
-        for path in shard_files(folder, GRADES_FILE).values():
-            for grade in read_rows(path, Grade, on_bad=on_bad):
-                correct = float(grade.outcome == "correct")
-                grades.append((cell, grade.problem_id, grade.draw, grade.outcome, correct, grade.answer, grade.gold))
-    events = evictions.frame().assign(freed=lambda rows: rows["length_before"] - rows["length_after"])
-    table = pd.concat([completions.frame(), _eviction_sums(events, completions.length)], axis="columns")
-    # Of repeated pairs the last row counts, as in `latest_rows`; one pass over the files is enough here.
-    table = table.drop_duplicates(KEY, keep="last")
-    places = np.full(completions.length, -1)
-    places[table.index] = np.arange(len(table))
-    events["completion"] = places[events["completion"]]
-    verdicts = grades.frame().drop_duplicates(KEY, keep="last")
-    table = table.merge(verdicts, on=KEY, how="left", validate="one_to_one")
-    table["stop_reason"] = table["stop_reason"].astype("category")
-    table["problem_id"] = table["problem_id"].astype("category")
-    table["outcome"] = pd.Categorical(table["outcome"], categories=OUTCOMES)
-    happened = events.loc[events["completion"] >= 0, ["completion", "step", "freed"]]
-    return table, happened.reset_index(drop=True)
+    """`Run.completions` and `Run.events`."""
+    counts = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
+    rows: list[tuple[Any, ...]] = []
+    events = array("q")
+    for folder in folders:
+        completions = _latest(folder, records.COMPLETIONS_FILE, _Counts, notify)
+        grades = _latest(folder, records.GRADES_FILE, Grade, notify)
+        for key, row in completions.items():
+            before = after = freed_step = 0
+            for e in row.evictions:
+                freed = e.length_before - e.length_after
+                before += e.length_before
+                after += e.length_after
+                freed_step += freed * e.step
+                events.extend((len(rows), e.step, freed))
+            grade = grades.get(key)
+            verdict: tuple[Any, ...] = (None, None, None, None)
+            if grade is not None:
+                verdict = (grade.outcome, float(grade.outcome == "correct"), grade.answer, grade.gold)
+            rows.append((folder.name, *counts(row), len(row.evictions), before, after, freed_step, *verdict))
+    names = pd.CategoricalDtype([folder.name for folder in folders])
+    table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES]).astype({"cell_id": names, **COMPLETION_DTYPES})
+    return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
 
 
-def _eviction_sums(events: pd.DataFrame, completions: int) -> pd.DataFrame:
-    """One row per completion: the number of its evictions, and sums over them."""
-    sums: dict[str, Any] = {
-        "evictions": 1,
-        "length_before_sum": events["length_before"],
-        "length_after_sum": events["length_after"],
-        "freed_step_sum": events["freed"] * events["step"],
-    }
-    return events.assign(**sums).groupby("completion")[list(sums)].sum().reindex(range(completions), fill_value=0)
+def _latest(folder: Path, name: str, kind: Any, notify: _Notify) -> dict[Pair, Any]:
+    """The rows of `latest_rows` by pair, each file read once: without their texts the rows of a cell fit in memory."""
+    found: dict[Pair, Any] = {}
+    for path in records.shard_files(folder, name).values():
+        for row in records.read_rows(path, kind, on_bad=skipped(notify)):
+            found.pop(row.key, None)
+            found[row.key] = row
+    return found
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:
-    names = (*STAT_SUMS, *STAT_MAXIMA)
-    stats = _Columns({"cell": "int32", **dict.fromkeys(names, "float64")})
-    for cell, folder in enumerate(folders):
-        for path in shard_files(folder, STATS_FILE).values():
-            for row in read_rows(path, _Costs, on_bad=skipped(notify)):
-                stats.append((cell, *(getattr(row, name) for name in names)))
-    rules = {**dict.fromkeys(STAT_SUMS, "sum"), **dict.fromkeys(STAT_MAXIMA, "max")}
-    table = stats.frame().groupby("cell").agg(rules).reset_index()
-    table.insert(0, "cell_id", table.pop("cell").map(dict(enumerate(folder.name for folder in folders))))
-    return table
-
-
-class _Columns:
-    """A table that grows by rows and holds no object per row; whole numbers take eight bytes each."""
-
-    def __init__(self, dtypes: dict[str, str]):
-        self.dtypes = dtypes
-        self.length = 0
-        self.values: list[Any] = [array("q") if "int" in dtype else [] for dtype in dtypes.values()]
-
-    def append(self, row: tuple[Any, ...]) -> None:
-        self.length += 1
-        for column, value in zip(self.values, row, strict=True):
-            column.append(value)
-
-    def frame(self) -> pd.DataFrame:
-        named = zip(self.dtypes.items(), self.values, strict=True)
-        return pd.DataFrame({name: pd.Series(values, dtype=dtype) for (name, dtype), values in named})
+    rows = [
+        (folder.name, *attrgetter(*STAT_RULES)(row))
+        for folder in folders
+        for path in records.shard_files(folder, records.STATS_FILE).values()
+        for row in records.read_rows(path, _Costs, on_bad=skipped(notify))
+    ]
+    stats = pd.DataFrame(rows, columns=["cell_id", *STAT_RULES]).astype(dict.fromkeys(STAT_RULES, "float64"))
+    return stats.groupby("cell_id", sort=False).agg(STAT_RULES).reset_index()

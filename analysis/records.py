@@ -73,7 +73,7 @@ class Shard:
         return f"{self.index}/{self.count}"
 
     def of(self, items: Sequence[_T]) -> list[_T]:
-        """This shard's part of the items. The shards of one count share all items out, no item twice."""
+        """This shard's part of the items; each item belongs to exactly one shard of the same count."""
         return list(items[self.index - 1 :: self.count])
 
     def file(self, name: str) -> str:
@@ -232,7 +232,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     """The status file of one task, `<run_directory>/status/<task>.json`.
 
     Attributes:
-        state: the task's own last word; a task that died says "running" for ever.
+        state: as the task wrote it last; a task that was killed still says "running".
         heartbeat: seconds since the epoch at the last sign of life.
         tokens: live tokens decoded since `started`.
         made: completions stored since `started`.
@@ -280,7 +280,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
 
 
 def view(kind: type[Row], *names: str, **types: Any) -> Any:
-    """A row type with some fields of `kind`: a reader passes over the others without building them, which is faster.
+    """A row type with some fields of `kind`. A reader skips the other fields, which is faster.
 
     Args:
         names: the fields; `problem_id` and `draw` come with every row of a pair.
@@ -327,7 +327,7 @@ def content_hash(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line that a reader could not take for a row. Its text is the beginning of a sentence."""
+    """A line that is no row. As text it begins a sentence, which names the file, the line and the reason."""
 
     path: Path
     number: int
@@ -345,6 +345,7 @@ class BadLine:
         return f"{self.path} row {self.number}{pair} is broken ({self.reason})"
 
 
+_P = TypeVar("_P", bound=PairRow)
 OnBad = Callable[[BadLine], object]
 
 
@@ -390,10 +391,10 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[
             yield number, row
 
 
-def latest_rows(paths: Iterable[Path], kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]:
+def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of several files, each (problem, draw) pair once: of repeated rows the last one counts.
 
-    This is the one rule for repeats, in the order in which `shard_files` names the files. The files are read twice, so
+    All readers follow this rule for repeats, with the files in the order of `shard_files`. The files are read twice, so
     that only one row at a time is in memory.
 
     Raises:
@@ -405,15 +406,11 @@ def latest_rows(paths: Iterable[Path], kind: type[_T], *, on_bad: OnBad = refuse
         last |= {row.key: (path, number) for number, row in _numbered_rows(path, PairRow, ignore)}
     for path in paths:
         for number, row in _numbered_rows(path, kind, on_bad):
-            if last.get(_key(row)) == (path, number):
+            if last.get(row.key) == (path, number):
                 yield row
 
 
-@overload
-def read_shards(directory: Path, name: str, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]: ...
-@overload
-def read_shards(directory: Path, name: str, *, on_bad: OnBad = refuse) -> Iterator[dict[str, Any]]: ...
-def read_shards(directory: Path, name: str, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse) -> Iterator[Any]:
+def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of a cell's file, of all its shards, as `latest_rows` does."""
     return latest_rows(shard_files(directory, name).values(), kind, on_bad=on_bad)
 
@@ -433,10 +430,6 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
         return msgspec.convert(json.loads(data), decoder.type)
 
 
-def _key(row: Any) -> Pair:
-    return row.key if isinstance(row, PairRow) else (row["problem_id"], row["draw"])
-
-
 def read_cell(folder: Path) -> Any:
     """The contents of a cell's cell.yaml; raises OSError, UnicodeDecodeError or yaml.YAMLError where it has none."""
     text = (folder / CELL_FILE).read_text(encoding="utf-8")
@@ -454,7 +447,7 @@ def append_row(path: Path, row: Row) -> None:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line whose writer did not live to end it."""
+    """Cut off a last line without a newline: its writer died."""
     if not path.exists() or not path.stat().st_size:
         return
     with path.open("rb+") as file:

@@ -1,7 +1,7 @@
 """How numbers, settings and names are written, the same in pictures, tables and the terminal."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 # How the panels of a heatmap figure are coloured: each over its own values, all over the same values, or by the paired
@@ -78,18 +78,16 @@ def p_equals(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def axes(values: Mapping[str, float]) -> str:
-    """Name the known ones of the axes' values: "keep ratio 0.3, window 48, budget 128"."""
+def axes(values: Any) -> str:
+    """Name those axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, budget 128"."""
     known = {name: values[name] for name in AXES if name in values and not missing(values[name])}
     return ", ".join(f"{AXES[name]} {number(value)}" for name, value in known.items())
 
 
 def setting(row: Any, *, budget: bool = True) -> str:
-    """Name a policy setting, as "dynts 0.3 / 48, budget 128, question_on_top=true".
+    """Name a policy setting, as "dynts 0.3 / 48, budget 128, question_on_top=true", or without the budget.
 
-    Args:
-        row: with policy, budget and variant; keep_ratio and local_window are named if it has them.
-        budget: False leaves the budget out.
+    The row has policy, budget and variant; keep_ratio and local_window are named if it has them.
     """
     sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
     name = " / ".join(number(size) for size in sizes if not missing(size))
@@ -97,12 +95,16 @@ def setting(row: Any, *, budget: bool = True) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def markdown(lines: Iterable[Iterable[str]]) -> str:
+    """Write a Markdown table; the first line holds the heads."""
+    head, *rows = [[text.replace("|", "\\|") for text in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+
+
 def policy_title(policy: str, variant: str = "") -> str:
     """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question_on_top=true)".
 
-    Args:
-        variant: as in cells.csv. Of a field that is itself called `variant` only the value is named, and nothing
-            if the value is "original".
+    `variant` is as in cells.csv. Of a field that is itself called `variant` only the value is named, unless "original".
     """
     named = ", ".join(word for field in variant.split(",") if (word := _variant_title(field.strip())))
     return POLICY_TITLES.get(policy, policy) + (f" ({named})" if named else "")

@@ -1,4 +1,4 @@
-"""Where a result comes from: code, packages, machine, command line."""
+"""The origin of a result: code, packages, machine, command line."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = (
+_PACKAGES = [
     "kvsweep",
     "torch",
     "transformers",
@@ -21,7 +21,7 @@ _PACKAGES = (
     "numpy",
     "hydra-core",
     "triton",
-)
+]
 
 
 @cache
@@ -44,13 +44,12 @@ def describe_hardware() -> dict[str, Any]:
     """Processor, cores, and each GPU's name."""
     import torch
 
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "host": platform.node(),
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
 

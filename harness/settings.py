@@ -1,4 +1,4 @@
-"""The configuration: where it lies, and its YAML made into checked dataclasses.
+"""The configuration: the folder of its YAML files, and the way from their sections to checked dataclasses.
 
 `${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration.
 """
@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 
 from analysis.records import UserError
 from harness.toy.paths import WEIGHTS
@@ -24,7 +24,7 @@ _BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum
 
 
 def _choices(group: str) -> str:
-    """The names as `kvsweep --help` shows them."""
+    """The names in a group of the configuration, as `kvsweep --help` shows them."""
     names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     return textwrap.fill(", ".join(names), width=92, subsequent_indent=" " * 13)
 
@@ -39,8 +39,8 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
 
     A field of type `Annotated[int, Field(ge=1, description="a number of tokens")]` that is out of range is refused as
     "<section>.<field>=0 is out of range: it is a number of tokens, at least 1."; without a description as "... it must
-    be at least 1." `Annotated[int, Field(ge=1)] | None` adds "or null". What several fields must fulfil together is the
-    dataclass's own `__post_init__` to check; its ValueError's sentence is passed on.
+    be at least 1." `Annotated[int, Field(ge=1)] | None` adds "or null". The dataclass's `__post_init__` checks what
+    concerns several fields; the text of its ValueError becomes the text of the UserError.
 
     Args:
         cls: a dataclass.
@@ -58,21 +58,6 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
     adapter = TypeAdapter(cls)
     try:
         return adapter.validate_python(values)
-    except ValidationError as error:
-        raise UserError(_sentence(section, adapter, error)) from error
-
-
-def check_fields(settings: object, section: str) -> None:
-    """Check each field of a dataclass against its annotation, as `build` does, for a dataclass that Python code makes.
-
-    Raises:
-        UserError: a field of another type, or out of range.
-    """
-    hints = get_type_hints(type(settings), include_extras=True)
-    fields: dict[str, Any] = {name: (hints[name], ...) for name in vars(settings)}
-    adapter = TypeAdapter(create_model(type(settings).__name__, __config__=ConfigDict(strict=True), **fields))
-    try:
-        adapter.validate_python(vars(settings))
     except ValidationError as error:
         raise UserError(_sentence(section, adapter, error)) from error
 

@@ -17,7 +17,6 @@ from analysis.numbers.inference import noise_floor, paired_tests, summary_noise_
 from analysis.numbers.metrics import score_intervals
 
 RNG = np.random.default_rng(20260121)
-INTERVALS = ("ci", "bayes", "boot")
 
 
 def difficulties(mean: float, between: float, shape: tuple[int, ...]) -> np.ndarray:
@@ -39,10 +38,7 @@ def coverage(simulations: int, problems: int, draws: int, mean: float, between: 
     cell, problem = np.meshgrid(np.arange(simulations), np.arange(problems), indexing="ij")
     rows = pd.DataFrame({"cell_id": cell.ravel().repeat(draws), "problem_id": problem.ravel().repeat(draws)})
     table = score_intervals(rows.assign(correct=right.ravel()))
-    return {
-        f"coverage {name}": rate(((table[f"{name}_low"] <= mean) & (mean <= table[f"{name}_high"])).to_numpy())
-        for name in INTERVALS
-    }
+    return {"coverage ci": rate(((table["ci_low"] <= mean) & (mean <= table["ci_high"])).to_numpy())}
 
 
 def grids(simulations: int, cells: int, problems: int, draws: int, mean: float, between: float, planted: float) -> dict:

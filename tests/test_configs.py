@@ -102,7 +102,7 @@ def test_every_predictor_recipe(name: str, write_problems: Callable[..., Path]) 
         )
         plan = read_settings([f"recipe={name}", f"model={model}", *problems])
         assert plan.model.name == model
-        assert plan.recipe.head.parent == plan.recipe.directory
+        assert plan.recipe.head.parent == plan.recipe.out
         assert (plan.recipe.toy_problems is None) == (plan.benchmark is not None)
 
 

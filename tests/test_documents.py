@@ -169,7 +169,7 @@ def test_every_command_works(
         request.getfixturevalue("compose")(*options.overrides)
     elif program == "kvsweep-predictor":
         assert words[0] in (*STAGES, *ALONE, "all")
-        assert read_settings(words[1:]).recipe.directory
+        assert read_settings(words[1:]).recipe.out
     elif program in ("kvsweep-status", "kvsweep-report", "kvsweep-grade", "kvsweep-export"):
         run = request.getfixturevalue("finished")
         arguments = [str(run) if word.startswith("results/runs/") else word for word in words]

@@ -17,8 +17,8 @@ AXES = ["budget", "keep_ratio", "local_window"]
 class PolicyGrid:
     """The cells of one policy, budget and variant over keep_ratio and local_window, for all models.
 
-    The axes are the union over models and benchmarks, so that a cell which one of them lacks is seen to be missing.
-    ratios ascend and windows descend, as they are drawn from the left and from the top.
+    The axes hold the values of all models and benchmarks, so that a cell which one of them lacks is seen to be missing.
+    Ratios ascend and windows descend, as they are drawn from the left and from the top.
     """
 
     policy: str
@@ -46,18 +46,10 @@ def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
         ratios = sorted(cells["keep_ratio"].unique())
         windows = sorted(cells["local_window"].unique(), reverse=True)
         if min(len(ratios), len(windows)) >= 2 or max(len(ratios), len(windows)) >= 3:
-            grids.append(
-                PolicyGrid(
-                    policy=policy,
-                    budget=budget,
-                    variant=variant,
-                    ratios=ratios,
-                    windows=windows,
-                    models=list(cells["model"].unique()),
-                    benchmarks=[b for b in metrics["benchmark"].unique() if b in set(cells["benchmark"])],
-                    cells=cells,
-                )
-            )
+            benchmarks = [name for name in metrics["benchmark"].unique() if name in set(cells["benchmark"])]
+            axes = {"ratios": ratios, "windows": windows, "benchmarks": benchmarks}
+            models = list(cells["model"].unique())
+            grids.append(PolicyGrid(policy=policy, budget=budget, variant=variant, models=models, cells=cells, **axes))
     return grids
 
 
@@ -98,7 +90,7 @@ class SharedSetting:
 
     @property
     def policies(self) -> int:
-        """How many policies share the setting; the full cache does not count, a policy's variants count once."""
+        """The number of policies that share the setting, without the full cache; a policy's variants count once."""
         return int(self.cells.loc[self.cells["policy"] != "full", "policy"].nunique())
 
     @property

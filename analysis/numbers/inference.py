@@ -1,9 +1,9 @@
 """Tell signal from noise: paired tests over problems, and the spread that identical cells would show.
 
 Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
-independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples,
-because the maximum over cells needs that and one matrix product computes them; scipy's `permutation_test` takes one
-statistic at a time, so numpy resamples here and the tests compare it with scipy.
+independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples:
+the range over cells needs this, and one matrix product computes them. scipy's `permutation_test` takes one statistic at
+a time, so numpy resamples here, and the tests compare the results with scipy's.
 
 scipy and statsmodels load slowly. They are imported where they are used, so that the summary at a sweep's end does
 without them.
@@ -34,11 +34,7 @@ _EPSILON = 1e-9
 
 
 def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
-    """Arrange the grades of some cells as [cells, problems, draws].
-
-    Args:
-        graded: rows with cell_id, problem_id, draw, correct.
-    """
+    """Arrange graded rows (cell_id, problem_id, draw, correct) of some cells as [cells, problems, draws]."""
     rows = graded[graded["cell_id"].isin(cell_ids)]
     cells = pd.Categorical(rows["cell_id"].astype("object"), categories=list(cell_ids)).codes
     problems, names = pd.factorize(rows["problem_id"])
@@ -62,9 +58,7 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     and Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the
     given cells, Benjamini-Hochberg the expected share of false alarms.
 
-    Args:
-        scores: [cells, problems, draws].
-        reference: [problems, draws].
+    `scores` are [cells, problems, draws] and `reference` is [problems, draws].
 
     Returns:
         A row per cell: difference, se, low, high, problems, p, p_holm, p_bh; missing without a pair.
@@ -91,11 +85,9 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
 
 
 def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Test each row of differences per problem against mean zero by random signs; return two-sided p-values.
+    """Test each row of `differences` [cells, problems] against mean zero by random signs; return two-sided p-values.
 
-    Args:
-        differences: [cells, problems]; a missing one counts as no difference.
-        resamples, seed: number and seed of the random patterns of signs.
+    A missing difference counts as zero. `resamples` is the number of random patterns of signs, and `seed` their seed.
     """
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
@@ -108,26 +100,6 @@ def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 
             patterns = 1 - 2.0 * ((np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed))) & 1)
             p[row] = (np.abs(patterns @ changed) >= observed[row] - _EPSILON).mean()
     return p
-
-
-def bootstrap_interval(means: Floats) -> tuple[Floats, Floats]:
-    """Compute the 95% BCa interval of each row's mean with `scipy.stats.bootstrap`, problems resampled.
-
-    Args:
-        means: [cells, problems] without missing values.
-
-    Returns:
-        The lower and the upper ends, missing for a row whose values are all equal.
-    """
-    from scipy import stats
-
-    low, high = np.full(len(means), np.nan), np.full(len(means), np.nan)
-    varied = means.std(-1) > _EPSILON
-    if varied.any():
-        rng = np.random.default_rng(0)
-        found = stats.bootstrap((means[varied],), np.mean, axis=-1, n_resamples=1999, method="BCa", rng=rng)
-        low[varied], high[varied] = found.confidence_interval
-    return low, high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +140,8 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
     after each cell's mean is subtracted, so that real differences do not widen it; the subtraction takes a degree of
     freedom, so the residuals are scaled by sqrt(n / (n - 1)).
 
-    Args:
-        scores: [cells, problems, draws]; a problem or draw that one cell lacks is left out for all cells.
-        resamples, seed: number and seed of the permutations.
-
-    Returns:
-        None with fewer than two cells or two common problems.
+    A problem or draw that one cell lacks is left out of `scores` [cells, problems, draws] for all cells. With fewer
+    than two cells or two common problems there is no floor.
     """
     common = np.where(np.isnan(scores).any(0), np.nan, scores)
     means = problem_means(common)
@@ -183,11 +151,10 @@ def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int =
     if cells < 2 or problems < 2:
         return None
     observed = means.mean(-1)
-    null = _permuted(means, resamples, seed)
     residuals = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
-    critical = np.quantile(np.ptp(_permuted(residuals, resamples, seed + 1), axis=-1), 1 - LEVEL)
     draws = float((~np.isnan(common[0])).sum(-1)[kept].mean())
-    return _floor(observed, null, problems, draws, float(critical))
+    null, centred = _permuted(means, resamples, seed), _permuted(residuals, resamples, seed + 1)
+    return _floor(observed, null, problems, draws, centred)
 
 
 def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
@@ -212,8 +179,7 @@ def summary_noise_floor(
     draw independently.
 
     Args:
-        scores: fractions, one per cell.
-        problems, draws: problems of the benchmark, and draws of each problem.
+        scores, problems, draws: a fraction per cell, the benchmark's problems, and the draws of each problem.
         between: the share of the variance of single answers that lies between problems, 0 to 1.
         resamples, seed: number and seed of the simulated grids.
     """
@@ -221,35 +187,32 @@ def summary_noise_floor(
     mean, size = float(np.mean(scores)), (1 - between) / between
     chance = rng.beta(mean * size, (1 - mean) * size, (resamples, 1, problems))
     null = rng.binomial(draws, np.broadcast_to(chance, (resamples, len(scores), problems))).mean(-1) / draws
-    return _floor(np.asarray(scores), null, problems, draws, float(np.quantile(np.ptp(null, axis=-1), 1 - LEVEL)))
+    return _floor(np.asarray(scores), null, problems, draws, null)
 
 
-def _floor(observed: Floats, null: Floats, problems: int, draws: float, critical: float) -> NoiseFloor:
-    spread, ranges = null.std(-1, ddof=1), np.ptp(null, axis=-1)
-    low, middle, high = np.quantile(ranges, [0.025, 0.5, 0.975])
-    own = observed.std(ddof=1)
+def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred: Floats) -> NoiseFloor:
+    """Compare the cells' means with those of identical cells, `null` and (for `critical`) `centred`: [grids, cells]."""
+    spread, own = null.std(-1, ddof=1), float(observed.std(ddof=1))
+    low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
     return NoiseFloor(
         cells=len(observed),
         problems=problems,
         draws=draws,
-        spread=float(own),
+        spread=own,
         range=float(np.ptp(observed)),
         expected_spread=float(spread.mean()),
-        expected_range=(float(low), float(middle), float(high)),
+        expected_range=(low, middle, high),
         p=float((1 + (spread >= own - _EPSILON).sum()) / (len(null) + 1)),
-        critical=critical,
+        critical=float(np.quantile(np.ptp(centred, axis=-1), 1 - LEVEL)),
     )
 
 
 def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
-    """Count the draws per problem that tell two cells apart on these problems, at the level 5% and with 80% power.
+    """Count the draws per problem that tell two cells [problems, draws] apart, at the level 5% and with 80% power.
 
     More draws shrink only the variance between draws, so this variance of the paired differences decides. With one
     draw per problem it cannot be separated from the variance between problems; the whole variance then takes its
     place, and the result is an upper bound.
-
-    Args:
-        first, second: [problems, draws].
 
     Returns:
         The number (infinite if the two score the same) and True if it is an upper bound.
@@ -288,13 +251,8 @@ def _draws(difference: float, variance: float, problems: int) -> float:
 def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
     """Estimate pass@k without bias, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-    Args:
-        right: c, the correct draws of each problem.
-        draws: n, the draws of each problem.
-        k: how many draws one may try.
-
-    Returns:
-        One value per problem, missing where a problem has fewer than k draws.
+    `right` holds c, the correct draws of each problem, and `draws` n, all its draws. The value of a problem with fewer
+    than k draws is missing.
     """
     from scipy import stats
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Run
-from analysis.numbers.inference import LEVEL, bootstrap_interval, paired_tests, pass_at_k, score_array
+from analysis.numbers.inference import LEVEL, paired_tests, pass_at_k, score_array
 from analysis.records import OUTCOMES
 
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
@@ -57,26 +57,16 @@ def graded_rows(run: Run) -> pd.DataFrame:
     return rows[rows["correct"].notna() & ~rows["cell_id"].isin(meaningless)]
 
 
-def _problem_scores(graded: pd.DataFrame) -> pd.DataFrame:
-    """Mean over draws and number of draws per (cell_id, problem_id)."""
-    return graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"].agg(["mean", "size"])
-
-
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
     """Pass@1 per cell: the mean over problems of the mean over draws; every outcome but "correct" counts 0.
 
     The draws of one problem are not independent, so the standard error is the clustered one: the standard deviation
     (n - 1) of the n means per problem over sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640,
     section 2.2, for draws averaged per problem). The error describes a new choice of problems like these, not a new
-    run on the same problems.
-
-    Args:
-        graded: rows with cell_id, problem_id, correct.
-
-    Returns:
-        Indexed by cell_id: graded, problems, pass_at_1, se (missing with one problem).
+    run on the same problems. With one problem the error is missing.
     """
-    cells = _problem_scores(graded).groupby("cell_id", observed=True)
+    draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
+    cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
     table["pass_at_1"] = cells["mean"].mean()
     table["se"] = cells["mean"].std(ddof=1) / np.sqrt(table["problems"])
@@ -84,28 +74,17 @@ def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def score_intervals(graded: pd.DataFrame) -> pd.DataFrame:
-    """Add three 95% intervals to `pass_at_1`.
+    """Add Wilson's 95% score interval to `pass_at_1`, as ci_low and ci_high.
 
-    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. These do neither (Brown,
-    Cai and DasGupta 2001); with `effective_size` they hold for clustered data (Korn and Graubard 1998, Franco et al.
-    2019, J. Surv. Stat. Methodol. 7).
-
-    Returns:
-        Also ci_low, ci_high: Wilson's score interval; bayes_low, bayes_high: Jeffreys' interval, which ends at 0 or 1
-        where Pass@1 does; boot_low, boot_high: `bootstrap_interval`.
+    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. Wilson's does neither
+    (Brown, Cai and DasGupta 2001); with `effective_size` it holds for clustered data (Korn and Graubard 1998, Franco
+    et al. 2019, J. Surv. Stat. Methodol. 7).
     """
     from statsmodels.stats.proportion import proportion_confint
 
     table = pass_at_1(graded)
     score, size = table["pass_at_1"], effective_size(table)
     table["ci_low"], table["ci_high"] = proportion_confint(score * size, size, method="wilson")
-    low, high = proportion_confint(score * size, size, method="jeffreys")
-    table["bayes_low"], table["bayes_high"] = low.where(score > 0, 0.0), high.where(score < 1, 1.0)
-    table["boot_low"] = table["boot_high"] = np.nan
-    means = {name: rows.to_numpy() for name, rows in _problem_scores(graded)["mean"].groupby("cell_id", observed=True)}
-    for _, cells in table.groupby("problems"):  # equal shapes are resampled together
-        low, high = bootstrap_interval(np.stack([means[name] for name in cells.index]))
-        table.loc[cells.index, "boot_low"], table.loc[cells.index, "boot_high"] = low, high
     return table
 
 
@@ -114,11 +93,8 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
 
     The standard error is known only as well as so many problems allow, so the size is scaled by the squared ratio of
     Student's quantiles at graded - 1 and problems - 1 degrees of freedom (Korn and Graubard 1998). With one draw the
-    size is the number of problems. At p = 0 or 1 the draws do not show how alike they are; a problem then counts once,
-    which is the cautious end.
-
-    Args:
-        table: rows with pass_at_1, se, problems, graded.
+    size is the number of problems. At p = 0 or 1 the draws do not show how much they depend on each other; each problem
+    then counts once, which is the cautious choice.
     """
     from scipy import stats
 
@@ -131,11 +107,7 @@ def effective_size(table: pd.DataFrame) -> pd.Series:
 
 
 def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
-    """The scores that need several draws per problem: pass@k for k = 2, 4, ... and all, and the majority's answer.
-
-    Returns:
-        Indexed by cell_id: pass_at_2, pass_at_4, ..., maj_at_n; no column that no cell has.
-    """
+    """The scores of each cell that need several draws: pass_at_2, pass_at_4, ..., pass@k of all draws, and maj_at_n."""
     key = ["cell_id", "problem_id"]
     counts = graded.groupby(key, observed=True, sort=False)["correct"].agg(["sum", "size"])
     most = int(counts["size"].max()) if len(counts) else 1
@@ -167,16 +139,8 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded.
 
     The full cache is that of the same condition. Draws that share a seed share their random numbers, so a pair is equal
-    until eviction acts, and what the two have in common cancels. Tests, intervals and corrections (over the cells of
-    one condition) are those of `inference.paired_tests`.
-
-    Args:
-        cells: `Run.cells`.
-        graded: the rows of `Run.completions` with a grade.
-
-    Returns:
-        Indexed by cell_id, only cells that share pairs with a full cache: diff_to_full, diff_se, diff_low, diff_high,
-        diff_problems, p_to_full, p_holm, p_bh and `PAIR_SUMS`.
+    until eviction acts, and the common part cancels. Tests, intervals and corrections (over the cells of
+    one condition) are those of `inference.paired_tests`. A cell that shares no pair with a full cache has no row.
     """
     parts = []
     for _, group in cells.groupby("condition", sort=False):
@@ -188,16 +152,13 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
         scores = score_array(rows, [full.iloc[0], *others])
         tests = paired_tests(scores[1:], scores[0]).set_index(pd.Index(others, name="cell_id"))
         parts.append(tests.join(_pair_sums(rows, full.iloc[0])))
+    if not parts:
+        empty = paired_tests(np.empty((0, 1, 1)), np.empty((1, 1)))
+        parts = [empty.reindex(columns=[*empty.columns, *PAIR_SUMS]).astype("float64")]
     names = {"difference": "diff_to_full", "se": "diff_se", "low": "diff_low", "high": "diff_high"}
     names |= {"problems": "diff_problems", "p": "p_to_full"}
-    table = pd.concat(parts) if parts else _no_differences()
-    table = table.rename(columns=names)
+    table = pd.concat(parts).rename(columns=names)
     return table[table["diff_problems"] > 0]
-
-
-def _no_differences() -> pd.DataFrame:
-    empty = paired_tests(np.empty((0, 1, 1)), np.empty((1, 1)))
-    return empty.reindex(columns=[*empty.columns, *PAIR_SUMS]).astype("float64")
 
 
 def _pair_sums(rows: pd.DataFrame, full: str) -> pd.DataFrame:
@@ -235,9 +196,6 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
 
         n prompt_tokens + n (n - 1) / 2  -  sum over evictions of (b - a) (n - 1 - t).
 
-    Args:
-        completions: rows with prompt_tokens, num_tokens, length_before_sum, length_after_sum, freed_step_sum.
-
     Returns:
         full: the sum for a full cache and the same text; held: the sum with the evictions.
     """
@@ -254,8 +212,8 @@ def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd
     alike. A length just after an eviction is missing where one of the benchmarks saw no eviction.
 
     Returns:
-        One row per setting (model, model_title and `SETTING`): pass_at_1, se, status (done if all are), completions,
-        and of `HOLDINGS` and max_peak_length (the largest) those that `metrics` has.
+        One row per setting (model_title and `SETTING`): pass_at_1, se, status (done if all are), completions, and of
+        `HOLDINGS` and max_peak_length (the largest) those that `metrics` has.
     """
     chosen = metrics[metrics["benchmark"].isin(benchmarks)].drop_duplicates([*SETTING, "benchmark"])
     chosen = chosen.assign(variance=chosen["se"] ** 2, unfinished=chosen["status"] != "done")
@@ -281,10 +239,8 @@ def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
-    counts = graded.groupby(["cell_id", "outcome"], observed=True).size().unstack(fill_value=0)
-    counts = counts.reindex(columns=list(OUTCOMES), fill_value=0)
-    counts.columns = pd.Index(list(OUTCOMES))
-    return counts.div(counts.sum(axis=1), axis=0)
+    happened = pd.DataFrame({outcome: graded["outcome"] == outcome for outcome in OUTCOMES})
+    return happened.groupby(graded["cell_id"], observed=True).mean()
 
 
 def _completion_means(completions: pd.DataFrame) -> pd.DataFrame:

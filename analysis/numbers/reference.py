@@ -18,8 +18,8 @@ def reference_folder() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / "results" / "reference"
 
 
-def beside_published(metrics: pd.DataFrame) -> list[dict[str, str]]:
-    """Set our scores beside the published ones: texts, a row per cell that has a published counterpart."""
+def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
+    """Set our scores beside the published ones, as texts: a row per cell that has a published one; None without any."""
     ours = metrics[metrics["pass_at_1"].notna()]
     tables = [pd.read_csv(reference_folder() / name) for name in (GRID_FILE, SCORES_FILE)]
     published = pd.concat(tables, ignore_index=True)[[*MATCH, "pass_at_1", "source", "doubt"]]
@@ -27,7 +27,7 @@ def beside_published(metrics: pd.DataFrame) -> list[dict[str, str]]:
     # The full cache has none of the axes, and a missing value matches nothing.
     left, right = ours.fillna(dict.fromkeys(axes, -1.0)), published.fillna(dict.fromkeys(axes, -1.0))
     rows: Any = left.merge(right, on=MATCH, suffixes=("", "_published"))
-    return [
+    texts = [
         {
             "model": row.model_title,
             "benchmark": row.benchmark_title,
@@ -40,3 +40,4 @@ def beside_published(metrics: pd.DataFrame) -> list[dict[str, str]]:
         }
         for row in rows.itertuples()
     ]
+    return pd.DataFrame(texts).set_index("model") if texts else None

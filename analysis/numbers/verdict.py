@@ -8,34 +8,29 @@ import numpy as np
 import pandas as pd
 
 from analysis import words
+from analysis.numbers import inference
 from analysis.numbers.grids import PolicyGrid, SharedSetting
-from analysis.numbers.inference import (
-    BETWEEN_PROBLEMS,
-    LEVEL,
-    NoiseFloor,
-    draws_to_separate,
-    noise_floor,
-    score_array,
-    summary_draws_to_separate,
-    summary_noise_floor,
-)
+from analysis.numbers.inference import BETWEEN_PROBLEMS, LEVEL, NoiseFloor
 from analysis.numbers.metrics import mean_over_benchmarks
 from analysis.records import UserError
 
 # If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
 HARDLY_FIRES = 0.2
+POINT = ["keep_ratio", "local_window"]
 SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
+
+MOMENTS = {
+    "mean_length_after": "just after an eviction",
+    "mean_peak_length": "at the peak",
+    "mean_cache_length": "in the mean over the decoding steps",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PanelVerdict:
-    """The verdict on one model and benchmark of a grid.
+    """The verdict on one model and benchmark of a grid: sentences, of which the first sums up.
 
-    Attributes:
-        title: model, benchmark and policy.
-        cells: the rows of metrics, or of a table of scores in percent.
-        floor: None with too little data.
-        lines: sentences, of which the first sums up.
+    `cells` are rows of metrics, or of a table of scores in percent. With too little data there is no `floor`.
     """
 
     title: str
@@ -45,22 +40,17 @@ class PanelVerdict:
 
 
 def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]:
-    """The verdict on each panel of a grid that has at least three cells with grades.
-
-    Args:
-        grid: the cells.
-        graded: `metrics.graded_rows`.
-    """
+    """The verdict on each panel of a grid that has at least three cells among the `graded` rows."""
     found = []
     for _, cells in grid.cells.groupby("condition", sort=False):
         cells = cells[cells["graded"] > 0].drop_duplicates(["keep_ratio", "local_window"])
         if len(cells) < 3:
             continue
         first = cells.iloc[0]
-        scores = score_array(graded, list(cells["cell_id"]))
-        floor = noise_floor(scores)
+        scores = inference.score_array(graded, list(cells["cell_id"]))
+        floor = inference.noise_floor(scores)
         lines = [] if floor is None else [floor_in_words(floor), _best(cells, scores, floor)]
-        lines = [*lines, _eviction(cells), _against_full(cells)]
+        lines += [_eviction(cells), _against_full(cells)]
         title = f"{first['model_title']} | {first['benchmark_title']}, {grid.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=floor, lines=lines))
     return found
@@ -68,15 +58,15 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
 
 def floor_in_words(floor: NoiseFloor) -> str:
     """Say if the grid as a whole is signal, with its range beside that of identical cells."""
-    is_signal = "can be told from noise" if floor.signal else "cannot be told from noise"
+    can = "can" if floor.signal else "cannot"
     low, middle, high = (words.percent(value) for value in floor.expected_range)
     inside = floor.expected_range[0] <= floor.range <= floor.expected_range[2]
-    where = "within what identical cells give" if inside or not floor.signal else "beyond what identical cells give"
-    draws = "draw" if floor.draws == 1 else "draws"
-    size = f"{floor.cells} identical cells of {floor.problems} problems × {floor.draws:g} {draws}"
+    where = "within" if inside or not floor.signal else "beyond"
+    size = f"{floor.problems} problems × {floor.draws:g} draw{'' if floor.draws == 1 else 's'}"
     return (
-        f"The grid as a whole {is_signal} ({words.p_equals(floor.p)}): its range of {words.percent(floor.range)} "
-        f"points is {where} ({size}: {low} to {high}, median {middle})."
+        f"The grid as a whole {can} be told from noise ({words.p_equals(floor.p)}): its range of "
+        f"{words.percent(floor.range)} points is {where} what identical cells give ({floor.cells} identical cells of "
+        f"{size}: {low} to {high}, median {middle})."
     )
 
 
@@ -84,9 +74,9 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     means = cells["pass_at_1"].to_numpy()
     order = np.argsort(-means, kind="stable")
     best, second = order[0], order[1]
-    needed, bound = draws_to_separate(scores[best], scores[second])
+    needed, bound = inference.draws_to_separate(scores[best], scores[second])
     return (
-        f"The best cell is {words.axes(_point(cells.iloc[best]))} with {words.percent(means[best])}; "
+        f"The best cell is {words.axes(cells.iloc[best][POINT])} with {words.percent(means[best])}; "
         f"{_close(means, floor)} cells cannot be told from it (they lie less than {words.percent(floor.critical)} "
         f"points below, with a correction for choosing the best of all). {_needed(needed, bound)}"
     )
@@ -111,7 +101,7 @@ def _eviction(cells: pd.DataFrame) -> str:
     if share < HARDLY_FIRES:
         return f"{acted}: it hardly fires here, so this panel mostly compares the full cache with itself."
     differ = cells["untouched_differ"].sum()
-    rest = f" {differ:.0f} untouched completions differ from the full cache's, which a common seed should not allow."
+    rest = f" {differ:.0f} completions without an eviction differ from the full cache's, although they share the seed."
     return f"{acted}, {cells['mean_evictions'].mean():.1f} times each in the mean.{rest if differ else ''}"
 
 
@@ -124,20 +114,16 @@ def _against_full(cells: pd.DataFrame) -> str:
     counts = f"{worse} of {len(known)} cells are worse than the full cache, {better} better (paired, Holm)."
     equal = known[~differs].sort_values("kept_rows")
     if equal.empty:
-        return f"{counts} No cell is left that cannot be told from it."
+        return f"{counts} All of them differ significantly from it."
     row = equal.iloc[0]
     difference, low, high = (
         words.percent(row[name], signed=True) for name in ("diff_to_full", "diff_low", "diff_high")
     )
     return (
-        f"{counts} The smallest that cannot be told from it is {words.axes(_point(row))}, at "
+        f"{counts} The smallest that cannot be told from it is {words.axes(row[POINT])}, at "
         f"{words.percent(row['kept_rows'])}% of its cache length over the steps: {difference} points, 95% interval "
         f"{low} to {high}."
     )
-
-
-def _point(row: pd.Series) -> dict[str, float]:
-    return {name: row[name] for name in ("keep_ratio", "local_window")}
 
 
 def read_summary(path: Path) -> pd.DataFrame:
@@ -168,10 +154,11 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
         first = cells.iloc[0]
         scores = cells["pass_at_1"].to_numpy() / 100
         problems, draws = int(first["problems"]), int(first["draws"])
-        floors = [summary_noise_floor(scores, problems, draws, between=between) for between in BETWEEN_PROBLEMS]
+        floors = [inference.summary_noise_floor(scores, problems, draws, between=b) for b in BETWEEN_PROBLEMS]
         floor = floors[1]
         second, best = np.sort(scores)[-2:]
-        needed = summary_draws_to_separate(best - second, scores.mean(), problems, between=BETWEEN_PROBLEMS[1])
+        gap, middle = best - second, BETWEEN_PROBLEMS[1]
+        needed = inference.summary_draws_to_separate(gap, scores.mean(), problems, between=middle)
         least, _, most = sorted(one.p for one in floors)
         wide, _, narrow = (words.percent(one.expected_spread) for one in floors)
         lines = [
@@ -189,25 +176,15 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
 
 
 def spread_in_words(setting: SharedSetting, model: str) -> str:
-    """Say how far apart the cache lengths of the setting's policies are, each the mean over benchmarks.
-
-    Returns:
-        As "16 policies hold 76.9 to 77.2 just after an eviction, 129.0 at the peak, 101.2 to 103.4 in the mean over the
-        decoding steps (tokens)"; an unknown length is left out.
-    """
+    """Say how far apart the policies' cache lengths are, each the mean over benchmarks; an unknown one is left out."""
     ours = setting.cells[(setting.cells["model"] == model) & (setting.cells["policy"] != "full")]
     means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
     known = means.dropna(subset=["mean_cache_length"])
     if known.empty:
         return "not known yet"
-    when = {
-        "mean_length_after": "just after an eviction",
-        "mean_peak_length": "at the peak",
-        "mean_cache_length": "in the mean over the decoding steps",
-    }
-    lengths = [f"{_range(known[name])} {moment}" for name, moment in when.items() if known[name].notna().any()]
-    count = f"{len(known)}" if len(known) == len(means) else f"{len(known)} of {len(means)}"
-    return f"{count} policies hold {', '.join(lengths)} (tokens)"
+    lengths = [f"{_range(known[name])} {moment}" for name, moment in MOMENTS.items() if known[name].notna().any()]
+    of_all = "" if len(known) == len(means) else f" of {len(means)}"
+    return f"{len(known)}{of_all} policies hold {', '.join(lengths)} (tokens)"
 
 
 def _range(lengths: pd.Series) -> str:

@@ -1,14 +1,13 @@
 """Token attribution as a table of signed numbers: rows are answer tokens, columns reasoning steps."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.pictures.style import STYLE, new_figure
+from analysis.pictures.style import STYLE, TURNED, new_figure
 
 _LABEL_CHARACTERS = 28
 
@@ -24,16 +23,11 @@ def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence
 
 
 def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str], *, title: str) -> Figure:
-    """Draw a heat table with four decimals, red (-1) over white to green (1).
+    """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to green (1).
 
-    A value beyond the scale has the colour of the scale's end and is printed in full. If there are very many tokens or
-    steps, the ones with the largest effects are shown in the text's order, and the title says how many there are.
-
-    Args:
-        values: [tokens, steps] signed effects on the log-probability.
-        tokens: the answer tokens.
-        steps: the reasoning steps.
-        title: names the text.
+    A value beyond the scale has the colour of the scale's end and is printed in full. If there are very many answer
+    tokens or reasoning steps, those with the largest effects are shown in the text's order, and the title says how many
+    there are.
     """
     rows, columns = strongest(values, axis=1, most=_MOST_TOKENS), strongest(values, axis=0, most=_MOST_STEPS)
     if len(rows) < len(tokens) or len(columns) < len(steps):
@@ -48,8 +42,7 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
         for (row, column), value in np.ndenumerate(values):
             ink = "white" if abs(value) > 0.75 else "black"
             axes.text(column, row, four_decimals(float(value)), ha="center", va="center", fontsize=7, color=ink)
-        turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(len(steps)), [shortened(s) for s in steps], fontsize=7, **turned)
+        axes.set_xticks(range(len(steps)), [shortened(s) for s in steps], fontsize=7, **TURNED)
         axes.set_yticks(range(len(tokens)), [visible(t) for t in tokens], fontsize=7)
         axes.set_xlabel("Reasoning step")
         axes.set_ylabel("Answer token")

@@ -4,7 +4,6 @@ from math import ceil
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis import words
 from analysis.numbers.metrics import benchmark_views, model_title
-from analysis.pictures.style import STYLE, full_cache_level, new_figure, tidy
+from analysis.pictures.style import STYLE, full_cache_level, new_figure, panels, tidy
 
 LINE = ["policy", "variant", "keep_ratio", "local_window"]
 MAX_LINES = 8
@@ -22,10 +21,7 @@ def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     """Draw Pass@1 against budget for settings that ran at two budgets or more, the full cache as a level.
 
     The mean over benchmarks comes first, without the points that lack a benchmark; then each benchmark. At most
-    `MAX_LINES` settings are drawn, those with the most budgets.
-
-    Returns:
-        None if no setting ran at two budgets.
+    `MAX_LINES` settings are drawn, those with the most budgets; there is no figure if no setting ran at two budgets.
     """
     ours = metrics[metrics["model"] == model]
     compressed = ours[ours["budget"].notna() & ours["pass_at_1"].notna()]
@@ -40,18 +36,17 @@ def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
 
 def _panels(views: list[tuple[str, pd.DataFrame]], title: str) -> Figure:
     columns = min(len(views), 5)
-    rows = ceil(len(views) / columns)
-    views = [(name, points.assign(line=_names(points)).dropna(subset="pass_at_1")) for name, points in views]
-    points = pd.concat([points for _, points in views])
+    views = [(title, rows.dropna(subset="pass_at_1")) for title, rows in views]
+    for _, rows in views:
+        rows["line"] = [words.setting(row, budget=False) for row in rows.itertuples()]
+    points = pd.concat([rows for _, rows in views])
     looks = zip(seaborn.color_palette("colorblind", MAX_LINES), "osD^vP*X", strict=True)
     styles = dict(zip(points.loc[points["policy"] != "full", "line"].unique(), looks, strict=False))
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((1.2 + 2.3 * columns, 1.2 + 2.4 * rows))
-        grid = np.ravel(figure.subplots(rows, columns, sharey=True, sharex=True, squeeze=False))
-        for axes, view in zip(grid, views, strict=False):
+        figure = new_figure((1.2 + 2.3 * columns, 1.2 + 2.4 * ceil(len(views) / columns)))
+        grid = panels(figure, len(views), columns, sharey=True, sharex=True)
+        for axes, view in zip(grid, views, strict=True):
             _lines(axes, *view, styles)
-        for axes in grid[len(views) :]:
-            axes.set_visible(False)
         for axes in grid[::columns]:
             axes.set_ylabel("Pass@1 (%)")
         # All panels share an axis, which needs a tick for every budget of any panel.
@@ -63,10 +58,6 @@ def _panels(views: list[tuple[str, pd.DataFrame]], title: str) -> Figure:
         figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=3, frameon=False)
         figure.suptitle(f"{title}: Pass@1 against budget, ± standard error over problems", fontsize=11)
     return figure
-
-
-def _names(points: pd.DataFrame) -> list[str]:
-    return [words.setting(row, budget=False) for row in points.itertuples()]
 
 
 def _lines(axes: Axes, title: str, points: pd.DataFrame, styles: dict[str, tuple[Any, str]]) -> None:

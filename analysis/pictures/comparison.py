@@ -17,7 +17,7 @@ from analysis import words
 from analysis.load import in_order
 from analysis.numbers.grids import AXES, SharedSetting
 from analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
-from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, full_cache_level, new_figure, tidy
+from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, TURNED, full_cache_level, new_figure, tidy
 from analysis.question import question_title
 from analysis.words import MISSING, UNFINISHED
 
@@ -26,36 +26,24 @@ POLICY = ["policy", "variant"]
 # Light enough for dark text on them, and different in grey print.
 BAR_COLOR, FULL_COLOR = "#9ecae1", "#d0d0d0"
 LENGTH_COLOR = "#b3400d"
+LENGTH_LOOK: dict[str, Any] = {"color": LENGTH_COLOR, "marker": "o", "markersize": 3.2, "linewidth": 1}
 
 # The bars' share of a panel's height, and where the axis of the cache lengths begins above them.
 BARS_TOP, LENGTHS_BOTTOM = 0.7, 0.76
 
 
+@matplotlib.rc_context(STYLE)
 def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame) -> Figure:
     """Draw Pass@1 per policy as bars with standard errors, and above them the cache length as a line.
 
     The first panel is the mean over benchmarks, each other panel one benchmark. The cache length is the mean over
-    decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean.
-
-    Args:
-        setting: the cells.
-        model: whose cells are drawn.
-        metrics: all cells of the run, for the title.
+    decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean. `metrics` gives the title.
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     bars = _policies(ours)
     ours = ours[ours["benchmark"].isin(_compressed_benchmarks(ours))]
     # Each panel has all policies, in the same places.
     panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in benchmark_views(ours)]
-    with matplotlib.rc_context(STYLE):
-        figure = _bar_panels(panels)
-        # The question's place may name policies, and takes a line of its own.
-        title = setting.title.replace(", question", "\nquestion")
-        figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {title}", fontsize=10)
-    return figure
-
-
-def _bar_panels(panels: list[tuple[str, pd.DataFrame]]) -> Figure:
     small = len(panels) - 1
     lines = ceil(small / 2)
     figure = new_figure((PAGE_WIDTH, 3.4 + 1.6 * lines + (0.6 if small else 0)))
@@ -80,6 +68,9 @@ def _bar_panels(panels: list[tuple[str, pd.DataFrame]]) -> Figure:
     axes[0].set_ylabel("Pass@1 (%)", y=BARS_TOP / 2)
     twins[0].set_ylabel("mean cache\nlength (tokens)", y=(1 + LENGTHS_BOTTOM) / 2, color=LENGTH_COLOR, fontsize=8)
     _bars_legend(figure, shown)
+    # The question's place may name policies, and takes a line of its own.
+    title = setting.title.replace(", question", "\nquestion")
+    figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {title}", fontsize=10)
     return figure
 
 
@@ -92,14 +83,10 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame, most: float, *, wide: bool
         if wide or words.missing(value):
             offset: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 6.5}
             axes.annotate(words.percent(value), (place, top), ha="center", **offset)
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
-    if not wide and len(rows) > 10:
-        turned |= {"rotation": 90, "va": "center"}
+    turned = TURNED if wide or len(rows) <= 10 else {**TURNED, "rotation": 90, "va": "center"}
     names = [_shown_name(row) for row in rows.itertuples()]
     axes.set_xticks(rows.index, names, fontsize=7.5 if wide else 6.5, **turned)
-    axes.set_xlim(-0.6, len(rows) - 0.4)
-    axes.set_ylim(0, most / BARS_TOP)
-    axes.set_yticks(_ticks(most, 5))
+    axes.set(xlim=(-0.6, len(rows) - 0.4), ylim=(0, most / BARS_TOP), yticks=_ticks(most, 5))
     axes.set_title(title, fontsize=9)
     axes.tick_params(axis="x", length=0, pad=2)
     axes.tick_params(axis="y", labelsize=8)
@@ -112,11 +99,9 @@ def _shown_name(row: Any) -> str:
 
 
 def _length_line(axes: Axes, rows: pd.DataFrame, most: float) -> None:
-    look: dict[str, Any] = {"color": LENGTH_COLOR, "marker": "o", "markersize": 3.2, "linewidth": 1}
-    axes.plot(rows.index, rows["mean_cache_length"], markeredgecolor="white", markeredgewidth=0.5, **look)
+    axes.plot(rows.index, rows["mean_cache_length"], markeredgecolor="white", markeredgewidth=0.5, **LENGTH_LOOK)
     top = 1.1 * most
-    axes.set_ylim(-top * LENGTHS_BOTTOM / (1 - LENGTHS_BOTTOM), top)
-    axes.set_yticks(_ticks(top, 3))
+    axes.set(ylim=(-top * LENGTHS_BOTTOM / (1 - LENGTHS_BOTTOM), top), yticks=_ticks(top, 3))
     axes.tick_params(axis="y", labelsize=8, colors=LENGTH_COLOR)
     axes.spines["right"].set_color(LENGTH_COLOR)
     axes.spines["right"].set_bounds(0, top)
@@ -134,7 +119,7 @@ def _compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
 
 def _bars_legend(figure: Figure, shown: pd.DataFrame) -> None:
     bars = (Patch(facecolor=FULL_COLOR, edgecolor="0.45"), Patch(facecolor=BAR_COLOR, edgecolor="0.45"))
-    line = Line2D([], [], color=LENGTH_COLOR, marker="o", markersize=3.2, linewidth=1)
+    line = Line2D([], [], **LENGTH_LOOK)
     entries: dict[str, Any] = {"Pass@1 ± standard error over problems": bars}
     entries["mean cache length over the decoding steps"] = line
     if shown["pass_at_1"].isna().any():
@@ -150,14 +135,8 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     """Draw Pass@1 against the mean cache length, both means over benchmarks; a line per policy through its settings.
 
     A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
-    Points that lack a benchmark are left out.
-
-    Args:
-        metrics: all cells of the run, so that a policy looks the same in the figures of all models.
-        model: whose cells are drawn.
-
-    Returns:
-        None if no compressed setting has a score.
+    Points that lack a benchmark are left out; there is no figure if no compressed setting has a score. All cells of the
+    run are in `metrics`, so that a policy looks the same in the figures of all models.
     """
     ours = metrics[metrics["model"] == model]
     names = _compressed_benchmarks(ours)
@@ -189,11 +168,7 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
 def pareto_front(points: pd.DataFrame) -> pd.DataFrame:
     """Select the points that no other point beats with less or equal memory and a higher score, or less and as high.
 
-    Args:
-        points: rows with mean_cache_length and pass_at_1.
-
-    Returns:
-        Those rows in order of mean_cache_length; of equal points the first.
+    The points are rows with mean_cache_length and pass_at_1; they come in order of memory, of equal ones the first.
     """
     ordered = points.sort_values(["mean_cache_length", "pass_at_1"], ascending=[True, False], kind="stable")
     before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)

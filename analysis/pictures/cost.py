@@ -24,32 +24,28 @@ PANELS = ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count the completions that still write at each step, and average their cache lengths.
 
-    Step s feeds generated token s; see `metrics.cache_rows` for what counts.
-
-    Args:
-        rows: one cell's completions, indexed by their number in the run.
-        events: their evictions.
+    Step s feeds generated token s; see `metrics.cache_rows` for what counts. `rows` are one cell's completions, indexed
+    by their number in the run, and `events` their evictions.
 
     Returns:
         live, held, full, each [steps]: the count, the mean length, and the mean length if nothing were evicted.
     """
     tokens = rows["num_tokens"].to_numpy()
-    steps = int(tokens.max())
-    live = _running(np.zeros(len(rows), dtype=int), np.ones(len(rows)), steps) - _running(tokens, 1.0, steps)
-    prompts = rows["prompt_tokens"].to_numpy()
-    sums = _running(np.zeros(len(rows), dtype=int), prompts, steps) - _running(tokens, prompts, steps)
-    full = sums + live * np.arange(steps)
+    steps, begin = int(tokens.max()), np.zeros_like(tokens)
+    live = _sums(begin, tokens, 1.0, steps)
+    full = _sums(begin, tokens, rows["prompt_tokens"].to_numpy(), steps) + live * np.arange(steps)
     ends = rows["num_tokens"].reindex(events["completion"]).to_numpy()
-    freed = events["freed"].to_numpy()
-    gone = _running(events["step"].to_numpy() + 1, freed, steps) - _running(ends, freed, steps)
+    gone = _sums(events["step"].to_numpy() + 1, ends, events["freed"].to_numpy(), steps)
     with np.errstate(invalid="ignore", divide="ignore"):
         return live, (full - gone) / live, full / live
 
 
-def _running(places: np.ndarray, amounts: Any, steps: int) -> np.ndarray:
-    added = np.zeros(steps + 2)
-    np.add.at(added, np.minimum(places, steps + 1), amounts)
-    return np.cumsum(added)[:steps]
+def _sums(begins: np.ndarray, ends: np.ndarray, amounts: Any, steps: int) -> np.ndarray:
+    """Sum at each step the amounts that count there: each from its begin to before its end."""
+    changes = np.zeros(steps + 2)
+    np.add.at(changes, np.minimum(begins, steps + 1), amounts)
+    np.subtract.at(changes, np.minimum(ends, steps + 1), amounts)
+    return np.cumsum(changes)[:steps]
 
 
 def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
@@ -57,10 +53,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
 
     The benchmark is the one with the longest texts; at most `MAX_LINES` settings are drawn, spread over the cache
     lengths. FLOPs need the shape of the model, from config.json where its provenance says it lies: 2 per weight, and 4
-    per layer, head dimension and row.
-
-    Returns:
-        None without a compressed cell.
+    per layer, head dimension and row. Without a compressed cell there is no figure.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]

@@ -1,6 +1,5 @@
 """Heatmaps of Pass@1 over keep_ratio and local_window, per benchmark and for their mean."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -35,13 +34,9 @@ MARKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One heatmap.
+    """One heatmap: its title, the full cache's score in words, and the cells, [windows descending, ratios ascending].
 
-    Attributes:
-        title: model and benchmark.
-        full_cache: the full cache's score in words.
-        values: percent or points, [windows descending, ratios ascending], NaN where missing.
-        labels: the text of each cell, same shape.
+    A cell has a value in percent or points, NaN where missing, and a label.
     """
 
     title: str
@@ -51,33 +46,23 @@ class Panel:
 
 
 def grid_figure(
-    grid: PolicyGrid,
-    model: str,
-    metrics: pd.DataFrame,
-    *,
-    benchmarks: Sequence[str] | None = None,
-    columns: int | None = None,
-    scale: Scale = "own",
-    interval: bool = False,
+    grid: PolicyGrid, model: str, metrics: pd.DataFrame, *, scale: Scale = "own", interval: bool = False
 ) -> Figure:
     """Draw one panel per benchmark of one model.
 
     Args:
-        grid: the cells.
-        model: whose cells are drawn.
+        grid, model: the cells.
         metrics: all cells of the run, for the titles and the full-cache scores.
-        benchmarks: which panels, in this order; by default all of the grid.
-        columns: panels in a row; by default four panels lie 2 x 2.
         scale: see `Scale`. Differences bear a dagger where they are significant.
         interval: write the 95% interval under each value.
     """
     panels = []
-    for benchmark in benchmarks or grid.benchmarks:
+    for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
         title = f"{model_title(metrics, model)} | {title}"
         panels.append(_panel(grid, rows, _full_cells(rows, metrics), title, scale, interval))
-    return _heatmaps(panels, grid.title, columns, scale)
+    return _heatmaps(panels, grid.title, scale)
 
 
 def css_colors(share: float) -> tuple[str, str]:
@@ -92,7 +77,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame) -> Figure:
     full = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
-    return _heatmaps([_panel(grid, mean, full, title)], grid.title, None, "own")
+    return _heatmaps([_panel(grid, mean, full, title)], grid.title)
 
 
 def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -137,8 +122,8 @@ def _full_cache(full: pd.DataFrame) -> str:
     return f"full cache {words.percent_pm(row['pass_at_1'], row['se'])}{mark}"
 
 
-def _heatmaps(panels: list[Panel], title: str, columns: int | None, scale: Scale) -> Figure:
-    columns = columns or (len(panels) if len(panels) < 3 else 2 if len(panels) == 4 else 3)
+def _heatmaps(panels: list[Panel], title: str, scale: Scale = "own") -> Figure:
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
     rows = ceil(len(panels) / columns)
     height, width = panels[0].values.shape
     lines = 1 + max(panel.labels.map(lambda text: text.count("\n")).to_numpy().max() for panel in panels)

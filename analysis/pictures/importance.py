@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """A score of every thinking token, [thinking], NaN where unknown, and its name."""
+    """A named score of every thinking token, [thinking], NaN where unknown."""
 
     title: str
     scores: np.ndarray
@@ -79,11 +79,7 @@ def importance_table(layout: Layout, strips: Sequence[Strip]) -> pd.DataFrame:
 def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, average_steps: bool = False) -> Figure:
     """Draw the strips of one text over each other: question | thinking | answer, white (low) to blue (high).
 
-    Args:
-        layout: the parts of the text.
-        strips: scores of its thinking tokens; each has its own scale.
-        title: names the text.
-        average_steps: give every token of a step the step's mean.
+    Each strip has its own scale. With `average_steps` every token of a step has the step's mean.
     """
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 0.6 + 1.35 * len(strips)))
@@ -110,11 +106,9 @@ def _strip(axes: Axes, layout: Layout, strip: Strip, average_steps: bool) -> Non
     axes.set_facecolor("#f7f7f7")
     axes.imshow(columns, cmap=WHITE_TO_BLUE, vmin=low, vmax=high, extent=extent, aspect="auto", interpolation="nearest")
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
-    ends = [(0, -1, QUESTION_COLOR, "question"), (layout.thinking, 1, ANSWER_COLOR, "answer")]
     widths = [min(max(n, 0.02 * layout.thinking), 0.15 * layout.thinking) for n in (layout.question, layout.answer)]
-    for (edge, sign, color, label), width in zip(ends, widths, strict=True):
-        if sign > 0 and not layout.answer:
-            continue
+    ends = [(0, -1, QUESTION_COLOR, "question"), (layout.thinking, 1, ANSWER_COLOR, "answer")]
+    for (edge, sign, color, label), width in zip(ends[: 2 if layout.answer else 1], widths, strict=False):
         axes.axvspan(edge - 0.5, edge - 0.5 + sign * width, color=color, linewidth=0)
         look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6}
         axes.text(edge + sign * width / 2, (low + high) / 2, label, color="white" if sign < 0 else "black", **look)

@@ -1,15 +1,13 @@
-"""What evictions left of a completion, as numbers, and how much of the important tokens each policy keeps."""
+"""The tokens that evictions left of a completion, and how much of the important tokens each policy keeps."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import permutation_test
+from scipy.stats import PermutationMethod, pearsonr
 
 from analysis import words
 from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
@@ -23,11 +21,9 @@ class Kept:
     """The tokens that a completion's cache held after each eviction.
 
     Attributes:
-        pieces: the text of each token, prompt and completion.
-        prompt: tokens of the prompt.
+        pieces, prompt: the text of each token of prompt and completion, and the number of the prompt's tokens.
         steps: tokens written before each eviction.
-        held: [evictions, tokens] percent of (layer, key head) pairs that hold a token after an eviction; NaN where the
-            token was not yet written.
+        held: [evictions, tokens] percent of (layer, key head) pairs that hold a token, NaN before it is written.
     """
 
     pieces: Sequence[str]
@@ -69,15 +65,12 @@ def kept_table(kept: Kept) -> pd.DataFrame:
 
 
 def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
-    """Compute the share of the importance written so far that the cache still holds after each eviction.
+    """Compute the share of the importance written so far that the cache holds after each eviction, [evictions].
 
     Args:
         kept: the tokens that were held.
         importance: [thinking] importance of the thinking tokens, none below 0; NaN counts nothing.
         start: position of the first thinking token.
-
-    Returns:
-        [evictions] shares, 0 to 1.
     """
     held = kept.held[:, start : start + len(importance)]
     weight = np.where(np.isnan(held) | np.isnan(importance), 0.0, importance)
@@ -91,19 +84,12 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
     p comes from a permutation test, exact for up to 7 policies, because the usual approximation needs more policies.
     rho and p are NaN for fewer than three policies, or if all policies have the same value.
     """
-    known = table.dropna(subset=["retained", "pass1"])
-    ranks = known[["retained", "pass1"]].rank()
-    if len(known) < 3 or (ranks.nunique() == 1).any():
-        return float("nan"), float("nan"), len(known)
-    one, other = ((ranks - ranks.mean()) / ranks.std(ddof=0)).to_numpy().T
-
-    def mean_product(shuffled: np.ndarray, axis: int) -> np.ndarray:
-        return (shuffled * other).mean(axis=axis)
-
-    result: Any = permutation_test(
-        (one,), mean_product, permutation_type="pairings", vectorized=True, rng=np.random.default_rng(0)
-    )
-    return float(result.statistic), float(result.pvalue), len(known)
+    ranks = table[["retained", "pass1"]].dropna().rank()
+    if len(ranks) < 3 or (ranks.nunique() == 1).any():
+        return float("nan"), float("nan"), len(ranks)
+    shuffled = PermutationMethod(rng=np.random.default_rng(0))
+    result = pearsonr(ranks["pass1"], ranks["retained"], method=shuffled)
+    return float(result.statistic), float(result.pvalue), len(ranks)
 
 
 def correlation_text(table: pd.DataFrame) -> str:
@@ -117,26 +103,23 @@ def retention_figure(
 ) -> Figure:
     """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
 
-    Args:
-        curves: policy, eviction (from 1), retained (0 to 1), texts.
-        table: policy, retained (mean over its evictions), pass1 (0 to 1).
-        lorenz: by label, shares of the tokens and of the importance they carry.
-        title: names the label and the run.
+    `curves` and `table` are those of `retention.by_eviction` and `by_policy`; `lorenz` has, by label, the shares of the
+    tokens and of the importance that they carry.
     """
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 3.5))
         left, middle, right = figure.subplots(1, 3)
         # More names leave no room for the curves: the best policies have a colour, the others are grey.
         best = set(table.nlargest(MAX_NAMED, "pass1")["policy"])
-        numbers = itertools.count()
-        colors = {name: f"C{next(numbers)}" if name in best else "lightgrey" for name in table["policy"]}
+        named = [name for name in table["policy"] if name in best]
+        colors = {name: f"C{number}" for number, name in enumerate(named)}
         for name, rows in sorted(curves.groupby("policy", sort=False), key=lambda item: item[0] in best):
-            shown = {"color": colors[name], "label": name if name in best else None}
-            left.plot(rows["eviction"], rows["retained"], marker="o", markersize=3, **shown)
+            look = {"color": colors.get(name, "lightgrey"), "label": name if name in best else None}
+            left.plot(rows["eviction"], rows["retained"], marker="o", markersize=3, **look)
         left.set(xlabel="Eviction", ylabel="True importance held", ylim=(0, 1.02))
         left.xaxis.get_major_locator().set_params(integer=True)
         figure.legend(loc="outside lower center", ncols=3, fontsize=6, frameon=False)
-        middle.scatter(table["retained"], table["pass1"], c=[colors[name] for name in table["policy"]])
+        middle.scatter(table["retained"], table["pass1"], c=[colors.get(name, "lightgrey") for name in table["policy"]])
         middle.set(xlabel="True importance held", ylabel="Pass@1", xlim=(0, 1.02), ylim=(-0.02, 1.02))
         middle.set_title(correlation_text(table), fontsize=7)
         for label, (tokens, carried) in lorenz.items():

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis import words
 from analysis.numbers.verdict import PanelVerdict
-from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
+from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure, panels
 
 BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
@@ -18,19 +18,13 @@ def noise_figure(verdicts: list[PanelVerdict]) -> Figure:
     """Draw one panel per verdict: its cells' Pass@1 in ascending order over a grey band.
 
     The band is as wide as the range that identical cells stay within in 95% of grids, around the middle of the range.
-
-    Args:
-        verdicts: all have a floor.
+    All verdicts must have a floor.
     """
     columns = min(2, len(verdicts))
-    rows = ceil(len(verdicts) / columns)
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 2.1 * rows + 0.5))
-        axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
-        for one, verdict in zip(axes, verdicts, strict=False):
-            _panel(one, verdict)
-        for one in axes[len(verdicts) :]:
-            one.set_visible(False)
+        figure = new_figure((PAGE_WIDTH, 2.1 * ceil(len(verdicts) / columns) + 0.5))
+        for axes, verdict in zip(panels(figure, len(verdicts), columns), verdicts, strict=True):
+            _panel(axes, verdict)
         figure.supylabel("Pass@1 (%)", fontsize=9)
         note = "dots: cells in ascending order    grey: the range identical cells stay within in 95% of grids"
         figure.supxlabel(note, fontsize=8, color="0.3")

@@ -1,6 +1,7 @@
 """The look, the files and the file names that all pictures share."""
 
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,11 +27,21 @@ STYLE: Any = {
     "text.parse_math": False,
     "hatch.linewidth": 0.6,
 }
+# Tick labels that are too long to stand side by side.
+TURNED: Any = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
 
 
 def new_figure(size: tuple[float, float]) -> Figure:
     """An empty figure of that width and height in inches, whose parts make room for each other."""
     return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+
+
+def panels(figure: Figure, count: int, columns: int, **shared: Any) -> list[Axes]:
+    """Add `count` panels in rows of `columns`; `shared` is for `Figure.subplots`."""
+    axes = figure.subplots(ceil(count / columns), columns, squeeze=False, **shared).ravel()
+    for unused in axes[count:]:
+        unused.set_visible(False)
+    return list(axes[:count])
 
 
 def tidy(axes: Axes, *, grid: Literal["x", "y", "both"] = "y") -> None:

@@ -4,17 +4,17 @@ pandas and the plotting libraries load slowly, so the functions that need them i
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from analysis.records import UserError, replace_text
+from analysis.command_line import one_sentence
+from analysis.records import replace_text
 from analysis.words import Scale
 
 REPORT_FOLDER = "report"
 
-# The page shows the texts of at most so many completions, each cell alike, the first that ended.
+# The page shows at most so many completions: of each cell the same number, those that ended first.
 MAX_COMPLETIONS = 200_000
 
 
@@ -32,8 +32,7 @@ def build_report(
     PDF, and report.html.
 
     Args:
-        directory: the run directory.
-        folder: another place for the report than DIR/report.
+        directory, folder: the run directory, and another place for the report than DIR/report.
         scale: the heatmaps' colour scale, see `Scale`; the difference to the full cache is always drawn beside it.
         interval: write the 95% interval under each value of the heatmaps.
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
@@ -58,21 +57,14 @@ def build_report(
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))
     pictures = draw_all(found, folder, scale=scale, interval=interval)
-    drill = drill_data(found.run, completions)
-    for name, script in drill.scripts:
-        (folder / name).parent.mkdir(exist_ok=True)
-        replace_text(folder / name, script)
+    embedded, files = drill_data(found.run, completions, folder)
     page = folder / "report.html"
-    replace_text(page, run_page(found, pictures, drill))
+    replace_text(page, run_page(found, pictures, embedded, files))
     return page
 
 
 def build_summary_report(path: Path, folder: Path) -> Path:
-    """Write the report of grids of which only the scores are known: noise figure, verdicts and page.
-
-    Raises:
-        UserError: see `verdict.read_summary`.
-    """
+    """Write the report of grids of which only the scores are known (`verdict.read_summary`): figure, verdicts, page."""
     from analysis.numbers.verdict import read_summary, summary_verdicts
     from analysis.pictures.noise import noise_figure
     from analysis.report.gallery import picture
@@ -86,6 +78,7 @@ def build_summary_report(path: Path, folder: Path) -> Path:
     return page
 
 
+@one_sentence("kvsweep-report")
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script `kvsweep-report`."""
     parser = argparse.ArgumentParser(
@@ -93,35 +86,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description="Numbers (CSV), pictures (PNG, SVG, PDF) and a self-contained page under DIR/report.",
     )
     add = parser.add_argument
-    add(
-        "directory",
-        metavar="DIR",
-        type=Path,
-        help="run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)",
-    )
-    add(
-        "--output", metavar="DIR", type=Path, help="where the report goes (default: DIR/report; a CSV's: <name>_report)"
-    )
-    add(
-        "--completions",
-        metavar="N",
-        type=int,
-        default=MAX_COMPLETIONS,
-        help="show at most so many completions one by one (default: %(default)s; 0 makes a small page)",
-    )
+    run = "run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)"
+    add("directory", metavar="DIR", type=Path, help=run)
+    add("--output", metavar="DIR", type=Path, help="the report's folder (default: DIR/report; a CSV's: <name>_report)")
+    shown = "show at most so many completions one by one (default: %(default)s; 0 makes a small page)"
+    add("--completions", metavar="N", type=int, default=MAX_COMPLETIONS, help=shown)
     add("--scale", choices=get_args(Scale), default="own", help="colours of the heatmaps (default: each panel's own)")
     add("--interval", action="store_true", help="the 95%% interval under each value of the heatmaps")
     options = parser.parse_args(arguments)
     path = options.directory
-    try:
-        if path.is_file():
-            print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
-        else:
-            how = {"scale": options.scale, "interval": options.interval, "completions": max(0, options.completions)}
-            print(build_report(path, folder=options.output, **how))
-    except UserError as error:
-        print(f"kvsweep-report: error: {error}", file=sys.stderr)
-        sys.exit(2)
+    if path.is_file():
+        print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
+    else:
+        how = {"scale": options.scale, "interval": options.interval, "completions": max(0, options.completions)}
+        print(build_report(path, folder=options.output, **how))
 
 
 if __name__ == "__main__":

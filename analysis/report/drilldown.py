@@ -6,7 +6,6 @@ A page opened from a disk may not fetch JSON, but it may load a script; so a cel
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,38 +16,29 @@ from tokenizers.decoders import DecodeStream
 
 from analysis.load import Run, load_problems, load_texts
 from analysis.numbers.metrics import graded_rows
-from analysis.records import Completion
+from analysis.records import Completion, replace_text
 from analysis.report.rendering import script_json
 
 # If the files of completions are larger together, the data goes into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrillData:
-    """The cells' data.
+def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Collect the data of all cells, with at most so many completions together.
 
-    Attributes:
-        embedded: JSON by cell_id, for the page.
-        files: by cell_id, the name of the file beside the page.
-        scripts: name and text of these files, made one at a time.
+    Returns:
+        By cell_id the JSON for the page, and the names of the files that were written beside it in the folder.
     """
-
-    embedded: dict[str, str]
-    files: dict[str, str]
-    scripts: Iterator[tuple[str, str]]
-
-
-def drill_data(run: Run, completions: int) -> DrillData:
-    """Collect the data of all cells, with at most so many completions together."""
     data = cells_data(run, completions)
     size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
     if not completions or size <= MAX_EMBEDDED_BYTES:
-        return DrillData(embedded=dict(data), files={}, scripts=iter(()))
-    cell_ids = run.completions["cell_id"].unique()
-    files = {cell_id: f"data/{re.sub(r'[^A-Za-z0-9.-]+', '_', cell_id)}.js" for cell_id in cell_ids}
-    scripts = ((files[cell_id], f"kvsweepCell({script_json(cell_id)},{text});\n") for cell_id, text in data)
-    return DrillData(embedded={}, files=files, scripts=scripts)
+        return dict(data), {}
+    (folder / "data").mkdir(exist_ok=True)
+    files = {}
+    for cell_id, text in data:
+        files[cell_id] = f"data/{re.sub(r'[^A-Za-z0-9.-]+', '_', cell_id)}.js"
+        replace_text(folder / files[cell_id], f"kvsweepCell({script_json(cell_id)},{text});\n")
+    return {}, files
 
 
 def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
@@ -65,13 +55,13 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
 def _beside_full(run: Run) -> pd.DataFrame:
     """The completions with a column `full`: the full cache's grade of the same pair, 1, 0, or -1 if there is none."""
     rows = run.completions.assign(correct=graded_rows(run)["correct"])
-    cells = run.cells.set_index("cell_id")
-    rows["condition"] = rows["cell_id"].astype("object").map(cells["condition"])
-    full = cells[cells["policy"] == "full"].drop_duplicates("condition").index
+    rows["condition"] = rows["cell_id"].astype("object").map(run.cells.set_index("cell_id")["condition"])
+    full = run.cells[run.cells["policy"] == "full"]
     key = ["condition", "problem_id", "draw"]
-    twins = rows.loc[rows["cell_id"].isin(full), [*key, "correct"]].rename(columns={"correct": "full"})
+    is_twin = rows["cell_id"].isin(full.drop_duplicates("condition")["cell_id"])
+    twins = rows.loc[is_twin, [*key, "correct"]].rename(columns={"correct": "full"})
     rows = rows.merge(twins, on=key, how="left")
-    is_full = rows["cell_id"].isin(cells.index[cells["policy"] == "full"])
+    is_full = rows["cell_id"].isin(full["cell_id"])
     return rows.assign(full=rows["full"].mask(is_full).fillna(-1).astype("int64"))
 
 
@@ -79,20 +69,19 @@ def _problems(folder: Path, rows: pd.DataFrame, limit: int, tokenizer: Tokenizer
     """Per problem its id, question, gold and draws, as the page's script reads them."""
     texts, asked = load_texts(folder, limit), load_problems(folder)
     found: dict[str, dict[str, Any]] = {}
-    columns = [rows[name].head(limit) for name in ("problem_id", "draw", "outcome", "answer", "num_tokens")]
-    grades = [rows[name].head(limit) for name in ("correct", "full")]
-    for problem_id, draw, outcome, answer, tokens, correct, full in zip(*columns, *grades, strict=True):
-        problem = asked.get(problem_id)
+    shown: Any = rows.head(limit).itertuples()
+    for row in shown:
+        name, text = row.problem_id, texts.get((row.problem_id, row.draw))
+        problem = asked.get(name)
         question, gold = (problem.prompt, problem.gold) if problem else (None, None)
-        entry = found.setdefault(problem_id, {"id": problem_id, "question": question, "gold": gold, "draws": []})
-        text = texts.get((problem_id, draw))
+        entry = found.setdefault(name, {"id": name, "question": question, "gold": gold, "draws": []})
         entry["draws"].append(
             {
-                "draw": draw,
-                "outcome": "" if pd.isna(correct) else outcome,
-                "answer": str(answer) if isinstance(answer, str | int) else None,
-                "full": full,
-                "tokens": tokens,
+                "draw": row.draw,
+                "outcome": "" if pd.isna(row.correct) else row.outcome,
+                "answer": row.answer if isinstance(row.answer, str) else None,
+                "full": row.full,
+                "tokens": row.num_tokens,
                 **(_text_data(text, tokenizer) if text else {}),
             }
         )
@@ -101,11 +90,11 @@ def _problems(folder: Path, rows: pd.DataFrame, limit: int, tokenizer: Tokenizer
 
 def _text_data(row: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
     events = [[e.step, e.length_before, e.length_after] for e in row.evictions]
-    data: dict[str, Any] = {"text": row.text, "evictions": events}
+    data = {"text": row.text, "evictions": events}
     lengths = token_lengths(row, tokenizer) if any(e.held for e in row.evictions) else None
-    if lengths is not None:
-        data |= {"prompt": row.prompt_tokens, "lengths": lengths, "held": [e.held for e in row.evictions]}
-    return data
+    if lengths is None:
+        return data
+    return {**data, "prompt": row.prompt_tokens, "lengths": lengths, "held": [e.held for e in row.evictions]}
 
 
 def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | None:

@@ -22,6 +22,9 @@ from analysis.pictures.style import file_name, save_figure
 # A grid of several policies shares as many settings as it has points; only so many get a bar chart.
 MAX_BARS = 6
 
+# A figure, its caption and the parts of its file's name.
+Drawn = tuple[Figure, str, tuple[str, ...]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
@@ -33,7 +36,7 @@ class Picture:
 
 
 def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
-    """Save a figure under a name made of `name`."""
+    """Save a figure; the parts `name` make the name of its files."""
     stem = file_name(*name)
     svg = save_figure(figure, folder, stem)["svg"].read_bytes()
     address = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
@@ -56,32 +59,26 @@ def draw_all(found: Findings, folder: Path, *, scale: words.Scale, interval: boo
     return pictures
 
 
-def _of_grid(
-    found: Findings, grid: PolicyGrid, model: str, scale: words.Scale, interval: bool
-) -> Iterator[tuple[Figure, str, tuple[str, ...]]]:
-    budget = "" if words.missing(grid.budget) else words.number(grid.budget)
-    name = (model, grid.policy, budget, grid.variant)
-    figure = grid_figure(grid, model, found.metrics, scale=scale, interval=interval)
-    yield figure, grid.title, ("heatmap", *name)
+def _of_grid(found: Findings, grid: PolicyGrid, model: str, scale: words.Scale, interval: bool) -> Iterator[Drawn]:
+    title, metrics = grid.title, found.metrics
+    name = (model, grid.policy, "" if words.missing(grid.budget) else words.number(grid.budget), grid.variant)
+    yield grid_figure(grid, model, metrics, scale=scale, interval=interval), title, ("heatmap", *name)
     if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
-        figure = grid_figure(grid, model, found.metrics, scale="diff_from_full")
-        yield figure, f"{grid.title}, difference to the full cache in points", ("difference", *name)
+        figure = grid_figure(grid, model, metrics, scale="diff_from_full")
+        yield figure, f"{title}, difference to the full cache in points", ("difference", *name)
     if len(grid.benchmarks) > 1:
-        yield mean_figure(grid, model, found.metrics), f"{grid.title}, mean", ("mean", *name)
+        yield mean_figure(grid, model, metrics), f"{title}, mean", ("mean", *name)
 
 
-def _of_model(found: Findings, model: str) -> Iterator[tuple[Figure, str, tuple[str, ...]]]:
+def _of_model(found: Findings, model: str) -> Iterator[Drawn]:
     metrics = found.metrics
-    budgets = budget_figure(metrics, model)
-    if budgets is not None:
-        yield budgets, "Pass@1 against budget", ("budget", model)
+    if figure := budget_figure(metrics, model):
+        yield figure, "Pass@1 against budget", ("budget", model)
     for setting in found.settings[:MAX_BARS]:
         if model in setting.models:
-            figure = policy_bars_figure(setting, model, metrics)
-            yield figure, f"Pass@1 per policy at {setting.title}", ("policies", model, setting.file_part)
-    memory = accuracy_memory_figure(metrics, model)
-    if memory is not None:
-        yield memory, "Pass@1 against memory", ("memory", model)
-    cost = cost_figure(found.run, metrics, model)
-    if cost is not None:
-        yield cost, "KV memory, FLOPs and throughput", ("cost", model)
+            caption = f"Pass@1 per policy at {setting.title}"
+            yield policy_bars_figure(setting, model, metrics), caption, ("policies", model, setting.file_part)
+    if figure := accuracy_memory_figure(metrics, model):
+        yield figure, "Pass@1 against memory", ("memory", model)
+    if figure := cost_figure(found.run, metrics, model):
+        yield figure, "KV memory, FLOPs and throughput", ("cost", model)

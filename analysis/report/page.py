@@ -16,7 +16,6 @@ from analysis.numbers.verdict import PanelVerdict, spread_in_words
 from analysis.pictures.heatmap import css_colors
 from analysis.records import content_hash, leaves
 from analysis.report import gallery
-from analysis.report.drilldown import DrillData
 from analysis.report.gallery import Picture
 from analysis.report.rendering import render, script_json
 from analysis.report.tables import cell_table, holding_tables, progress, score_table
@@ -27,8 +26,8 @@ SHOWN_APART = ("expected", "draws", "config", "stretches")
 MAX_LISTED = 200
 
 
-def run_page(found: Findings, pictures: list[Picture], drill: DrillData) -> str:
-    """The HTML page of a run."""
+def run_page(found: Findings, pictures: list[Picture], embedded: dict[str, str], files: dict[str, str]) -> str:
+    """The HTML page of a run; `embedded` and `files` are those of `drilldown.drill_data`."""
     metrics = found.metrics
     return _page(
         found.run.directory.resolve().name,
@@ -45,8 +44,8 @@ def run_page(found: Findings, pictures: list[Picture], drill: DrillData) -> str:
         holdings=[holding_tables(metrics, model) for model in found.models],
         cells=cell_table(metrics),
         partial=set(metrics.loc[metrics["status"] != "done", "cell_id"]),
-        drill=drill,
-        files_json=script_json(drill.files),
+        embedded=embedded,
+        files_json=script_json(files),
     )
 
 
@@ -102,33 +101,28 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
     concerns = [
         ("Unfinished cells", [f"{_cell(row)}: {progress(row)} completions" for row in partial.itertuples()]),
-        ("Missing cells", [_cell(row) for row in _missing(found).itertuples()]),
+        ("Missing cells", _missing(found)),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
-        ("No full-cache cell to compare with", [_panel(row) for row in alone.itertuples()]),
+        ("No full-cache cell to compare with", list(alone["model_title"] + " | " + alone["benchmark_title"])),
         ("Settings without a bar chart, there are too many", [one.title for one in found.settings[gallery.MAX_BARS :]]),
         ("Notices from reading the files", found.run.notices),
     ]
     return [(f"{heading}: {len(lines)}", _shortened(lines)) for heading, lines in concerns if lines]
 
 
-def _missing(found: Findings) -> pd.DataFrame:
+def _missing(found: Findings) -> list[str]:
     """The missing cells of all grids, named as the other cells are."""
-    tables = [
-        missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant) for grid in found.grids
-    ]
-    table = pd.concat(tables) if tables else pd.DataFrame(columns=["model", "benchmark"])
-    for name in ("model", "benchmark"):
-        titles = found.metrics.drop_duplicates(name).set_index(name)[f"{name}_title"]
-        table[f"{name}_title"] = table[name].map(titles)
-    return table
-
-
-def _panel(row: Any) -> str:
-    return f"{row.model_title} | {row.benchmark_title}"
+    tables = []
+    for grid in found.grids:
+        table = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
+        for kind in ("model", "benchmark"):
+            table[f"{kind}_title"] = table[kind].map(dict(found.metrics[[kind, f"{kind}_title"]].to_numpy()))
+        tables.append(table)
+    return [_cell(row) for table in tables for row in table.itertuples()]
 
 
 def _cell(row: Any) -> str:
-    return f"{_panel(row)}: {words.setting(row)}"
+    return f"{row.model_title} | {row.benchmark_title}: {words.setting(row)}"
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -168,8 +162,7 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
             if item not in (None, []):
                 seen.setdefault(" ".join(path).replace("_", " "), {})[str(item)[:200]] = None
     for name, values in seen.items():
-        few = len(values) <= MAX_VALUES
-        facts.append((name, "; ".join(values) if few else f"{len(values)} different values"))
+        facts.append((name, "; ".join(values) if len(values) <= MAX_VALUES else f"{len(values)} different values"))
     return facts
 
 

@@ -33,8 +33,9 @@ def _kept(scores: pd.DataFrame, model: str) -> pd.Series:
 
 def markdown(metrics: pd.DataFrame) -> str:
     """The Pass@1 tables of all models as Markdown."""
-    tables = [_markdown(score_table(metrics, model)) for model in metrics["model"].unique()]
-    return "\n\n".join([*tables, NOTE]) + "\n"
+    tables = [score_table(metrics, model).reset_index() for model in metrics["model"].unique()]
+    texts = [words.markdown([table.columns, *table.to_numpy()]) for table in tables]
+    return "\n\n".join([*texts, NOTE]) + "\n"
 
 
 def latex(metrics: pd.DataFrame) -> str:
@@ -132,15 +133,10 @@ def progress(cell: Any) -> str:
 
 
 def _aligned(table: pd.DataFrame) -> str:
-    # A place of its own for the star keeps the digits in line.
+    # Every text ends with a star or a space, so that the digits line up.
     padded = table.map(lambda text: text if text.endswith(UNFINISHED) else f"{text} ").rename(columns="{} ".format)
     lines = padded.rename_axis(index=None, columns=str(table.index.name)).to_string().splitlines()
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _markdown(table: pd.DataFrame) -> str:
-    lines = [[table.index.name, *table.columns], ["---"] * (1 + len(table.columns)), *table.reset_index().to_numpy()]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
 def _latex(table: pd.DataFrame) -> str:

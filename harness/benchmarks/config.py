@@ -8,7 +8,6 @@ from pydantic import Field
 
 from analysis.records import UserError
 from harness.grading.answers import AnswerFrom, AnswerKind
-from harness.settings import check_fields
 
 Source = Literal["toy", "file", "hub"]
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]
@@ -17,44 +16,17 @@ FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 # Where a question's options are columns, `answer` is the text of the right option, and these hold the other texts.
 WRONG_OPTIONS: tuple[FieldName, ...] = ("wrong_1", "wrong_2", "wrong_3")
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """Where a benchmark's problems come from and how they are asked; the fields of `conf/benchmark/*.yaml`.
+    """Where a benchmark's problems come from and how they are asked.
 
-    Args:
-        name: short name, a results column.
-        title: name on pictures, such as AIME'24.
-        answer_kind: how answers are read and compared.
-        source: "toy" (uses `task`, `count`), "file" (`path`) or "hub" (`hub_id`, `revision`, `split`).
-        task: the toy task.
-        count: how many toy problems there are.
-        hub_id: dataset on the Hugging Face hub, owner/name.
-        revision: commit of that dataset, 40 hex digits; None takes whatever is newest, and says so.
-        split: split of the hub dataset, or of a local folder of several splits.
-        path: local file (JSONL, JSON, CSV, Parquet) or `datasets` folder; given, it replaces the source.
-        columns: the data's names for id, problem and answer. Where the data has no such column, one called
-            id, problem or answer is taken. If no row has an id, or the id column is None, a problem's id is
-            the hash of its text, so that it does not depend on the order of the rows. With wrong_1 to wrong_3 the
-            data holds a multiple-choice question's options, the right one as the answer.
-        keep_if: column and text: of the data only rows whose column holds that text, such as a year in a URL.
-        hub_config: the hub dataset's configuration, where it has several.
-        fallback: a second source, tried when the first cannot be had: hub_id, and what of revision, split,
-            hub_config, columns and keep_if differs.
-        licence: what the data's owner allows, for the reader.
-        option_seed: with the problem's id it fixes the order of the options, and so is part of the prompts, of
-            `content_hash` and of the cell's identity.
-        prompt: a template of conf/prompt, or a path to one: `bare` asks the problem text alone (DynTS), `boxed` adds
-            DeepSeek's instruction to box the answer; for options `simple_evals`, `boxed_letter` or `dynts`.
-        answer_from: "after_think" reads answers after the thinking, "whole_text" is for models that do not think.
-        expected_hash: `content_hash` that the hub dataset must have; None checks nothing.
-        expected_count: problems that the hub dataset must have; for a path it is only recorded.
-        limit: use the first so many problems; None for all.
+    `conf/benchmark/base/problems.yaml` describes each field.
 
     Raises:
-        UserError: a field has a value that is not allowed.
+        UserError: fields contradict each other. `settings.build` refuses a value that a field does not allow.
     """
 
     name: str
@@ -80,7 +52,6 @@ class BenchmarkConfig:
     limit: Count | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, "benchmark")
         needed = {"toy": "task", "file": "path", "hub": "hub_id"}[self.source]
         if self.path is None and getattr(self, needed) is None:
             raise UserError(f"benchmark.source={self.source} needs benchmark.{needed}; set it, or set benchmark.path.")

@@ -1,6 +1,6 @@
 """Benchmarks: rows of data become checked problems, each with its prompt and its gold answer.
 
-Each fault in the data is one sentence that names the place, before a model loads.
+A fault in the data is refused before a model is loaded, with one sentence that names the place of the fault.
 """
 
 import math
@@ -18,20 +18,16 @@ class Benchmark:
     """A loaded, checked benchmark.
 
     Attributes:
-        problems: what to run: the first `limit` of the set, in the data's order.
-        content_hash: of (id, prompt, gold) of the whole set before `limit`, in the data's order.
-        count: problems in the whole set.
-        expected_count: what the configuration says `count` should be.
-        origin: where the problems came from, for provenance; an unpinned hub dataset is called so.
+        problems: the problems to run: the first `limit` of the set, in the data's order.
+        content_hash: hash of the (id, prompt, gold) of every problem of the set, in the data's order.
+        count: number of problems of the set.
+        origin: the place that the problems came from, for provenance; it says if a hub dataset is not pinned.
     """
 
     name: str
-    title: str
-    answer_kind: AnswerKind
     problems: tuple[Problem, ...]
     content_hash: str
     count: int
-    expected_count: int | None
     origin: str
 
 
@@ -53,12 +49,9 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
             )
     return Benchmark(
         name=config.name,
-        title=config.title,
-        answer_kind=config.answer_kind,
         problems=tuple(problems[: config.limit]),
         content_hash=found,
         count=len(problems),
-        expected_count=config.expected_count,
         origin=origin,
     )
 

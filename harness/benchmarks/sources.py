@@ -4,12 +4,12 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.records import UserError
 from harness.benchmarks.config import BenchmarkConfig
+from harness.settings import build
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
@@ -39,8 +39,8 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
         if config.fallback is None:
             raise
         # A revision or a column's name belongs to one dataset alone.
-        own = {"revision": None, "hub_config": None, "keep_if": None, "columns": {}, **config.fallback}
-        second = replace(config, fallback=None, **own)
+        own: dict[str, Any] = {"revision": None, "hub_config": None, "keep_if": None, "columns": {}, "fallback": None}
+        second = build(BenchmarkConfig, "benchmark", vars(config) | own | dict(config.fallback))
         try:
             rows = _read_hub(second)
         except UserError:
@@ -50,12 +50,12 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
 
 
 def _read_toy(config: BenchmarkConfig) -> list[Row]:
-    from harness.toy import tasks
+    from harness.toy.tasks import TASKS, problems
 
-    try:
-        toys = tasks.problems(str(config.task), count=config.count)
-    except ValueError as error:
-        raise UserError(f"benchmark.task={config.task} is not possible: {error}.") from None
+    task = str(config.task)
+    if task not in TASKS:
+        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(TASKS)}.")
+    toys = problems(task, count=config.count)
     return [Row(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
 
 

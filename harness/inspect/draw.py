@@ -1,6 +1,7 @@
 """The pictures of `kvsweep-trace` and their numbers. The functions compute, `analysis.pictures` draws.
 
-Each function yields the files that it wrote. The numbers come first, because they took the work.
+Each function yields the files that it wrote. The table is written before the picture is drawn, because the numbers took
+the work.
 """
 
 import argparse
@@ -12,21 +13,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
 from analysis.pictures.attribution import attribution_figure, attribution_table
 from analysis.pictures.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
 from analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
 from analysis.pictures.style import file_name, save_figure
-from analysis.records import CELL_FILE, UserError
+from analysis.records import UserError, read_cell
 from analysis.report.kept_page import kept_html
 from harness.inspect.attribution import cost, grad_x_input, removal
 from harness.inspect.importance import importance
 from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs
 from harness.inspect.text import InspectedText, NotInText, of_completion
 from harness.models.load import load_model
-from harness.predictor.traces import read_cell
+from harness.predictor.traces import read_graded
 
 
 def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
@@ -131,7 +131,7 @@ def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iter
     loaded = cache(load_model)
     for folder in folders:
         policy = policy_title(folder)
-        stored = list(read_cell(folder))
+        stored = list(read_graded(folder))
         correct.setdefault(policy, []).extend(grade for _, _, grade in stored if grade is not None)
         evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
         for question, completion, _ in evicted[: options.limit]:
@@ -161,7 +161,7 @@ def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iter
 
 def policy_title(folder: Path) -> str:
     """A cell's policy with its size: `dynts 0.3/48, budget 128`."""
-    policy = yaml.safe_load((folder / CELL_FILE).read_text())["policy"]
+    policy = read_cell(folder)["policy"]
     if "budget" not in policy:
         return str(policy["name"])
     return f"{policy['name']} {policy['keep_ratio']}/{policy['local_window']}, budget {policy['budget']}"

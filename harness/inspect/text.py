@@ -9,16 +9,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, read_rows
+from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, read_cell, read_rows
 from compression.policy import BudgetPolicy
 from compression.predictor_card import read_card
 from harness.decode.request import Branch, Request
 from harness.models.config import ModelConfig
 from harness.predictor.recipe import compose_config
-from harness.predictor.traces import Trace, read_cell, trace_of, trace_of_text
+from harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
 from harness.settings import CONF, build, plain_config_errors
 from harness.sweep.job import Job, build_policies, check_predictors, make_job, read_shape
 
@@ -60,7 +59,7 @@ class InspectedText:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """Where a text comes from, checked before its model is loaded; `read` gives the text, once the model is loaded."""
+    """A text that was found and checked before its model is loaded. `read` makes the text with the loaded model."""
 
     model: ModelConfig
     config: DictConfig
@@ -118,14 +117,14 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
             f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings: give only "
             "where files lie now, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
         )
-    stored = [(question, completion) for question, completion, _ in read_cell(folder)]
+    stored = [(question, completion) for question, completion, _ in read_graded(folder)]
     found = [pair for pair in stored if problem_id in (None, pair[1].problem_id) and pair[1].draw == draw]
     if not found:
         some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c in stored)[:5]) or "none"
         wanted = f"--problem {problem_id} --draw {draw}"
         raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
     source = of_completion(folder, *found[0], overrides)
-    used = yaml.safe_load((folder / CELL_FILE).read_text())["model"]["weights"]
+    used = read_cell(folder)["model"]["weights"]
     if overrides and source.model.identity()["weights"] != used:
         raise UserError(f"model.path={source.model.path} holds other weights than {folder} was run with: correct it.")
     return source
@@ -134,7 +133,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
 def of_completion(folder: Path, question: str, completion: Completion, overrides: Sequence[str] = ()) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
     stored = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
-    own = yaml.safe_load((folder / CELL_FILE).read_text())["policy"]
+    own = read_cell(folder)["policy"]
     policy = stored["policy"]
     stored["policy"] = {**policy, **{k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}}
     if "question" in policy and "question" in own:

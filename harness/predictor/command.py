@@ -64,14 +64,14 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
 
         return load_model(settings.model)
 
-    directory = settings.recipe.directory
-    directory.mkdir(parents=True, exist_ok=True)
+    out = settings.recipe.out
+    out.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         start = time.perf_counter()
         outcome = run_stage(stage, settings, load)
         seconds = round(time.perf_counter() - start, 1)
         entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_stretch()}
-        with (directory / "provenance.jsonl").open("a") as file:
+        with (out / "provenance.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
         print(f"{stage}: {seconds} s, {json.dumps(outcome)}", flush=True)
 
@@ -84,7 +84,7 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     recipe = settings.recipe
     if stage == "traces":
         return {"kept": make_traces(settings, load)}
-    traces = read_traces(recipe.directory) if stage in ("labels", "oracle") else []
+    traces = read_traces(recipe.out) if stage in ("labels", "oracle") else []
     manifest = read_manifest(recipe) if stage != "labels" else {}
     from harness.predictor.labels import make_labels, write_oracle
     from harness.predictor.train import evaluate, train

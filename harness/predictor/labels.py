@@ -167,14 +167,14 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
         UserError: the labels are of other traces.
     """
     if manifest["data"] != data_hash(traces):
-        raise UserError(f"{recipe.directory} holds labels of other traces: run kvsweep-predictor labels first.")
+        raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep-predictor labels first.")
     shards = (read_shard(recipe, number) for number in range(manifest["shards"]))
     found = {}
     for trace, (_, _, labels) in zip(traces, itertools.chain.from_iterable(shards), strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label)
         found[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
-    path = recipe.directory / f"oracle_{'_'.join(recipe.label)}.safetensors"
+    path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"
     save_labels(path, found)
     return path
 

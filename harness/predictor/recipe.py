@@ -24,28 +24,13 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a head is made.
-
-    Attributes:
-        out: directory of the traces, the labels and the heads.
-        toy_problems: training problems of the toy tasks to write traces on; None takes the benchmark's problems.
-        draws: completions per problem.
-        impl: the implementation that computes traces and labels.
-        import_from: a cell's folder or a JSONL of texts, to take traces from instead of writing them.
-        open_tag, close_tag: the tags around the thinking in imported texts.
-        min_distance: tokens between a token and the nearest query that counts for far_max and later.
-        shard_mib: size in MiB of a file of hidden states.
-        label: kinds of label; the head learns the sum of their standardised values.
-        widths: hidden widths of the head.
-        batch: tokens per training step.
-        rank_weight: weight of the pairwise-rank term of the loss.
-        held_out: one trace in so many is kept for eval.
+    """The settings of the stages that make a head. `conf/predictor/base/recipe.yaml` describes each field.
 
     Raises:
         UserError: a value is out of its range.
     """
 
-    out: str
+    out: Path
     toy_problems: int | None
     draws: AtLeastOne
     seed: int
@@ -71,14 +56,9 @@ class Recipe:
             raise UserError(f"recipe.label={self.label} names a kind twice: name each of {LABEL_KINDS} at most once.")
 
     @property
-    def directory(self) -> Path:
-        """`out` as a path."""
-        return Path(self.out)
-
-    @property
     def labels(self) -> Path:
         """Directory of the label shards."""
-        return self.directory / "cache"
+        return self.out / "cache"
 
     @property
     def manifest(self) -> Path:
@@ -88,7 +68,7 @@ class Recipe:
     @property
     def head(self) -> Path:
         """Directory of the head that learns these kinds of label."""
-        return self.directory / "_".join(self.label)
+        return self.out / "_".join(self.label)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +88,20 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     Raises:
         UserError: a setting is unknown or out of range.
     """
-    chosen = [a.partition("=")[2] for a in arguments if a.startswith("recipe=")]
-    name = chosen[-1] if chosen else "toy"
+    names = [a.partition("=")[2] for a in arguments if a.startswith("recipe=")]
+    name = names[-1] if names else "toy"
     choices = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
     if name not in choices:
         raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices)}.")
     config = compose_config(f"predictor/{name}", [a for a in arguments if not a.startswith("recipe=")])
+    # conf/predictor/r1.yaml leaves the file open, which only the writing of traces needs.
+    benchmark = config.get("benchmark")
+    chosen = benchmark and (benchmark.path is not None or benchmark.source != "file")
     return PredictorSettings(
         recipe=build(Recipe, "recipe", config.recipe),
         model=build(ModelConfig, "model", config.model),
         decoding=build_decoding(config.decoding),
-        benchmark=build(BenchmarkConfig, "benchmark", config.benchmark) if config.get("benchmark") else None,
+        benchmark=build(BenchmarkConfig, "benchmark", benchmark) if chosen else None,
     )
 
 

@@ -19,7 +19,7 @@ from analysis.records import (
     PairRow,
     Problem,
     UserError,
-    drop_torn_line,
+    append_row,
     read_rows,
     read_shards,
 )
@@ -60,16 +60,13 @@ class Trace(PairRow, frozen=True, kw_only=True):
 
 def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
     """Append the missing traces to traces.jsonl; return how many are kept. The model is loaded after the problems."""
-    path = settings.recipe.directory / TRACES_FILE
-    drop_torn_line(path)
+    path = settings.recipe.out / TRACES_FILE
     done = {trace.key for trace in read_rows(path, Trace)}
     found = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
-    with path.open("a") as file:
-        for trace in found:
-            if trace.key not in done:
-                file.write(trace.to_line())
-                file.flush()
-    return len(read_traces(settings.recipe.directory))
+    for trace in found:
+        if trace.key not in done:
+            append_row(path, trace)
+    return len(read_traces(settings.recipe.out))
 
 
 def read_traces(directory: Path) -> list[Trace]:
@@ -134,7 +131,7 @@ def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -
     return replace(trace, kept=False, token_ids=[], think_end=trace.think_end if closed else trace.think_start)
 
 
-def read_cell(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
+def read_graded(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
     """Yield the question, completion and grade (1, 0 or None) of each pair of a cell, from the pair's last rows."""
     questions = {problem.id: problem.prompt for problem in read_rows(folder / PROBLEMS_FILE, Problem)}
     grades = {grade.key: grade.correct for grade in read_shards(folder, GRADES_FILE, Grade)}
@@ -143,11 +140,11 @@ def read_cell(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
 
 
 def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
-    """The problems to write on and their kind of answer. No toy problem among them belongs to an evaluation."""
+    """The problems to write traces on, and their kind of answer. A toy problem among them belongs to no evaluation."""
     recipe = settings.recipe
     if recipe.toy_problems is None:
         if settings.benchmark is None:
-            raise UserError("no problems to write traces on: give recipe.toy_problems= or benchmark.path=FILE.")
+            raise UserError("no problems for traces: set benchmark.path=, benchmark= or recipe.toy_problems=.")
         return list(load_problems(settings.benchmark).problems), settings.benchmark.answer_kind
     problems = []
     for task, spec in TASKS.items():
@@ -168,7 +165,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
         raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")
     model = load()
     if source.is_dir():
-        for question, completion, correct in read_cell(source):
+        for question, completion, correct in read_graded(source):
             if correct is not None:
                 yield graded_trace(completion, model.prompt_ids(question), correct == 1)
         return

@@ -1,4 +1,4 @@
-"""Stages 3 and 4: fit the head, and measure what it finds in traces that it was not fitted to."""
+"""Stages 3 and 4: fit the head, and measure how well it ranks the tokens of traces that it was not fitted to."""
 
 import json
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ from kernels.implementation import Implementation
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One point of the sweep: everything that decides its completions.
+    """One point of the sweep: all settings that decide its completions.
 
     Attributes:
         dataset_hash: hash of all problems of the benchmark, as the prompts ask them.
@@ -31,25 +31,25 @@ class Cell:
 
     @cached_property
     def cell_id(self) -> str:
-        """Hash of everything that can change the outputs and of nothing else: not draws, limit, slots, or paths."""
+        """Hash of all settings that can change the outputs, and of no other: not of draws, limit, slots or paths."""
         policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
         return content_hash({**self._conditions, "policy": policy})
 
     @property
     def _conditions(self) -> dict[str, Any]:
-        """Everything but the policy: cells can be compared where this is the same."""
+        """All settings but the policy. Cells whose conditions are the same can be compared."""
         sampling = dataclasses.asdict(self.decoding.sampling)
         return {
             "model": self.model.identity(),
             "dataset": self.dataset_hash,
             "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling},
             "seed": self.seed,
-            # Another implementation rounds differently. The reference is not named, so that older ids stay valid.
+            # Implementations round differently. The reference is left out, so that ids from before `impl` stay valid.
             **({"impl": self.impl} if self.impl != "torch" else {}),
         }
 
     def describe(self) -> dict[str, Any]:
-        """The contents of cell.yaml, for people and for the analysis."""
+        """The contents of cell.yaml, which people and the analysis read."""
         decoding = dataclasses.asdict(self.decoding)
         return {
             "cell_id": self.cell_id,

@@ -29,7 +29,10 @@ def main() -> None:
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     if not SHOWS.isdisjoint(argument.partition("=")[0] for argument in sys.argv[1:]):
-        _show()
+        try:
+            _compose(lambda config: None)
+        except ValueError as error:  # options that exclude each other, such as -m and --cfg
+            raise UserError(str(error)) from error
         return
     # Hydra would refuse an option that is not its own.
     dry_run = "--dry-run" in sys.argv
@@ -37,23 +40,14 @@ def main() -> None:
     jobs, launcher = collect_jobs()
     if not jobs:  # Hydra only printed something, as for -cjob
         return
+    from harness.sweep.launch import launch, split
+
     if dry_run:
         from harness.sweep.estimate import describe
-        from harness.sweep.launch import split
 
         print(describe([job for task in split(jobs, launcher) for job in task]))
     else:
-        from harness.sweep.launch import launch
-
         launch(jobs, launcher)
-
-
-def _show() -> None:
-    """Let Hydra print what it is asked to print, such as the help or the composed configuration."""
-    try:
-        _compose(lambda config: None)
-    except ValueError as error:  # options that exclude each other, such as -m and --cfg
-        raise UserError(str(error)) from error
 
 
 def collect_jobs() -> tuple[list[Job], LauncherConfig]:

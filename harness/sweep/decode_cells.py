@@ -4,7 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -71,18 +71,16 @@ def decode(work: OpenCells) -> None:
     _warn_beyond_context(model, longest + limit)
     _warn_of_lost_questions(cells, longest)
 
-    # Slots are as long as the longest cell needs, so the cells that may need every row are decoded apart from the rest.
-    # They are decoded last, because much of their text is known by then: every completion that no eviction touched is
-    # theirs too, and of every other completion the part before the first eviction.
+    # All slots have the capacity of the cell that needs most, so the cells that may need every row are decoded apart.
+    # They come last, because much of their text is known by then: they share every completion from which nothing was
+    # evicted, and every other completion up to its first eviction.
     whole = [c for c in cells if c.policy.capacity(longest, limit) == longest + limit]
     for group in ([c for c in cells if c not in whole], whole):
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
         known = _furthest_texts(work.stores.values(), lacking)
         for cell_id, completion in _untouched(work, group, known):
             work.append(cell_id, completion)
-        requests = list(_requests(work, model, group, known))
-        if requests:
-            _decode_requests(work, model, requests)
+        _decode_group(work, model, group, known)
 
 
 @lru_cache(maxsize=1)
@@ -92,29 +90,25 @@ def loaded(config: ModelConfig) -> LoadedModel:
 
 
 def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, stretch: Mapping[str, Any]) -> None:
-    job = work.job
+    job, code = work.job, stretch["code"]
     for cell in cells:
-        store = work.stores[cell.cell_id]
-        store.unmark_done()
-        store.write_provenance(
-            {
-                "dataset_hash": cell.dataset_hash,
-                "dataset_origin": job.benchmark.origin,
-                "expected": len(job.pairs),
-                "draws": job.draws,
-                "random_weights": job.model.random_weights,
-                "thinking_opened_by": model.thinking_opened_by,
-                "git": {k: stretch["code"][f"git_{k}"] for k in ("revision", "dirty")},
-                "packages": stretch["code"]["packages"],
-                "hardware": stretch["hardware"],
-                "config": dict(job.resolved),
-                "stretch": dict(stretch),
-            }
-        )
+        provenance = {
+            "dataset_hash": cell.dataset_hash,
+            "dataset_origin": job.benchmark.origin,
+            "expected": len(job.pairs),
+            "draws": job.draws,
+            "random_weights": job.model.random_weights,
+            "thinking_opened_by": model.thinking_opened_by,
+            "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
+            "packages": code["packages"],
+            "hardware": stretch["hardware"],
+            "config": job.resolved,
+        }
+        work.stores[cell.cell_id].begin_stretch(provenance, stretch)
 
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
-    """For each of the pairs, the stored completion whose text agrees with the rest of the grid for longest."""
+    """For each of the pairs, the stored completion that shares the most tokens with the rest of the grid."""
     known: dict[Pair, Completion] = {}
     for store in stores:
         for completion in store.read_completions(pairs):
@@ -127,7 +121,7 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
 def _untouched(
     work: OpenCells, cells: Iterable[Cell], known: Mapping[Pair, Completion]
 ) -> Iterator[tuple[str, Completion]]:
-    """Completions of other cells that these cells would have written too, because neither cell evicts in them."""
+    """Yield (cell_id, completion) where a cell would write another cell's completion, because neither cell evicts."""
     for cell in cells:
         for pair, completion in known.items():
             if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
@@ -152,21 +146,21 @@ def _requests(
             )
 
 
-def _decode_requests(work: OpenCells, model: LoadedModel, requests: Sequence[Request]) -> None:
-    """Decode the requests; where the memory runs out, decode the rest of them with half as many slots.
+def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
+    """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots.
 
     Raises:
         UserError: the memory runs out with a single slot.
     """
-    job = work.job
-    capacity, slots, reason = needed_capacity(requests, job.decoding), job.slots, "slots= asks for them"
-    one = SlotCache.bytes_per_slot(model.shape, capacity)
-    if slots is None:
-        found = auto_slots(model, capacity=capacity, requests=sum(len(r.branches) for r in requests))
-        slots, reason = found.slots, found.reason
+    job, slots, reason = work.job, work.job.slots, "slots= asks for them"
     work.progress.set_description(job.name)
-    while requests:
+    while requests := list(_requests(work, model, cells, known)):
         wanted = [branch.cell_id for request in requests for branch in request.branches]
+        capacity = needed_capacity(requests, job.decoding)
+        one = SlotCache.bytes_per_slot(model.shape, capacity)
+        if slots is None:
+            found = auto_slots(model, capacity=capacity, requests=len(wanted))
+            slots, reason = found.slots, found.reason
         work.progress.write(
             f"{job.name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
             f"{one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB of keys and values ({reason})"
@@ -175,7 +169,9 @@ def _decode_requests(work: OpenCells, model: LoadedModel, requests: Sequence[Req
             _write(work, model, requests, slots)
             return
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            # The CPU's allocator raises a plain RuntimeError.
+            out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
             if slots == 1:
                 raise UserError(
@@ -187,17 +183,6 @@ def _decode_requests(work: OpenCells, model: LoadedModel, requests: Sequence[Req
         if model.device.type == "cuda":
             torch.cuda.empty_cache()
         slots, reason = slots // 2, f"out of memory with {slots}"
-        requests = _unfinished(work, requests)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    # The CPU's allocator raises a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-def _unfinished(work: OpenCells, requests: Iterable[Request]) -> list[Request]:
-    left = (replace(r, branches=tuple(b for b in r.branches if work.lacks(b.cell_id, r.key))) for r in requests)
-    return [request for request in left if request.branches]
 
 
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
@@ -213,19 +198,14 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
         pace = clock.tokens / (time.perf_counter() - start)
         work.progress.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
         work.append(cell_id, completion)
-    seconds = time.perf_counter() - start
+    wall = time.perf_counter() - start
+    parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
+    seconds = {f"{part}_seconds": getattr(clock, part) for part in parts}
     for cell_id, lengths in written.items():
         work.stores[cell_id].append_stats(
             DecodeStats(
-                wall_seconds=seconds,
-                prefill_seconds=clock.prefill,
-                decode_seconds=clock.decode,
-                forward_seconds=clock.forward,
-                sampling_seconds=clock.sampling,
-                scoring_seconds=clock.scoring,
-                eviction_seconds=clock.eviction,
-                host_seconds=clock.host,
-                first_token_seconds=clock.first_token,
+                wall_seconds=wall,
+                **seconds,
                 tokens=sum(lengths),
                 tokens_total=clock.tokens,
                 cells=len(written),

@@ -1,18 +1,18 @@
-"""What a sweep will take, before it is started: `kvsweep --dry-run`, and the arithmetic of the forked grid.
+"""An estimate of a sweep's memory and time (`kvsweep --dry-run`), and the number of tokens that a forked grid decodes.
 
-Nothing is loaded and nothing written. Where cells of the run have stored completions, the estimate uses their lengths
-and their speed; where none has, it takes every text to be `max_new_tokens` long, and says so.
+No model is loaded and no file written. The estimate uses the lengths and the speed of the completions that the run's
+cells have stored; where they have stored none, it takes every text to be `max_new_tokens` long and says so.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, read_rows, shard_files
+from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, ignore, read_rows, shard_files
 from compression.policy import Policy
 from harness.sweep.job import Job, read_shape
 
-# In English and mathematics. Only the length of the question depends on it, a small part of a text.
+# An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
 _ENDLESS = 1 << 40
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -27,7 +27,7 @@ def first_eviction(policy: Policy, question_length: int) -> int | None:
 def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:
     """Tokens to decode for a grid in one batch: each text once up to the last fork, and each branch from its own fork.
 
-    The lengths with the full cache are taken for every cell, although compression may make texts longer.
+    Every cell's texts count as long as those with the full cache, although compression may make texts longer.
 
     Args:
         lengths: generated tokens of each (problem, draw).
@@ -41,18 +41,18 @@ def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:
 
 
 def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
-    """How many times fewer tokens the grid in one batch decodes than its cells one by one."""
+    """Tokens of the cells decoded one by one, over the tokens of the grid decoded in one batch."""
     return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What has been measured in a run's cells so far.
+    """Measurements of what a job's cells have stored so far.
 
     Attributes:
-        lengths: generated tokens of stored completions.
+        lengths: generated tokens of each stored completion.
         tokens_per_second: live tokens of all cells together, prefill included.
-        bytes_per_completion: of the completions' files.
+        bytes_per_completion: size of the completions' files over the number of completions.
     """
 
     lengths: list[int]
@@ -61,16 +61,16 @@ class Measured:
 
 
 def measure(job: Job) -> Measured | None:
-    """Read what the job's cells have stored so far; None where they have stored nothing."""
+    """Measure the files of the job's cells; None where they have stored nothing."""
     lengths: list[int] = []
     size = seconds = tokens = 0.0
     for cell in job.cells:
         folder = job.run_directory / cell.cell_id
         for path in shard_files(folder, COMPLETIONS_FILE).values():
             size += path.stat().st_size
-            lengths += [int(row["num_tokens"]) for row in read_rows(path, on_bad=lambda *_: None)]
+            lengths += [int(row["num_tokens"]) for row in read_rows(path, on_bad=ignore)]
         for path in shard_files(folder, STATS_FILE).values():
-            for row in map(DecodeStats.from_dict, read_rows(path, on_bad=lambda *_: None)):
+            for row in read_rows(path, DecodeStats, on_bad=ignore):
                 # Each cell of a stretch has a row of its own, which counts as its share of the stretch.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells
@@ -80,7 +80,7 @@ def measure(job: Job) -> Measured | None:
 
 
 def describe(jobs: Sequence[Job]) -> str:
-    """What the jobs will take, a paragraph each, and how many there are in all."""
+    """The estimate of each job as a paragraph, and the numbers of jobs and cells in all."""
     cells = sum(len(job.cells) for job in jobs)
     return "\n".join([*map(_describe_job, jobs), f"{len(jobs)} jobs, {cells} cells; nothing was run (--dry-run)."])
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from analysis.records import CellProgress as CellProgress
-from analysis.records import State as State
 from analysis.records import TaskStatus, UserError, content_hash
 
 HEARTBEAT_S = 5.0
@@ -20,12 +18,12 @@ _ERROR_LINES = 12
 
 
 def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
-    """The name of a task's file. The same cells and shard give the same name, so that a rerun replaces the old file."""
+    """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
     return f"{model}-{benchmark}-{shard.replace('/', 'of')}-{content_hash([sorted(cell_ids), shard])[:8]}"
 
 
 class Reporter:
-    """Keeps a task's status file up to date while the task runs, and writes at the end how it ended. A context manager.
+    """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
 
     A status that cannot be written does not stop the task.
 

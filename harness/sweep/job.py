@@ -20,7 +20,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from analysis.records import WHOLE, Shard, UserError
+from analysis.records import WHOLE, CellProgress, Shard, State, TaskStatus, UserError
 from compression.policy import BudgetPolicy, Policy, Question
 from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
@@ -30,12 +30,12 @@ from harness.models.config import ModelConfig
 from harness.provenance import command_line
 from harness.settings import CONF, build, plain, whole_number
 from harness.sweep.cell import Cell
-from harness.sweep.heartbeat import CellProgress, State, TaskStatus, policy_label, task_name
+from harness.sweep.heartbeat import policy_label, task_name
 from harness.sweep.store import is_done
 from harness.sweep.tracker import UNTRACKED, TrackerConfig
 from kernels.implementation import Implementation, check_installed
 
-# The config.json of these architectures alone says what has to be known of a model before it is loaded.
+# For these architectures config.json names every size that is needed before the model is loaded.
 _PLAIN_ARCHITECTURES = {"llama", "qwen2", "qwen3"}
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
@@ -56,17 +56,21 @@ class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
     Attributes:
+        decoding, seed, impl: those of every cell.
         draws: completions per problem.
         slots: sequences decoded at once, None for as many as fit.
         resolved: the whole configuration, for provenance.
-        shard: the part of the pairs that this process takes.
-        command: the command line that asked for the job.
+        shard: the part of the (problem, draw) pairs that this process takes.
+        command: the command line that makes this job.
         tracker: the tracker that follows the job.
     """
 
     model: ModelConfig
     benchmark: Benchmark
     cells: tuple[Cell, ...]
+    decoding: DecodingConfig
+    seed: int
+    impl: Implementation
     draws: int
     slots: int | None
     run_directory: Path
@@ -79,21 +83,6 @@ class Job:
     def name(self) -> str:
         """Model and benchmark, for progress and messages."""
         return f"{self.model.name} {self.benchmark.name}"
-
-    @property
-    def decoding(self) -> DecodingConfig:
-        """The decoding that all cells share."""
-        return self.cells[0].decoding
-
-    @property
-    def seed(self) -> int:
-        """The seed that all cells share."""
-        return self.cells[0].seed
-
-    @property
-    def impl(self) -> Implementation:
-        """The implementation of the cache's operations that all cells share."""
-        return self.cells[0].impl
 
     @property
     def problem_ids(self) -> list[str]:
@@ -109,10 +98,6 @@ class Job:
     def own_pairs(self) -> list[tuple[str, int]]:
         """The pairs of this job's shard."""
         return self.shard.of(self.pairs)
-
-    def of_shard(self, shard: Shard) -> Job:
-        """The same job for one part of the pairs."""
-        return dataclasses.replace(self, shard=shard)
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE for all problems and draws of this job."""
@@ -140,7 +125,7 @@ class Job:
 
 
 def make_job(config: DictConfig) -> Job:
-    """Check a composed configuration and make its job; what takes longest to check is checked last.
+    """Check a composed configuration and make its job. The checks that take longest come last.
 
     Raises:
         UserError: any value that is missing, unknown or out of range; data that cannot be used.
@@ -174,6 +159,9 @@ def make_job(config: DictConfig) -> Job:
         model=model,
         benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
+        decoding=decoding,
+        seed=seed,
+        impl=impl,
         draws=draws,
         slots=slots,
         run_directory=Path(str(config.results_dir)) / str(config.run_name),
@@ -243,12 +231,11 @@ def _policy_file(path: Path) -> DictConfig:
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Refuse a model that cannot be had, and an importance predictor that was made for another model.
+    """Check the model and the importance predictors.
 
     Raises:
-        UserError: either of them.
+        UserError: the model cannot be had, or a predictor was made for another model.
     """
-
     hidden_size = read_shape(model).hidden_size
     for directory in {d for p in policies if (d := getattr(p, "predictor", None))}:
         card = read_card(Path(directory))
@@ -270,8 +257,8 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
 def read_shape(model: ModelConfig) -> Any:
     """The architecture's fields as attributes, hidden_size and the counts of layers and heads among them.
 
-    They come from the model's config.json where that lies on this disk and says it all, else through transformers,
-    which takes seconds to import.
+    They come from the model's config.json where that file lies on this disk and names all of them, else through
+    transformers, which takes seconds to import.
 
     Raises:
         UserError: the architecture cannot be had, or describes a model that a slot cache cannot serve.

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,9 +14,8 @@ from pydantic import Field
 from submitit.helpers import Checkpointable
 from tqdm import tqdm
 
-from analysis.command_line import FAILED
-from analysis.records import STATUS_FOLDER, Shard, UserError, plain_disk_errors
-from harness.sweep.heartbeat import TaskStatus
+from analysis.command_line import FAILED, say
+from analysis.records import Shard, TaskStatus, UserError, plain_disk_errors
 from harness.sweep.job import Job, checked_implementation
 from kernels.implementation import check_available
 
@@ -25,18 +24,10 @@ _AtLeastOne = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
-    """How the jobs of a sweep are started (`conf/launcher/`).
+    """How the jobs of a sweep are started. `conf/launcher/slurm.yaml` describes each field.
 
-    Attributes:
-        kind: `inline`: one after the other in this process; `local`: up to `parallel` processes of this machine;
-            `slurm`: one array, and this command returns once it is submitted.
-        shards: parts that every job is split into, each a task.
-        cells_per_task: small jobs are put into one task until it has at least so many cells; None: a job a task.
-        parallel: tasks that run at once; None for no limit of our own.
-        timeout_min: minutes a task may run before SLURM stops it; it is queued again `max_requeues` times.
-        signal_delay_s: seconds between SLURM's signal to a task and the time limit.
-        setup: shell lines that run before each task, such as loading a module.
-        additional: any other `#SBATCH` parameter, by sbatch's own name.
+    `inline` runs one job after the other in this process, `local` up to `parallel` processes of this machine. `slurm`
+    submits one array, and the command returns once the array is submitted.
 
     Raises:
         UserError: the signal would come before the task starts.
@@ -67,7 +58,7 @@ class LauncherConfig:
 
 
 class RunJobs(Checkpointable):
-    """One task's function. When the time limit stops it, it is queued again as it is, and resumes from its files.
+    """The function of one task. A task that the time limit stops is queued again, and resumes from its files.
 
     Raises:
         RuntimeError: a job failed; the scheduler then calls the task failed.
@@ -111,8 +102,7 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
         return
     if launcher.kind == "local":
         if failed := run_local(tasks, launcher):
-            print(f"kvsweep: error: {failed} of {len(tasks)} tasks failed: kvsweep-status says which.", file=sys.stderr)
-            sys.exit(FAILED)
+            sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
     else:
         from harness.sweep.run import run
 
@@ -127,31 +117,29 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
 
 def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
     """The tasks: every job's shards, with small jobs together where the launcher asks for it."""
-    parts = [part for job in jobs for part in _shards_of(job, launcher.shards)]
     tasks: list[list[Job]] = [[]]
-    for part in parts:
-        tasks[-1].append(part)
-        if sum(len(job.cells) for job in tasks[-1]) >= (launcher.cells_per_task or 1):
-            tasks.append([])
+    for job in jobs:
+        shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
+        if job.shard.count > 1:
+            if len(shards) > 1:
+                raise UserError(
+                    f"shard={job.shard} and launcher.shards={launcher.shards} both split the cells: give one of them."
+                )
+            shards = [job.shard]
+        for shard in shards:
+            tasks[-1].append(replace(job, shard=shard))
+            if sum(len(part.cells) for part in tasks[-1]) >= (launcher.cells_per_task or 1):
+                tasks.append([])
     return [task for task in tasks if task]
 
 
-def _shards_of(job: Job, count: int) -> list[Job]:
-    if count == 1:
-        return [job]
-    if job.shard.count > 1:
-        raise UserError(f"shard={job.shard} and launcher.shards={count} both split the cells: give one of them.")
-    return [job.of_shard(Shard(index=i, count=count)) for i in range(1, count + 1)]
-
-
 def _queue(job: Job) -> None:
-    """Write the status that the job is queued, unless it is running already or nothing of it is left to do."""
+    """Write the status that the job is queued, unless the job runs already or has nothing left to do."""
     if not job.unfinished_cells():
         return
     status = job.status("queued")
-    path = job.run_directory / STATUS_FOLDER / f"{status.task}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        if path.exists() and TaskStatus.read(path).seen(time.time()) == "running":
+    with suppress(OSError, ValueError):
+        if TaskStatus.read(TaskStatus.path(job.run_directory, status.task)).seen(time.time()) == "running":
             return
     with plain_disk_errors(job.run_directory):
         status.write(job.run_directory)
@@ -163,8 +151,22 @@ def submit(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> list[sub
     Raises:
         UserError: this machine has no sbatch, or sbatch refuses the job.
     """
-    executor = submitit.SlurmExecutor(folder=_folder(tasks), max_num_timeout=launcher.max_requeues)
-    executor.update_parameters(**_slurm_parameters(launcher))
+    parameters = {
+        "job_name": "kvsweep",
+        "partition": launcher.partition,
+        "account": launcher.account,
+        "qos": launcher.qos,
+        "gpus_per_node": launcher.gpus or None,
+        "cpus_per_task": launcher.cpus,
+        "mem": None if launcher.memory_gb is None else f"{launcher.memory_gb:g}GB",
+        "time": launcher.timeout_min,
+        "signal_delay_s": launcher.signal_delay_s,
+        "array_parallelism": launcher.parallel or 1000,
+        "setup": list(launcher.setup) or None,
+        "additional_parameters": dict(launcher.additional) or None,
+    }
+    executor = submitit.SlurmExecutor(folder=_logs(tasks), max_num_timeout=launcher.max_requeues)
+    executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
     try:
         return executor.map_array(RunJobs(), [list(task) for task in tasks])
     except (FileNotFoundError, submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
@@ -173,7 +175,7 @@ def submit(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> list[sub
 
 def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
     """Run the tasks as processes of this machine, at most `parallel` at once; returns how many failed."""
-    executor = submitit.LocalExecutor(folder=_folder(tasks))
+    executor = submitit.LocalExecutor(folder=_logs(tasks))
     executor.update_parameters(timeout_min=60 * 24 * 365, setup=list(launcher.setup) or None)
     waiting, running, failed = [list(task) for task in tasks], list[submitit.Job[None]](), 0
     # The processes share the cores; a process with more threads than cores is many times slower than one thread.
@@ -197,26 +199,6 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
     return failed
 
 
-def _folder(tasks: Sequence[Sequence[Job]]) -> Path:
+def _logs(tasks: Sequence[Sequence[Job]]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
-    folder = tasks[0][0].run_directory / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _slurm_parameters(launcher: LauncherConfig) -> dict[str, Any]:
-    parameters = {
-        "job_name": "kvsweep",
-        "partition": launcher.partition,
-        "account": launcher.account,
-        "qos": launcher.qos,
-        "gpus_per_node": launcher.gpus or None,
-        "cpus_per_task": launcher.cpus,
-        "mem": None if launcher.memory_gb is None else f"{launcher.memory_gb:g}GB",
-        "time": launcher.timeout_min,
-        "signal_delay_s": launcher.signal_delay_s,
-        "array_parallelism": launcher.parallel or 1000,
-        "setup": list(launcher.setup) or None,
-        "additional_parameters": dict(launcher.additional) or None,
-    }
-    return {name: value for name, value in parameters.items() if value is not None}
+    return tasks[0][0].run_directory / "logs"

@@ -7,7 +7,6 @@ from contextlib import ExitStack, suppress
 from tqdm import tqdm
 
 from harness.grading.grader import Grader
-from harness.sweep.cell import Cell
 from harness.sweep.decode_cells import OpenCells, decode
 from harness.sweep.heartbeat import Reporter, last_lines
 from harness.sweep.job import Job
@@ -39,7 +38,12 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
     status = job.status("running")
     with ExitStack() as stack:
         try:
-            stores = _open_stores(job, cells, stack)
+            stores = {
+                cell.cell_id: stack.enter_context(
+                    CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard)
+                )
+                for cell in cells
+            }
         except CellLockedError:
             raise  # the status file belongs to the process that holds the lock
         except Exception as error:
@@ -56,11 +60,3 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
         for store in stores.values():
             grader.grade_cell(store.directory, shard=job.shard)
             store.mark_done(job.problem_ids, job.draws)
-
-
-def _open_stores(job: Job, cells: Sequence[Cell], stack: ExitStack) -> dict[str, CellStore]:
-    """The cells' files by cell_id, locked until the stack closes."""
-    return {
-        cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard))
-        for cell in cells
-    }

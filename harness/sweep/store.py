@@ -14,10 +14,10 @@ import platform
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import yaml
 from filelock import FileLock, Timeout
@@ -59,13 +59,13 @@ _SYNC_SECONDS = 1.0
 
 
 class CellLockedError(UserError):
-    """Another process writes this cell."""
+    """Another process writes the cell."""
 
     exit_code = LOCKED
 
 
 class CellStore:
-    """One cell's folder, open for writing by the process of one shard. A context manager.
+    """One cell's folder, which the process of one shard writes to. A context manager.
 
     Raises:
         CellLockedError: on entering, when another process holds the shard, or a shard of another count.
@@ -76,8 +76,8 @@ class CellStore:
         self.cell, self.problems, self.shard = cell, problems, shard
         self.directory = run_directory / cell.cell_id
         self.finished_pairs: set[Pair] = set()
-        self._lock = _lock_of(self.directory, shard)
-        self._completions: IO[bytes] | None = None
+        self._completions = self.directory / shard.file(COMPLETIONS_FILE)
+        self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
         self._synced = 0.0
 
     def __enter__(self) -> Self:
@@ -98,10 +98,9 @@ class CellStore:
         # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
         if not (path.exists() and path.read_bytes().startswith(problems.encode())):
             replace_text(path, problems)
-        path = self.directory / self.shard.file(COMPLETIONS_FILE)
-        drop_torn_line(path)
-        quarantine_broken_lines(path)
-        self._completions = path.open("ab")
+        drop_torn_line(self._completions)
+        quarantine_broken_lines(self._completions)
+        self._completions.touch()
         self.finished_pairs = self.read_finished_pairs()
 
     def read_finished_pairs(self) -> set[Pair]:
@@ -118,49 +117,44 @@ class CellStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._completions is not None
         try:
-            # On a full disk closing fails again, because it writes what an earlier write could not.
-            with plain_disk_errors(self.directory), self._completions as file:
-                os.fsync(file.fileno())
+            with plain_disk_errors(self.directory):
+                self._sync()
         finally:
             self._lock.release()
 
     def append(self, completion: Completion) -> None:
-        """Add one completion as one line, which survives a kill at once and a crash of the machine after a second."""
-        assert self._completions is not None, "enter the store first"
+        """Add one completion as one line. It survives a kill at once, and a crash of the machine after a second."""
+        assert self._lock.is_locked, "enter the store first"
         assert completion.key not in self.finished_pairs, f"{completion.key} written twice"
         with plain_disk_errors(self.directory):
-            self._completions.write(completion.to_line().encode())
-            self._completions.flush()
+            append_row(self._completions, completion)
             if time.monotonic() - self._synced > _SYNC_SECONDS:
-                os.fsync(self._completions.fileno())
-                self._synced = time.monotonic()
+                self._sync()
         self.finished_pairs.add(completion.key)
+
+    def _sync(self) -> None:
+        with self._completions.open("rb") as file:
+            os.fsync(file.fileno())
+        self._synced = time.monotonic()
 
     def append_stats(self, stats: DecodeStats) -> None:
         """Add the cost of one stretch of decoding."""
         with plain_disk_errors(self.directory):
             append_row(self.directory / self.shard.file(STATS_FILE), stats)
 
-    def write_provenance(self, provenance: dict[str, Any]) -> None:
-        """Record where the rows come from; each stretch of the same cell adds its own entry."""
+    def begin_stretch(self, provenance: dict[str, Any], stretch: Mapping[str, Any]) -> None:
+        """Record where the rows to come are from, beside the earlier stretches, and delete DONE."""
         path = self.directory / self.shard.file(PROVENANCE_FILE)
         earlier = json.loads(path.read_text())["stretches"] if path.exists() else []
-        document = {**provenance, "stretches": [*earlier, provenance["stretch"]]}
-        del document["stretch"]
-        with plain_disk_errors(self.directory):
-            replace_text(path, json.dumps(document, indent=2) + "\n")
-
-    def unmark_done(self) -> None:
-        """Delete DONE, because completions are about to be added."""
         with plain_disk_errors(self.directory):
             (self.directory / DONE_FILE).unlink(missing_ok=True)
+            replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
-        """Write DONE if every draw of every problem has its completion, of whatever shard; else delete DONE.
+        """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
 
-        DONE lists the problems and draws and the sizes of the files that hold them, so that `is_done` reads no rows.
+        DONE lists the problems, the draws and the sizes of the cell's files, so that `is_done` reads no rows.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / DONE_FILE
@@ -181,15 +175,17 @@ class CellStore:
                     pass
         except Timeout as held:
             self._lock.release()
+            owner = Path(f"{held.lock_file}.owner")
             raise CellLockedError(
-                f"cell {self.cell.cell_id}, shard {self.shard}, is being written by {_owner(Path(held.lock_file))}: "
-                "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all."
+                f"cell {self.cell.cell_id}, shard {self.shard}, is being written by "
+                f"{owner.read_text() if owner.exists() else 'another process'}: wait for it to end, stop it, or split "
+                "the cell with shard=i/n, the same n for all."
             ) from None
-        _owner_file(Path(self._lock.lock_file)).write_text(f"process {os.getpid()} on {platform.node()}")
+        Path(f"{self._lock.lock_file}.owner").write_text(f"process {os.getpid()} on {platform.node()}")
 
 
 def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int) -> bool:
-    """True if DONE lists all these completions and the files still have the sizes that it lists; reads no rows."""
+    """True if DONE lists all these completions and the files have the sizes that DONE lists; reads no rows."""
     directory = run_directory / cell.cell_id
     try:
         done = json.loads((directory / DONE_FILE).read_text())
@@ -208,10 +204,6 @@ def _sizes(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for name in names for path in shard_files(directory, name).values()}
 
 
-def _lock_of(directory: Path, shard: Shard) -> FileLock:
-    return FileLock(directory / shard.file(LOCK_FILE), timeout=0)
-
-
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
     """The locks of shards of another count, whose writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
@@ -220,26 +212,12 @@ def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
             yield FileLock(path, timeout=0)
 
 
-def _owner_file(lock: Path) -> Path:
-    return lock.with_name(f"{lock.name}.owner")
-
-
-def _owner(lock: Path) -> str:
-    try:
-        return _owner_file(lock).read_text()
-    except OSError:
-        return "another process"
-
-
-def quarantine_broken_lines(path: Path) -> int:
-    """Move lines that are no rows of a pair to `<file>.quarantine`, print a note, and return how many were moved.
-
-    The run that goes on makes their completions again; the other lines stay as they are.
-    """
+def quarantine_broken_lines(path: Path) -> None:
+    """Move lines that are no rows of a pair to `<file>.quarantine`, and print a note that they are made again."""
     bad: list[BadLine] = []
     deque(read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
     if not bad:
-        return 0
+        return
     quarantine = path.with_name(f"{path.name}.quarantine")
     with quarantine.open("ab") as file:
         file.writelines(line.text for line in bad)
@@ -251,4 +229,3 @@ def quarantine_broken_lines(path: Path) -> int:
         "and their completions are made again.",
         file=sys.stderr,
     )
-    return len(bad)

@@ -18,8 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from tqdm import tqdm
 
 from analysis.records import (
@@ -27,6 +28,7 @@ from analysis.records import (
     GRADES_FILE,
     OUTCOMES,
     STATS_FILE,
+    WHOLE,
     Completion,
     DecodeStats,
     Grade,
@@ -42,7 +44,7 @@ from analysis.records import (
     view,
 )
 
-Kind = Literal["none", "wandb", "trackio", "mlflow"]
+Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 _LOOK_S = 0.5
 # MLflow's server refuses a longer value of a parameter.
 MLFLOW_CHARACTERS = 6000
@@ -50,27 +52,18 @@ MLFLOW_CHARACTERS = 6000
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerConfig:
-    """The tracker of a job, and how often it gets values (`conf/tracker/`).
-
-    Attributes:
-        kind: the tracker's package, or `none`.
-        project: the tracker's name for the collection of runs.
-        interval_s: seconds between two reports of the progress.
-        patience_s: seconds that the end of a job waits for the tracker.
+    """The tracker of a job, and how often it gets values; `conf/tracker/wandb.yaml` describes each field.
 
     Raises:
-        UserError: a number out of range; the package is not installed.
+        UserError: the package is not installed.
     """
 
-    kind: Kind = "none"
+    kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
     project: str = "kvsweep"
-    interval_s: float = 15.0
-    patience_s: float = 20.0
+    interval_s: Seconds = 15.0
+    patience_s: Seconds = 20.0
 
     def __post_init__(self) -> None:
-        for name in ("interval_s", "patience_s"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"tracker.{name}={getattr(self, name)} is out of range: it must be above 0 seconds.")
         if self.kind != "none" and find_spec(self.kind) is None:
             raise UserError(
                 f"tracker={self.kind} needs the package {self.kind}, which is not installed: "
@@ -197,7 +190,9 @@ def follow(
     runs = {}
     for cell_id in cells:
         settings = {**read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
-        name = _name(status, cell_id)
+        cell = status.cells[cell_id]
+        part = "" if status.shard == str(WHOLE) else f" {status.shard}"
+        name = f"{cell.model} {cell.benchmark} {cell.policy}{part}"
         runs[cell_id] = TRACKERS[kind](project=project, group=run_directory.name, name=name, config=settings)
     step = 0
     state: State = "running"
@@ -205,28 +200,15 @@ def follow(
         step += 1
         for cell_id, run in runs.items():
             run.log(_progress(status, cell_id), step)
-        status, state = _look(path, interval_s)
+        until = time.monotonic() + interval_s
+        while state == "running" and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+            status = TaskStatus.read(path)
+            state = status.seen(time.time())
     for cell_id, run in runs.items():
         result = cell_result(run_directory / cell_id, Shard.parse(status.shard))
         run.log({**_progress(status, cell_id), **result}, step + 1)
         run.finish(state == "done")
-
-
-def _look(path: Path, seconds: float) -> tuple[TaskStatus, State]:
-    """The status and the state after so many seconds, or as soon as the task has ended."""
-    until = time.monotonic() + seconds
-    while True:
-        status, left = TaskStatus.read(path), until - time.monotonic()
-        state = status.seen(time.time())
-        if left <= 0 or state != "running":
-            return status, state
-        time.sleep(min(left, _LOOK_S))
-
-
-def _name(status: TaskStatus, cell_id: str) -> str:
-    cell = status.cells[cell_id]
-    label = f"{cell.model} {cell.benchmark} {cell.policy}"
-    return label if status.shard == "1/1" else f"{label} {status.shard}"
 
 
 def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
@@ -259,7 +241,7 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
 def main() -> None:
     """The tracker's process: `python -m harness.sweep.tracker JSON`, where JSON lists the arguments of `follow`."""
     kind, project, interval_s, run_directory, *rest = json.loads(sys.argv[1])
-    # A tracker's package may print what it likes, but not between the lines of the job.
+    # The tracker's package may print lines, which must not appear between the lines of the job.
     terminal = os.fdopen(os.dup(2), "w")
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)

@@ -6,19 +6,17 @@ only `add` carries.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 EVAL_COUNT = 120
-EVAL_SEED = 0
 _HELD_OUT_OF_256 = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToyProblem:
+class ToyProblem(NamedTuple):
     """A problem of a toy benchmark; `size` counts its variables, columns, operations or items."""
 
     id: str
@@ -27,16 +25,14 @@ class ToyProblem:
     size: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """A thinking step, and the equation of the step that a remark may repeat."""
 
     text: str
     equation: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
+class Solution(NamedTuple):
     """The steps of a solution, the closing text that restates the facts it needs, and the answer."""
 
     steps: Sequence[Step]
@@ -54,19 +50,14 @@ class Task:
     eval_sizes: Sequence[int]
 
 
-def _sum_of(names: Sequence[str], values: dict[str, int]) -> tuple[str, int]:
+def _sum_asked_for(question: str, values: dict[str, int]) -> tuple[str, int]:
     """The closing text of a question that asks for the sum of three named values, and that sum."""
+    names = question.partition("Find ")[2].removesuffix(" mod 10.").split("+")
     first, second, third = (values[name] for name in names)
     partial = (first + second) % 10
     total = (partial + third) % 10
     facts = ", ".join(f"{name} is {values[name]}" for name in names)
     return f"{facts}. {first}+{second}={partial}, {partial}+{third}={total}.", total
-
-
-def _asked_names(question: str) -> list[str]:
-    match = re.search(r"Find ([a-z+]+) mod 10", question)
-    assert match is not None, question
-    return match.group(1).split("+")
 
 
 def _ask_chain(rng: Random, size: int) -> str:
@@ -94,8 +85,7 @@ def _solve_chain(question: str) -> Solution:
             f"So {name} is {values[name]}. "
         )
         steps.append(Step(text=text, equation=f"{y}+{x}={values[name]}"))
-    closing, answer = _sum_of(_asked_names(question), values)
-    return Solution(steps=steps, closing=closing, answer=answer)
+    return Solution(steps, *_sum_asked_for(question, values))
 
 
 def _ask_add(rng: Random, size: int) -> str:
@@ -148,8 +138,7 @@ def _solve_regs(question: str) -> Solution:
             f"Now {target} is {values[target]}. "
         )
         steps.append(Step(text=text, equation=f"{y}+{x}={values[target]}"))
-    closing, answer = _sum_of(_asked_names(question), values)
-    return Solution(steps=steps, closing=closing, answer=answer)
+    return Solution(steps, *_sum_asked_for(question, values))
 
 
 def _ask_groups(rng: Random, size: int) -> str:
@@ -170,8 +159,7 @@ def _solve_groups(question: str) -> Solution:
             total = (total + item) % 10
         values[name] = total
         steps.append(Step(text=f"{name}: {', '.join(sums)}. So {name} is {total}. ", equation=sums[-1]))
-    closing, answer = _sum_of(_asked_names(question), values)
-    return Solution(steps=steps, closing=closing, answer=answer)
+    return Solution(steps, *_sum_asked_for(question, values))
 
 
 # Evaluation goes one size beyond training: within the trained sizes the full cache makes next to no errors, and a
@@ -204,13 +192,9 @@ def is_held_out(question: str) -> bool:
     return hashlib.sha256(question.encode()).digest()[0] < _HELD_OUT_OF_256
 
 
-def problems(task: str, count: int = EVAL_COUNT, seed: int = EVAL_SEED) -> list[ToyProblem]:
-    """The evaluation problems of a task: distinct, held out of training, and the same on each machine.
-
-    Raises:
-        ValueError: an unknown task.
-    """
-    spec = _task(task)
+def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> list[ToyProblem]:
+    """The evaluation problems of a task: distinct, held out of training, and the same on each machine."""
+    spec = TASKS[task]
     rng = Random(f"kvsweep-toy-{task}-eval-{seed}")
     found: dict[str, ToyProblem] = {}
     while len(found) < count:
@@ -225,12 +209,8 @@ def problems(task: str, count: int = EVAL_COUNT, seed: int = EVAL_SEED) -> list[
 
 
 def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[ToyProblem]:
-    """An endless stream of problems for training; no question of an evaluation set is among them.
-
-    Raises:
-        ValueError: an unknown task.
-    """
-    spec = _task(task)
+    """An endless stream of problems for training; no question of an evaluation set is among them."""
+    spec = TASKS[task]
     number = 0
     while True:
         size = rng.choice(sizes)
@@ -244,22 +224,10 @@ def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[
 
 def write_completion(task: str, question: str, rng: Random) -> str:
     r"""A worked completion: thinking with random remarks, `</think>`, the needed facts, `\boxed{answer}`."""
-    solution = _task(task).solve(question)
+    solution = TASKS[task].solve(question)
     thinking = [rng.choice(_OPENINGS)]
     for step in solution.steps:
         thinking.append(step.text)
         thinking.append(rng.choice(_REMARKS).format(equation=step.equation))
     thinking.append(rng.choice(_ENDINGS))
     return f"{''.join(thinking)}</think>{solution.closing} \\boxed{{{solution.answer}}}"
-
-
-def content_hash(task: str) -> str:
-    """The sha256 of a task's evaluation problems: ids, questions and answers in order."""
-    rows = [[problem.id, problem.question, problem.answer] for problem in problems(task)]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-
-
-def _task(name: str) -> Task:
-    if name not in TASKS:
-        raise ValueError(f"unknown toy task {name!r}: choose one of {', '.join(TASKS)}")
-    return TASKS[name]

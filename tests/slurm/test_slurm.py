@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records import COMPLETIONS_FILE, shard_files
-from harness.sweep.heartbeat import TaskStatus
+from analysis.records import COMPLETIONS_FILE, TaskStatus, shard_files
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name("cluster.sh")

@@ -2,11 +2,10 @@ const cells = new Map(), waiting = new Map();
 const files = JSON.parse(document.getElementById("files").textContent);
 const shown = 25;
 
-function kvsweepCell(id, data) {
+window.kvsweepCell = (id, data) => {
   cells.set(id, data);
   if (waiting.has(id)) waiting.get(id)();
-}
-window.kvsweepCell = kvsweepCell;
+};
 
 function withCell(id, use) {
   const block = [...document.querySelectorAll("script[data-for]")].find((one) => one.dataset.for === id);
@@ -20,12 +19,13 @@ function withCell(id, use) {
   document.head.append(script);
 }
 
+const isWorse = (draw) => draw.full === 1 && draw.outcome && draw.outcome !== "correct";
+
 function drawView(draw) {
-  const view = make("div");
-  const line = make("p");
+  const view = make("div"), line = make("p");
   line.append(`draw ${draw.draw}: `, make("b", draw.outcome || "no grade", draw.outcome));
   line.append(`, answer ${draw.answer ?? "none"}, ${draw.tokens} tokens, ${(draw.evictions || []).length} evictions `);
-  if (draw.full === 1 && draw.outcome && draw.outcome !== "correct") line.append(make("span", "right with the full cache", "worse"));
+  if (isWorse(draw)) line.append(make("span", "right with the full cache", "worse"));
   view.append(line);
   if (draw.text === undefined) return view;
   const box = make("div", null, "draw");
@@ -49,7 +49,7 @@ function problemView(problem) {
   const view = make("details", null, "plain problem");
   const right = problem.draws.filter((one) => one.outcome === "correct").length;
   const graded = problem.draws.filter((one) => one.outcome).length;
-  const worse = problem.draws.filter((one) => one.full === 1 && one.outcome && one.outcome !== "correct").length;
+  const worse = problem.draws.filter(isWorse).length;
   const head = make("summary", `${problem.id}: ${right} of ${graded} right `);
   if (worse) head.append(make("span", `${worse} right with the full cache, not here`, "worse"));
   view.append(head);
@@ -69,17 +69,14 @@ function show(id, name) {
     drill.replaceChildren(make("h3", `${name} (${id})`));
     if (data.left_out) drill.append(make("p", `The run directory holds ${data.left_out} more completions.`, "note"));
     if (!data.problems.length) drill.append(make("p", "No completion yet."));
-    const list = make("div");
-    drill.append(list);
-    const more = make("button", "more problems");
-    const step = () => {
+    const list = make("div"), more = make("button", "more problems");
+    more.onclick = () => {
       const from = list.children.length;
       data.problems.slice(from, from + shown).forEach((one) => list.append(problemView(one)));
       more.hidden = list.children.length >= data.problems.length;
     };
-    more.onclick = step;
-    step();
-    drill.append(more);
+    more.onclick();
+    drill.append(list, more);
     drill.scrollIntoView();
   });
 }

@@ -8,7 +8,6 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from analysis.numbers.inference import (
-    bootstrap_interval,
     draws_to_separate,
     noise_floor,
     paired_tests,
@@ -60,12 +59,6 @@ def test_cells_without_a_pair_or_a_difference() -> None:
     table = paired_tests(scores[1:], scores[0])
     assert table.loc[0, ["difference", "se", "p", "p_holm"]].tolist() == [0, 0, 1, 1]
     assert table.loc[1, ["difference", "p", "p_holm"]].isna().all()
-
-
-def test_bootstrap_of_equal_values_has_no_interval() -> None:
-    low, high = bootstrap_interval(np.stack([np.ones(10), np.arange(10) / 10]))
-    assert np.isnan([low[0], high[0]]).all()
-    assert 0 < low[1] < 0.45 < high[1] < 1
 
 
 def test_the_floor_of_identical_and_of_different_cells() -> None:

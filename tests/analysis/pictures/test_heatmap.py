@@ -100,14 +100,6 @@ def test_titles_and_the_full_cache_score(metrics: pd.DataFrame) -> None:
     assert second.get_title().startswith("Toy-Qwen | Add\n")
 
 
-def test_panels_come_in_the_order_asked(metrics: pd.DataFrame) -> None:
-    figure = grid_figure(find_grids(metrics)[0], "toy_qwen", metrics, benchmarks=["toy_add", "toy_chain"], columns=1)
-    assert [axes.get_title().split("\n")[0] for axes in panels(figure)] == [
-        "Toy-Qwen | Add",
-        "Toy-Qwen | Chain",
-    ]
-
-
 def test_each_panel_has_its_own_colour_scale(metrics: pd.DataFrame) -> None:
     first, second = panels(grid_figure(find_grids(metrics)[0], "toy_qwen", metrics))
     assert first.collections[0].get_clim() == pytest.approx((100 / 7, 400 / 7))

@@ -21,7 +21,7 @@ from analysis.records import UserError, content_hash
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
 from harness.benchmarks.prompts import option_orders
-from harness.settings import CONF
+from harness.settings import CONF, build
 from harness.sweep.job import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def config(**fields: Any) -> BenchmarkConfig:
-    return BenchmarkConfig(**{"name": "mine", "title": "Mine", "source": "file", **fields})
+    return build(BenchmarkConfig, "benchmark", {"name": "mine", "title": "Mine", "source": "file", **fields})
 
 
 def load(path: Path, **fields: Any) -> Benchmark:
@@ -84,7 +84,7 @@ class TestConfigs:
     def test_yaml_holds_the_fields_of_the_dataclass(self, path: Path) -> None:
         fields = read_yaml(path)
         assert set(fields) == set(BenchmarkConfig.__dataclass_fields__)
-        assert BenchmarkConfig(**fields).name == path.stem
+        assert build(BenchmarkConfig, "benchmark", fields).name == path.stem
 
     @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
     def test_hydra_composes_the_same_settings(self, path: Path, compose: Callable[..., Any]) -> None:
@@ -151,7 +151,7 @@ class TestFiles:
         benchmark = load(write_jsonl(tmp_path / "p.jsonl", ROWS), expected_count=99)
         assert [(p.id, p.gold) for p in benchmark.problems] == [("a", "27"), ("b", "-1"), ("c", "3159")]
         assert benchmark.problems[1].prompt == "What is, in\nwords, 0-1?"
-        assert (benchmark.count, benchmark.expected_count) == (3, 99)
+        assert benchmark.count == 3
         assert benchmark.content_hash == content_hash([[p.id, p.prompt, p.gold] for p in benchmark.problems])
 
     def test_every_format_gives_the_same_benchmark(self, tmp_path: Path) -> None:
@@ -574,7 +574,7 @@ def test_the_real_problems_load_whole(
     path = Path(str(SHARED)) / "data" / f"{name}.jsonl"
     fields = read_yaml(CONF / "benchmark" / f"{name}.yaml")
     benchmark = load_problems(BenchmarkConfig(**{**fields, "path": str(path)}))
-    assert benchmark.count == len(benchmark.problems) == benchmark.expected_count == count
+    assert benchmark.count == len(benchmark.problems) == fields["expected_count"] == count
     assert (benchmark.problems[0].gold, benchmark.problems[-1].gold) == (first, last)
     golds = [problem.gold for problem in benchmark.problems]
     assert golds == [str(json.loads(line)["answer"]) for line in path.read_text().splitlines()]

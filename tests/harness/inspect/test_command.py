@@ -23,7 +23,7 @@ from harness.models.config import ModelConfig
 from harness.models.load import load_model
 from harness.predictor.kinds import LABEL_KINDS
 from harness.predictor.labels import label_trace
-from harness.predictor.traces import read_cell
+from harness.predictor.traces import read_graded
 from harness.toy.paths import WEIGHTS
 
 TEXT = "a is 4, b is 7.\n\nSo a is 4, b is 7, 4+7=1.\n\nSo c is 1. Check 4+7=1 ok. So c is 1. </think>c is 1 \\boxed{1}"
@@ -264,7 +264,7 @@ def test_the_last_row_of_a_repeated_pair_counts(kvsweep, tiny, tiny_policy, tmp_
     row = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
     with (folder / "completions.jsonl").open("a") as file:
         file.write(json.dumps({**row, "num_tokens": 7}) + "\n")
-    stored = [c for _, c, _ in read_cell(folder)]
+    stored = [c for _, c, _ in read_graded(folder)]
     assert [c.num_tokens for c in stored if c.problem_id == row["problem_id"]] == [7]
 
 

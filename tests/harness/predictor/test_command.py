@@ -9,6 +9,7 @@ from analysis.records import read_rows
 from compression.predictor import load_predictor, read_card
 from harness.predictor.command import main
 from harness.predictor.labels import shard_path
+from harness.predictor.recipe import read_settings
 
 TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "
 
@@ -96,6 +97,8 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         (["labels"], "run kvsweep-predictor traces first"),
         (["traces", "recipe.import_from=nowhere"], "import_from=nowhere does not exist"),
         (["all", "recipe=r1", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
+        (["all", "recipe=r1"], "no problems for traces"),
+        (["train", "recipe=r1"], "run kvsweep-predictor labels first"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
@@ -116,3 +119,9 @@ def test_a_foreign_shard_is_refused(settings, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["labels", *settings, "recipe.min_distance=8"])
     assert "labels of other traces, model or settings" in capsys.readouterr().err
+
+
+def test_the_recipe_for_r1_takes_a_benchmark_or_a_file_and_nothing_by_itself():
+    assert read_settings(["recipe=r1"]).benchmark is None
+    assert read_settings(["recipe=r1", "benchmark=toy_add"]).benchmark.task == "add"
+    assert read_settings(["recipe=r1", "benchmark.path=MATH.jsonl"]).benchmark.path == "MATH.jsonl"

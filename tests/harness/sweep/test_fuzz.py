@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from analysis.records import UserError
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import load_problems
+from harness.settings import build
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
 values = st.recursive(
@@ -24,7 +25,9 @@ quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthC
 
 def load(**fields: Any) -> None:
     try:
-        benchmark = load_problems(BenchmarkConfig(name="mine", title="Mine", source="file", **fields))
+        benchmark = load_problems(
+            build(BenchmarkConfig, "benchmark", {"name": "mine", "title": "Mine", "source": "file", **fields})
+        )
     except UserError as error:
         message = str(error)
         assert "\n" not in message
@@ -101,6 +104,7 @@ VALUES = st.sampled_from(
 )
 
 
+@pytest.mark.usefixtures("no_model")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(overrides=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2))
 def test_the_command_says_one_sentence(

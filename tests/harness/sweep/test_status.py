@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.records import UserError
+from analysis.records import CellProgress, TaskStatus, UserError
 from harness.sweep import heartbeat, status
-from harness.sweep.heartbeat import CellProgress, Reporter, TaskStatus, policy_label, task_name
+from harness.sweep.heartbeat import Reporter, policy_label, task_name
 from harness.sweep.status import main, read_sweep
 
 

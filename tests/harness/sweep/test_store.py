@@ -1,6 +1,5 @@
 """Stored rows stay, once each: after a kill, a full disk, a torn line, and while a second writer tries to write."""
 
-import errno
 import json
 import os
 import resource
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
@@ -297,8 +296,8 @@ def test_cell_yaml_is_whole_and_has_no_temporary_beside_it(tmp_path: Path) -> No
 
 def test_stretches_of_provenance_add_up(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
-        opened.write_provenance({"draws": 1, "stretch": {"started": "then"}})
-        opened.write_provenance({"draws": 2, "stretch": {"started": "now"}})
+        opened.begin_stretch({"draws": 1}, {"started": "then"})
+        opened.begin_stretch({"draws": 2}, {"started": "now"})
     provenance = json.loads((opened.directory / "provenance.json").read_text())
     assert provenance == {"draws": 2, "stretches": [{"started": "then"}, {"started": "now"}]}
 
@@ -391,58 +390,6 @@ def test_the_command_ends_with_3_where_a_cell_is_locked(
 # --- A full disk --------------------------------------------------------------------------------------------
 
 
-class FullDisk:
-    """A file on a disk that takes `room` more bytes. What it could not write it holds, as a buffered file does."""
-
-    def __init__(self, file: IO[bytes], room: int) -> None:
-        self.file, self.room, self.held = file, room, b""
-
-    def write(self, data: bytes) -> int:
-        self.held += data
-        return len(data)
-
-    def flush(self) -> None:
-        self.file.write(self.held[: self.room])
-        self.file.flush()
-        self.held, self.room = self.held[self.room :], max(0, self.room - len(self.held))
-        if self.held:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def close(self) -> None:
-        try:
-            self.flush()
-        finally:
-            self.file.close()
-
-    def fileno(self) -> int:
-        return self.file.fileno()
-
-    def __enter__(self) -> "FullDisk":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
-    opened = store(tmp_path)
-
-    def run() -> None:
-        with opened:
-            opened.append(completion("a"))
-            opened._completions = FullDisk(opened._completions, room=40)  # type: ignore[assignment, arg-type]
-            opened.append(completion("b"))
-
-    with pytest.raises(UserError, match="No space left on device") as caught:
-        run()
-    assert "\n" not in str(caught.value)
-    assert ("b", 0) not in opened.finished_pairs
-    with store(tmp_path) as again:
-        assert again.finished_pairs == {("a", 0)}
-        again.append(completion("b"))
-    assert pairs(opened.directory / "completions.jsonl") == [("a", 0), ("b", 0)]
-
-
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -451,6 +398,37 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_grow_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    opened = store(tmp_path)
+    path = opened.directory / "completions.jsonl"
+
+    def run() -> None:
+        with opened:
+            opened.append(completion("a"))
+            with files_of_at_most(path.stat().st_size + 40):
+                opened.append(completion("b"))
+
+    with pytest.raises(UserError, match="File too large") as caught:
+        run()
+    assert "\n" not in str(caught.value)
+    assert ("b", 0) not in opened.finished_pairs
+    assert not path.read_bytes().endswith(b"\n"), "a part of the row was written"
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("a", 0)}
+        again.append(completion("b"))
+    assert pairs(path) == [("a", 0), ("b", 0)]
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        path, opened._completions = opened._completions, Path("/dev/full")
+        with pytest.raises(UserError, match="No space left on device"):
+            opened.append(completion("a"))
+        opened._completions = path
+        opened.append(completion("a"))
+    assert pairs(path) == [("a", 0)]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from analysis.records import CellProgress, TaskStatus, UserError
+from harness.settings import build
 from harness.sweep import tracker
 from harness.sweep.job import make_job
 from harness.sweep.tracker import TRACKERS, TrackerConfig, tracked
@@ -310,7 +311,7 @@ def test_a_missing_package_is_one_sentence_before_the_model(
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_times_are_above_zero(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"tracker\.{name}"):
-        TrackerConfig(**{name: value})
+        build(TrackerConfig, "tracker", {name: value})
 
 
 # --- What ships ---------------------------------------------------------------------------------------------

@@ -1,3 +1,5 @@
+import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -8,7 +10,6 @@ import pytest
 from harness.toy.tasks import (
     EVAL_COUNT,
     TASKS,
-    content_hash,
     is_held_out,
     problems,
     training_problems,
@@ -21,6 +22,12 @@ PINNED = {
     "regs": "cb593dfaea407db6b14a92513f632bef6a82b5b21f8837ffee10595b19c910a9",
     "groups": "2dc9c75119aab5b00e392a0031df64e8c5f87e11349e500b235d0635d43aa6cb",
 }
+
+
+def content_hash(task: str) -> str:
+    """The sha256 of a task's evaluation problems: ids, questions and answers in order."""
+    rows = [[problem.id, problem.question, problem.answer] for problem in problems(task)]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def chain_value(name: str, rules: dict[str, str]) -> int:
@@ -65,11 +72,11 @@ def test_problems_are_pinned(task):
 
 def test_problems_are_the_same_in_another_process():
     # PYTHONHASHSEED changes the hash of strings, which must not reach the problems.
-    code = "from harness.toy.tasks import TASKS, content_hash; print([content_hash(t) for t in TASKS])"
+    code = "from harness.toy.tasks import TASKS, problems; print([problems(task) for task in TASKS])"
     run = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
     )
-    assert run.stdout.strip() == str([content_hash(task) for task in TASKS])
+    assert run.stdout.strip() == str([problems(task) for task in TASKS])
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -119,8 +126,3 @@ def test_the_answer_restates_what_the_thinking_found(task):
             found = re.findall(rf"(?:So|Now) {name} is (\d)", thinking)
             # A register that no operation wrote to keeps the value of the question.
             assert found[-1:] == [value] or (task == "regs" and not found)
-
-
-def test_unknown_task():
-    with pytest.raises(ValueError, match="unknown toy task 'sums'"):
-        problems("sums")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from harness.toy.tasks import TASKS, training_problems, write_completion
-from harness.toy.tokenizer import build_tokenizer
+from scripts.toy_tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from compression.predictor import load_predictor, read_card
 from harness.models.config import ModelConfig
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
-from harness.toy.tokenizer import build_tokenizer
+from scripts.toy_tokenizer import build_tokenizer
 
 MODELS = ("toy_qwen", "toy_llama")
 LABELS = ("answer", "far_max", "later", "answer_far_max")
