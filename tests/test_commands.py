@@ -101,8 +101,9 @@ def fresh(tmp_path: Path) -> Callable[..., Ended]:
 
     `error` is what importing one of them raises.
     """
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 7\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
+        (tmp_path / name).chmod(0o755)
 
     def run(script: str, *arguments: str, without: Iterable[str], error: str = "ImportError") -> Ended:
         module, _, name = SCRIPTS[script].partition(":")
@@ -163,6 +164,16 @@ def test_a_refusal_needs_no_torch(script: str, arguments: list[str], fresh: Call
     assert ended.code == command_line.BAD_INPUT, ended.err
     assert ended.err.startswith(f"{script}: error: ")
     assert ended.err.count("\n") == 1
+
+
+def test_slurm_is_refused_where_there_is_none(
+    call: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = call("kvsweep", "experiment=demo", "launcher=slurm", f"results_dir={tmp_path}")
+    assert ended.code == command_line.BAD_INPUT
+    assert "launcher=slurm finds no srun on this machine" in ended.err
+    assert not (tmp_path / "demo").exists()  # nothing was queued
 
 
 def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Callable[..., Ended], tmp_path: Path) -> None:

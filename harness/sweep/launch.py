@@ -1,6 +1,7 @@
 """Start jobs: in this process, as several processes of this machine, or as one SLURM array; submitit does the work."""
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -91,6 +92,8 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
     if launcher.kind != "slurm":
         for job in jobs:
             checked_implementation(job.impl, check_available)
+    elif shutil.which("srun") is None:
+        raise UserError("launcher=slurm finds no srun on this machine: submit from a login node of a SLURM cluster.")
     for task in tasks:
         for job in task:
             _queue(job)
