@@ -89,7 +89,7 @@ def test_the_citation_is_of_this_version() -> None:
 @pytest.mark.slow
 def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
     program = (
-        "import analysis.report.build, harness.sweep.run, harness.settings\n"
+        "import analysis.numbers.reference, analysis.report.build, harness.settings, harness.sweep.command\n"
         "print(harness.settings.CONF, analysis.numbers.reference.reference_folder())\n"
         "harness.sweep.command.main()\n"
         "analysis.report.build.main(['results/demo'])\n"
