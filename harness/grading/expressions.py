@@ -389,11 +389,6 @@ def _parsed(texts: list[str], *, exact: bool) -> list[Any]:
     return parsed
 
 
-def _as_fraction(decimal: re.Match[str]) -> str:
-    whole, _, part = decimal.group().partition(".")
-    return rf"{{\frac{{{whole}{part}}}{{1{'0' * len(part)}}}}}"
-
-
 def _ratios(first: Any, second: Any, points: tuple[float, ...]) -> list[complex]:
     """The first expression over the second, where numbers are put for their names."""
     import sympy
