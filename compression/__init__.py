@@ -1,1 +1,1 @@
-"""What to keep of a key-value cache, and where it lies."""
+"""Policies that choose the rows of a key-value cache to keep, and the cache that holds them."""

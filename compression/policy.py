@@ -129,9 +129,9 @@ class Policy(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetPolicy(Policy):
-    """A policy that cuts the cache to a fixed size: rows that stay for certain, and the highest scores of the others.
+    """A policy that cuts the cache to a fixed size: rows that stay for certain, and the highest scores of the rest.
 
-    The size is that of DynTS's rule for all policies: `local_window` rows and int(others * keep_ratio) of the others.
+    All policies have the size of DynTS's rule: `local_window` rows and int(rest * keep_ratio) of the rest.
     Rows that stay for certain (`newest_kept`, sinks) are each method's own, within that size.
 
     Attributes:
@@ -139,7 +139,7 @@ class BudgetPolicy(Policy):
         local_window: newest tokens in the size; the methods that have such a window always keep them.
         budget: cache length in tokens at which eviction fires. The published trigger looks at the length before the
             step, so the cache holds budget + 1 tokens when it is pruned.
-        question: what becomes of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
+        question: the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
             the size, before any other row that competes. "on_top": they stay beside the size, and budget, ratio and
             window apply to the generated tokens alone. None: as the policy's authors have it.
         question_on_top: older spelling. True is question="on_top"; False is the question as the policy had it then.
@@ -182,12 +182,12 @@ class BudgetPolicy(Policy):
 
     @property
     def question_rule(self) -> Question:
-        """What becomes of the prompt's tokens, the authors' choice where none is set."""
+        """The place of the prompt's tokens: `question`, or the authors' choice where none is set."""
         return self.question or self.QUESTION
 
     @property
     def question_before(self) -> Question | None:
-        """What question_on_top=False meant for this very rule while it was the only setting; None for a newer rule."""
+        """The place that question_on_top=False meant for this rule before `question` existed; None for a newer rule."""
         return self.QUESTION
 
     def identity(self) -> dict[str, Any]:

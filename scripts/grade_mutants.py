@@ -151,7 +151,7 @@ def attempt(change: Callable[..., str], *arguments: object) -> str | None:
 
 
 def of_text(gold: str, rng: random.Random, name: str, kind: str = "expression") -> Case:
-    """What can be changed in a gold of which nothing is known but its text."""
+    """The changes that can be made to a gold of unknown kind."""
     case = Case(name, gold, kind)
     plain = gold.strip().strip("$")
     for label, change in (("digit", digit_changed), ("sign", sign_flipped), ("variable", variable_renamed)):

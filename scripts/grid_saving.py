@@ -1,4 +1,4 @@
-"""What the paper's 20-cell grid saves when it is decoded in one batch, for assumed lengths of the texts.
+"""The tokens that the paper's 20-cell grid saves when it is decoded in one batch, for assumed lengths of the texts.
 
 Lengths are lognormal, cut at 16,384 new tokens; budget 5,000 with the question counted in it (paper's rule), questions
 of 150 tokens; all 20 cells (keep_ratio x local_window) first evict at the same step. A compressed text is taken to be

@@ -1,4 +1,4 @@
-"""What the question's place is worth to each policy: paired differences of free, pinned and on top, as one figure.
+"""The worth of the question's place to each policy: paired differences of free, pinned and on top, as one figure.
 
     kvsweep -m experiment=methods && kvsweep -m experiment=methods_free
     kvsweep -m experiment=methods_pinned && kvsweep -m experiment=methods_on_top

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, a tiny untrained model beside its predictor, and the command `kvsweep`."""
+"""Fixtures of all tests: one thread, a tiny untrained model beside its predictor, and the command `kvsweep`."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What README and CONTRIBUTING tell a reader to type works as it stands: every block, every command, every key.
+"""README and CONTRIBUTING can be typed as they stand: every block, every command, every key works.
 
 A block or a command of a kind that this file does not know fails a test: give it a way to be checked.
 """
@@ -92,7 +92,7 @@ INLINE = list(inline())
 
 
 def is_whole(command: str) -> bool:
-    """Whether a command in the text can be typed as it stands, without a place to fill in."""
+    """True if a command in the text can be typed as it stands, without a place to fill in."""
     words = command.split()[1:]
     return bool(words) and not any(re.search(r"^-|\.\.\.|[A-Z*|]", word) for word in words)
 

@@ -1,4 +1,4 @@
-"""What is installed is whole: the wheel holds every file that is read at run time, and works away from here."""
+"""The installed package is whole: the wheel holds every file that is read at run time, and works away from here."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the policies share that score rows by how the newest queries attend to them."""
+"""The base of policies that score rows by the attention of the newest queries."""
 
 from __future__ import annotations
 

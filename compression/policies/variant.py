@@ -1,4 +1,4 @@
-"""What the policies share that score rows per layer and head, or once per token as the DynTS code does."""
+"""The base of policies that score rows per layer and head, or once per token as the DynTS code does."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
 
 
 def answer_part(text: str, tags: ThinkTags = _DEFAULT_TAGS) -> str | None:
-    """What follows the thinking (`ThinkTags.closing`); None if the thinking was never closed."""
+    """The text after the thinking (`ThinkTags.closing`); None if the thinking was never closed."""
     start = tags.closing(text)
     return None if start is None else text[start + len(tags.end) :]
 
@@ -156,7 +156,7 @@ _BREAKS_OFF = re.compile(r"[\w,+=(^:{\\-]$")
 
 
 def stated_answer(text: str) -> str | None:
-    """What a text without a box states as its answer at its end, or None.
+    """The answer that a text without a box states at its end, or None.
 
     "The answer is X", or a last sentence that concludes (So, Thus, Therefore, The ...) and ends "is X" or "= X", or
     holds one thing in bold; remarks such as "I think that's the answer." may follow it. A sentence that hedges or asks

@@ -330,7 +330,7 @@ def _same_expression(answer: str, gold: str) -> Verdict:
 
 
 def _verified(answer: str, gold: str) -> Verdict:
-    """What math-verify says of decimals as exact fractions, and as they are where one side alone has any."""
+    """The verdict of math-verify on decimals as exact fractions; where one side alone has any, on decimals too."""
     for exact in (True, False):
         if not exact and ("." in answer) == ("." in gold):
             break

@@ -179,7 +179,7 @@ def test_a_time_limit_requeues_the_task(
 
 
 def _pending(pid: int, number: signal.Signals) -> bool:
-    """Whether the stopped process has been sent the signal; so has one that is gone: SLURM itself woke it."""
+    """True if the stopped process has been sent the signal, or is gone because SLURM itself woke it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:

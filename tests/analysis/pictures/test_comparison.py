@@ -64,7 +64,7 @@ def names(axes: Axes) -> list[str]:
 
 
 def inside(figure: Figure, folder: Path) -> bool:
-    """Whether all texts lie within the page once the figure is drawn."""
+    """True if all texts lie within the page once the figure is drawn."""
     save_figure(figure, folder, "figure")
     width, height = figure.get_size_inches() * figure.dpi
     texts = [*figure.texts, *figure.legends, *(text for axes in figure.axes for text in axes.texts)]

@@ -1,4 +1,4 @@
-"""What was held, when it went, and what it was worth, by hand."""
+"""The tokens held, the evictions that took the others, and their importance, computed by hand."""
 
 import numpy as np
 import pandas as pd

@@ -62,7 +62,7 @@ class TestFoundOnOtherData:
 
 
 class TestLibrary:
-    """What math-verify accepts alone, and a grade must not."""
+    """Answers that math-verify accepts alone and that a grade must reject."""
 
     @pytest.mark.parametrize(
         ("answer", "gold", "rule"),

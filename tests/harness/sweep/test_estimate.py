@@ -1,4 +1,4 @@
-"""What --dry-run says, against what the engine then did."""
+"""The estimate of --dry-run against the work that the engine then did."""
 
 import json
 from collections.abc import Callable
