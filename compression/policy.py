@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from kernels.implementation import operations
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -15,12 +17,6 @@ if TYPE_CHECKING:
     from kernels.implementation import Operations
 
 Question = Literal["free", "pinned", "on_top"]
-
-
-def _torch_operations() -> Operations:
-    from kernels.implementation import operations
-
-    return operations("torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,7 @@ class CacheView:
     scaling: float
     signals: Mapping[Signal, Tensor]
     uniform: Callable[[], Tensor]
-    operations: Operations = field(default_factory=_torch_operations)
+    operations: Operations = field(default_factory=operations)
 
     @property
     def length(self) -> int:

@@ -5,23 +5,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.command_line import one_sentence
 from analysis.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, UserError
 from harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Grader
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Grade every cell below a folder (`kvsweep-grade`); returns 0, or 2 after a user's mistake."""
+    """Grade every cell below a folder (`kvsweep-grade`): returns 0; exit code 2 bad input, 130 interrupted."""
     arguments = _parser().parse_args(argv)
-    try:
+    with one_sentence("kvsweep-grade"):
         if arguments.why is not None:
             _explain(arguments.dir, arguments.why, arguments.workers, arguments.timeout, lenient=arguments.lenient)
         else:
             _grade_run(
                 arguments.dir, arguments.workers, arguments.timeout, regrade=arguments.all, lenient=arguments.lenient
             )
-    except UserError as error:
-        print(f"kvsweep-grade: error: {error}", file=sys.stderr)
-        return 2
     return 0
 
 

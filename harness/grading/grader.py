@@ -23,6 +23,7 @@ from analysis.records import (
     Shard,
     UserError,
     latest_rows,
+    read_cell,
     read_rows,
     replace_text,
     shard_files,
@@ -202,7 +203,7 @@ def read_rule(directory: Path, *, lenient: bool = False) -> dict[str, Any]:
 def _read_cell(directory: Path) -> Any:
     path = directory / CELL_FILE
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return read_cell(directory)
     except FileNotFoundError:
         raise UserError(f"{directory} holds no {CELL_FILE}; name a cell's folder.") from None
     except (yaml.YAMLError, UnicodeDecodeError):

@@ -108,7 +108,9 @@ class CellStore:
         return {row.key for path in self._files() for row in read_rows(path, PairRow, on_bad=ignore)}
 
     def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
-        """Yield the completions of the wanted pairs that any shard has stored."""
+        """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted."""
+        if not wanted:
+            return iter(())
         return (row for row in latest_rows(self._files(), Completion, on_bad=ignore) if row.key in wanted)
 
     def _files(self) -> Iterable[Path]:

@@ -480,7 +480,9 @@ class TestCommand:
     ) -> None:
         if len(arguments) > 1:
             write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
-        assert command.main([argument.format(tmp_path) for argument in arguments]) == 2
+        with pytest.raises(SystemExit) as ended:
+            command.main([argument.format(tmp_path) for argument in arguments])
+        assert ended.value.code == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("kvsweep-grade: error: ")
@@ -505,7 +507,9 @@ class TestCommand:
         assert "left side is a single name" in second
         assert "draw 2: no_answer" in third
         assert not (tmp_path / "cell" / "grades.jsonl").exists()
-        assert command.main([str(tmp_path), "--why", "nothing"]) == 2
+        with pytest.raises(SystemExit) as ended:
+            command.main([str(tmp_path), "--why", "nothing"])
+        assert ended.value.code == 2
         assert is_one_sentence(capsys.readouterr().err.strip())
 
     def test_as_a_program(self, tmp_path: Path) -> None:
