@@ -101,11 +101,7 @@ def skipped(notify: _Notify) -> records.OnBad:
 
 
 def load_run(directory: Path | str) -> Run:
-    """Read a run directory, each file once.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
-    """
+    """Read a run directory; a directory that is missing or holds no cell raises a UserError."""
     directory = Path(directory)
     notices: list[str] = []
     read = _read_cells(directory, notices.append)
@@ -126,12 +122,9 @@ def load_run(directory: Path | str) -> Run:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells as in `Run.cells`, without the column completions; no completion is read.
+    """The cells of `load_run` without the column completions; no completion is read.
 
     Two more columns: licence (of the problems) and revision (of the code, by git), empty where unknown.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
     """
     read = _read_cells(Path(directory), notify)
     cells = _cell_table(read).drop(columns="completions")
@@ -236,24 +229,14 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     longer token limit, another model's predictor) is no variant.
     """
     flat = [_settings(cell) for cell in settings]
-    seen: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for cell, values in zip(settings, flat, strict=True):
-        group = (cell["model"]["name"], cell["benchmark"]["name"], cell["policy"]["name"])
-        for name, value in values.items():
-            seen[(*group, name)].add(value)
+    names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:3]]
+    varying = (pd.DataFrame(flat).groupby(names).nunique() > 1).groupby("policy").any()
     # A policy's field is its own; any other setting that varies for one policy is named for all of them.
-    varying = {
-        (policy if name.startswith("policy.") else "", name)
-        for (_, _, policy, name), values in seen.items()
-        if len(values) > 1
-    }
+    common = varying.columns[~varying.columns.str.startswith("policy.")]
+    varying[common] |= varying[common].any()
     return [
-        ", ".join(
-            f"{name.removeprefix('policy.')}={value}"
-            for name, value in values.items()
-            if {("", name), (cell["policy"]["name"], name)} & varying
-        )
-        for cell, values in zip(settings, flat, strict=True)
+        ", ".join(f"{name.removeprefix('policy.')}={value}" for name, value in own.items() if varying.at[policy, name])
+        for policy, own in zip(names[-1], flat, strict=True)
     ]
 
 
@@ -302,13 +285,13 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
     """`Run.completions` and `Run.events`."""
-    counts = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
+    counts, on_bad = attrgetter("problem_id", "draw", "stop_reason", *COUNTS), skipped(notify)
     rows: list[tuple[Any, ...]] = []
     events = array("q")
     for folder in folders:
-        completions = _latest(folder, records.COMPLETIONS_FILE, _Counts, notify)
-        grades = _latest(folder, records.GRADES_FILE, Grade, notify)
-        for key, row in completions.items():
+        completions = list(records.read_shards(folder, records.COMPLETIONS_FILE, _Counts, on_bad=on_bad))
+        grades = {grade.key: grade for grade in records.read_shards(folder, records.GRADES_FILE, Grade, on_bad=on_bad)}
+        for row in completions:
             before = after = freed_step = 0
             for e in row.evictions:
                 freed = e.length_before - e.length_after
@@ -316,7 +299,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                 after += e.length_after
                 freed_step += freed * e.step
                 events.extend((len(rows), e.step, freed))
-            grade = grades.get(key)
+            grade = grades.get(row.key)
             verdict: tuple[Any, ...] = (None, None, None, None)
             if grade is not None:
                 verdict = (grade.outcome, float(grade.outcome == "correct"), grade.answer, grade.gold)
@@ -324,16 +307,6 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     names = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES]).astype({"cell_id": names, **COMPLETION_DTYPES})
     return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
-
-
-def _latest(folder: Path, name: str, kind: Any, notify: _Notify) -> dict[Pair, Any]:
-    """The rows of `latest_rows` by pair, each file read once: without their texts the rows of a cell fit in memory."""
-    found: dict[Pair, Any] = {}
-    for path in records.shard_files(folder, name).values():
-        for row in records.read_rows(path, kind, on_bad=skipped(notify)):
-            found.pop(row.key, None)
-            found[row.key] = row
-    return found
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:

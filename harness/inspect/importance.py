@@ -30,11 +30,8 @@ def importance(
     """Importance of the thinking tokens, [thinking] by title: true labels, each head's and each policy's scores.
 
     The labels are those of the text read with a full cache, whatever cache it was written with. A text that never
-    answers has no label of kind `answer`. That kind costs the answer's queries alone; the other kinds cost every query,
-    so that 7,000 tokens take a minute on a CPU instead of seconds.
-
-    Raises:
-        NotInText: the text never answers, and only its answer's labels are asked for.
+    answers has no label of kind `answer`, and is NotInText if nothing else is asked for. That kind costs the answer's
+    queries alone; the other kinds cost every query, so that 7,000 tokens take a minute on a CPU instead of seconds.
     """
     known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
     if not known and not heads and not policies:

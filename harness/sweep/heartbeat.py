@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from analysis.records import TaskStatus, UserError, content_hash
@@ -46,9 +45,7 @@ class Reporter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end.set()
         self._thread.join()
         if error is None:

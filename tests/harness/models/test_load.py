@@ -11,15 +11,15 @@ import yaml
 from analysis.records import UserError
 from harness.models.config import ModelConfig
 from harness.models.load import load_model, read_architecture
-from harness.settings import build
-from harness.sweep.job import CONF
+from harness.predictor.recipe import compose_config
+from harness.settings import build, plain
 
 REAL = ("r1_qwen_7b", "r1_llama_8b", "qwen3_8b")
 SMALL = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 128, "vocab_size": 512}
 
 
 def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
-    values = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    values = plain(compose_config("config", [f"model={name}"]).model)
     if small:
         values["config"].update(SMALL)
         values.update(random_weights=True, dtype="float32", threads=1)
