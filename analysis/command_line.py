@@ -16,10 +16,6 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
 
     A UserError ends the process with its sentence and BAD_INPUT, or with the error's own `exit_code` where it has one;
     Ctrl-C ends it with the sentence `interrupted` and INTERRUPTED; a closed stdout ends it with FAILED and no word.
-
-    Args:
-        program: the name before the sentence, as in `kvsweep: error: ...`.
-        interrupted: the sentence after Ctrl-C.
     """
     try:
         yield

@@ -141,11 +141,8 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Non
 def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: bool) -> str:
     """The dataset card: YAML front matter, then the contents, the cells, the columns and the licence.
 
-    Args:
-        table: the cells, as `load_settings` returns them.
-        data: the folder with their Parquet files.
-        columns: the names of the files' columns.
-        problems: the texts of gated problems are included.
+    `table` has the cells as `load_settings` returns them, and `data` is the folder with their Parquet files. `problems`
+    says if the texts of gated problems are included.
     """
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)

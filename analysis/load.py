@@ -7,7 +7,6 @@ skipped with a notice.
 
 import json
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -261,14 +260,10 @@ def _condition(cell: dict[str, Any]) -> str:
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
-    same = defaultdict(list)
-    for cell in cells:
-        same[records.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"})].append(cell.folder.name)
-    return [
-        f"Cells {', '.join(ids)} have the same settings; the pictures show the first of them."
-        for ids in same.values()
-        if len(ids) > 1
-    ]
+    hashes = [records.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"}) for cell in cells]
+    same = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
+    said = "have the same settings; the pictures show the first of them."
+    return [f"Cells {', '.join(ids)} {said}" for _, ids in same if len(ids) > 1]
 
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:

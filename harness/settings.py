@@ -42,13 +42,8 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
     be at least 1." `Annotated[int, Field(ge=1)] | None` adds "or null". The dataclass's `__post_init__` checks what
     concerns several fields; the text of its ValueError becomes the text of the UserError.
 
-    Args:
-        cls: a dataclass.
-        section: the name that the settings have on the command line before the dot.
-        node: the section's settings.
-
-    Raises:
-        UserError: a setting that is unknown, missing, of another type, or out of range.
+    `section` is the name that the settings have on the command line before the dot. A setting that is unknown, missing,
+    of another type, or out of range is a UserError.
     """
     values = plain(node)
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -70,11 +65,7 @@ def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
-    """The value of a setting that belongs to no section, checked.
-
-    Raises:
-        UserError: no whole number, or one below `least`.
-    """
+    """The value of a setting that belongs to no section; a UserError if it is no whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name}={value} is out of range: it must be a whole number of at least {least}.")
     return value

@@ -58,10 +58,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     """Each policy's scores of the thinking tokens, [thinking], where the thinking ends and nothing was evicted.
 
     Scores per layer and head are averaged over both. A pinned row counts as the highest score that its head gives to
-    another row. The newest rows, which a policy leaves unscored, have NaN.
-
-    Raises:
-        NotInText: a policy scores from more of the newest rows than the text has.
+    another row. The newest rows, which a policy leaves unscored, have NaN. A text with too few rows is NotInText.
     """
     if not policies:
         return []

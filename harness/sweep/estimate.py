@@ -6,7 +6,7 @@ cells have stored; where they have stored none, it takes every text to be `max_n
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, ignore, read_rows, shard_files
 from compression.policy import Policy
@@ -45,14 +45,10 @@ def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
     return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Measurements of what a job's cells have stored so far.
+class Measured(NamedTuple):
+    """What a job's cells have stored: the generated tokens of each completion, and means of speed and size.
 
-    Attributes:
-        lengths: generated tokens of each stored completion.
-        tokens_per_second: live tokens of all cells together, prefill included.
-        bytes_per_completion: size of the completions' files over the number of completions.
+    The speed counts the live tokens of all cells together, prefill included.
     """
 
     lengths: list[int]
@@ -76,7 +72,7 @@ def measure(job: Job) -> Measured | None:
                 tokens += row.tokens_total / row.cells
     if not lengths or not seconds:
         return None
-    return Measured(lengths=lengths, tokens_per_second=tokens / seconds, bytes_per_completion=size / len(lengths))
+    return Measured(lengths, tokens_per_second=tokens / seconds, bytes_per_completion=size / len(lengths))
 
 
 def describe(jobs: Sequence[Job]) -> str:

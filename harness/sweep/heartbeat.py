@@ -24,10 +24,8 @@ def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -
 class Reporter:
     """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
 
-    A status that cannot be written does not stop the task.
-
-    Attributes:
-        counters: each returns the live tokens that one of the task's engines has decoded so far.
+    A status that cannot be written does not stop the task. Each of `counters` returns the live tokens that one of the
+    task's engines has decoded so far.
     """
 
     def __init__(self, run_directory: Path, status: TaskStatus) -> None:

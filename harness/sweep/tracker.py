@@ -60,9 +60,7 @@ UNTRACKED = TrackerConfig()
 def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]) -> Iterator[None]:
     """Let a tracker follow this process's task while the block runs. Enter it before the task's `Reporter`.
 
-    Args:
-        task: the name of the task's status file.
-        cells: the cell_ids to follow; each becomes a run of the tracker.
+    `task` names the task's status file, and each of `cells`, the cell_ids to follow, becomes a run of the tracker.
     """
     process = _start(config, run_directory, task, cells) if config.kind != "none" else None
     try:
@@ -158,11 +156,7 @@ TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "tracki
 def follow(
     kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
 ) -> None:
-    """Report a task's cells to a tracker until the task ends.
-
-    Raises:
-        Exception: any error of the tracker's package; files that cannot be read.
-    """
+    """Report a task's cells to a tracker until the task ends. Any error of the tracker's package passes through."""
     path = TaskStatus.path(run_directory, task)
     while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
         time.sleep(_LOOK_S)  # the task has not begun: this is an earlier task's file
