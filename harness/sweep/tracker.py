@@ -117,8 +117,7 @@ def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) ->
     settings = {"console": "off", "silent": True, "x_disable_stats": True}
     run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
     return TrackerRun(
-        log=lambda values, step: run.log(values, step=step),
-        finish=lambda ok: run.finish(exit_code=0 if ok else 1),
+        log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish(exit_code=0 if ok else 1)
     )
 
 
