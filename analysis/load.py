@@ -64,10 +64,9 @@ class Run:
     Attributes:
         cells: one row per cell, ordered by model, benchmark and policy, with the first columns of cells.csv
             (results/README.md): the settings from cell_id to condition, status, completions, expected and draws.
-        completions: one row per (cell, problem, draw): cell_id, problem_id, draw, lengths in tokens (num_tokens,
-            prompt_tokens, thinking_tokens, peak_length), evictions (their number), sums over the evictions
-            (length_before_sum, length_after_sum, and freed_step_sum: of tokens freed times step), stop_reason, and of
-            the grade outcome, correct (0 or 1), answer, gold; these four are missing where there is no grade.
+        completions: one row per (cell, problem, draw): cell_id and the columns of `COMPLETION_DTYPES`. Lengths are in
+            tokens, evictions are counted, freed_step_sum sums tokens freed times step over them; outcome, correct
+            (0 or 1), answer and gold are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
         stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their peak.
         provenance: the contents of provenance.json, by cell_id.

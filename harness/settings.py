@@ -43,7 +43,7 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
     concerns several fields; the text of its ValueError becomes the text of the UserError.
 
     `section` is the name that the settings have on the command line before the dot. A setting that is unknown, missing,
-    of another type, or out of range is a UserError.
+    of another type, or out of range raises a UserError.
     """
     values = plain(node)
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
-    """The value of a setting that belongs to no section; a UserError if it is no whole number of at least `least`."""
+    """The value of a setting outside all sections; raises a UserError if it is no whole number from `least` up."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name}={value} is out of range: it must be a whole number of at least {least}.")
     return value

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -129,3 +130,8 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ordered = np.sort(scores[~np.isnan(scores)])[::-1]
     carried = np.concatenate([[0.0], np.cumsum(ordered)])
     return np.linspace(0, 1, len(carried)), carried / max(carried[-1], 1e-300)
+
+
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write a table with all digits of its numbers."""
+    table.to_csv(path, index=False, lineterminator="\n")

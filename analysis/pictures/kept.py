@@ -39,7 +39,7 @@ class Kept:
 
 
 def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
-    """Decode the tokens that each eviction of a completion left; a UserError if none is stored."""
+    """Decode the tokens that each eviction of a completion left; raises a UserError if none is stored."""
     if not evictions:
         raise UserError("this completion was never evicted: all of it stayed; choose another, or a smaller budget.")
     if not all(e.held for e in evictions):

@@ -28,7 +28,7 @@ class Prompt:
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
         """Render the template for one problem, with its options by letter where it has any.
 
-        A template that fails, does what the sandbox forbids, writes too much, or leaves the problem out is a UserError.
+        A template that fails, does what is forbidden, writes too much, or leaves the problem out raises a UserError.
         """
         prompt = ""
         try:
@@ -63,7 +63,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def read_prompt(name: str) -> Prompt:
-    """Read a template of conf/prompt by its name, or any other by its path; a UserError if that is no template."""
+    """Read a template of conf/prompt by its name, or any other by its path; raises a UserError if there is none."""
     fault = "is neither a name nor a readable file"
     try:
         known = PROMPTS / f"{name}.jinja"

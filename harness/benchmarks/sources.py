@@ -1,4 +1,4 @@
-"""Rows of problems from toy tasks, local files and hub datasets. Data that cannot be had or read are a UserError."""
+"""Rows of problems from toy tasks, local files and hub datasets. Data that cannot be had or read raise a UserError."""
 
 import csv
 import json

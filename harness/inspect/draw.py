@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
 from analysis.pictures.attribution import attribution_figure, attribution_table
-from analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz
+from analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz, write_csv
 from analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
 from analysis.pictures.style import file_name, save_figure
 from analysis.records import UserError, read_cell
@@ -162,5 +162,5 @@ def _name(picture: str, text: InspectedText) -> str:
 def _table(table: pd.DataFrame, directory: Path, name: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.csv"
-    table.to_csv(path, index=False, lineterminator="\n")
+    write_csv(table, path)
     return path

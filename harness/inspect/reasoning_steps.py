@@ -1,6 +1,6 @@
 """Reasoning steps: token ranges of a thinking, found in its text or given on the command line.
 
-The functions take the thinking as pieces, the text of each token. A pattern that is no expression is a UserError.
+The functions take the thinking as pieces, the text of each token. A broken pattern raises a UserError.
 """
 
 import re

@@ -25,7 +25,7 @@ _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"
 class ModelConfig:
     """A model and the way to run it; `conf/model/base/model.yaml` describes each field.
 
-    Fields that contradict each other are a UserError; `settings.build` refuses a value that a field does not allow.
+    Fields that contradict each other raise a UserError; `settings.build` refuses a value that a field does not allow.
     """
 
     name: str

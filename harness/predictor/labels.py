@@ -1,6 +1,6 @@
 """Stage 2: every kind of label and the last hidden states of the thinking tokens, from one forward per trace.
 
-Labels that are missing, broken, or of other traces are a UserError.
+Labels that are missing, broken, or of other traces raise a UserError.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def label_trace(
 
 
 def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict[str, Any]:
-    """Write the shards of labels that are missing; return the manifest. A folder with other labels is a UserError."""
+    """Write the missing shards of labels; return the manifest. Other labels in the folder raise a UserError."""
     hidden_size = model.network.config.hidden_size
     tokens = sum(t.think_end - t.think_start for t in traces)
     mib = tokens * (hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)) / 2**20

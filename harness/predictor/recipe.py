@@ -104,7 +104,7 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def read_manifest(recipe: Recipe) -> dict[str, Any]:
-    """The manifest of the labels (model, hash of the traces, numbers of shards and more); a UserError without one."""
+    """The manifest of the labels: model, hash of the traces, numbers; raises a UserError if no labels were made yet."""
     if not recipe.manifest.exists():
         raise UserError(f"{recipe.manifest} does not exist: run kvsweep-predictor labels first.")
     return json.loads(recipe.manifest.read_text())

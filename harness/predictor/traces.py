@@ -59,7 +59,7 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
 
 
 def read_traces(directory: Path) -> list[Trace]:
-    """The kept traces of a directory, in an order that does not depend on when they were written; at least one."""
+    """The kept traces of a directory, in the order of problem and draw; raises a UserError where there is none."""
     rows = read_rows(directory / TRACES_FILE, Trace)
     kept = sorted((trace for trace in rows if trace.kept), key=lambda trace: trace.key)
     if not kept:

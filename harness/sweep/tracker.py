@@ -35,7 +35,7 @@ MLFLOW_CHARACTERS = 6000
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerConfig:
-    """The tracker of a job; `conf/tracker/wandb.yaml` describes each field. A missing package is a UserError."""
+    """The tracker of a job; `conf/tracker/wandb.yaml` describes each field. A missing package raises a UserError."""
 
     kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
     project: str = "kvsweep"
