@@ -34,7 +34,7 @@ def decided_cells(job: Job, draws: int, grader: Grader) -> dict[str, int]:
         UnfinishedRoundError: a cell that is not decided lacks a completion of these draws.
     """
     wanted = {(problem_id, draw) for problem_id in job.problem_ids for draw in range(draws)}
-    scores = {cell.cell_id: _scores(job, cell.cell_id, draws) for cell in job.cells}
+    scores = {cell.cell_id: stored_scores(job, cell.cell_id, draws) for cell in job.cells}
     decided = _decided(job, scores)
     lacking = [cell_id for cell_id, score in scores.items() if cell_id not in decided and np.isnan(score).any()]
     if not lacking:
@@ -48,7 +48,7 @@ def decided_cells(job: Job, draws: int, grader: Grader) -> dict[str, int]:
     for cell_id in lacking:
         # The process that stored the last of these completions ended before it had graded them.
         grader.grade_cell(job.run_directory / cell_id)
-        scores[cell_id] = _scores(job, cell_id, draws)
+        scores[cell_id] = stored_scores(job, cell_id, draws)
     return _decided(job, scores)
 
 
@@ -61,7 +61,7 @@ def _decided(job: Job, scores: Mapping[str, Floats]) -> dict[str, int]:
     return decided if len(decided) < len(others) else {**decided, full: max(decided.values())}
 
 
-def _scores(job: Job, cell_id: str, draws: int) -> Floats:
+def stored_scores(job: Job, cell_id: str, draws: int) -> Floats:
     """The stored grades of a cell, [problems, draws]: 1 right, 0 not, NaN without a grade."""
     rows = {problem_id: row for row, problem_id in enumerate(job.problem_ids)}
     scores = np.full((len(rows), draws), np.nan)
