@@ -52,7 +52,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("num_tokens", pa.int32(), "generated tokens"),
     ("prompt_tokens", pa.int32(), "tokens of the prompt"),
     ("thinking_tokens", pa.int32(), "generated tokens up to the end of the thinking"),
-    ("stop_reason", _TEXT, "stop (the model ended it) or length (cut at the limit)"),
+    ("stop_reason", _TEXT, "stop (the model ended it), length (cut at the limit) or loop (cut because it repeats)"),
     ("evictions", pa.list_(_EVICTION), "each eviction: generated tokens fed so far, cache length before and after"),
     ("fork_step", pa.int32(), "index of the last token shared with the full cache's text; null if nothing was evicted"),
     ("peak_length", pa.int32(), "the longest that the cache was, in tokens"),

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, overload
 import msgspec
 import yaml
 
-StopReason = Literal["stop", "length"]
+StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "no_answer", "truncated", "grader_timeout")
 State = Literal["queued", "running", "done", "failed", "stopped"]
@@ -156,6 +156,9 @@ class Eviction(Row, frozen=True, kw_only=True):
 
 class Completion(PairRow, frozen=True, kw_only=True):
     """One generation: `token_ids` after the prompt, the stop token included. Lengths are in tokens.
+
+    `stop_reason` is "stop" for a text that the model ended, "length" for one cut off at the token limit, and "loop" for
+    one cut off because it had begun to loop (`analysis.loops.find_loop`; only with decoding.stop_on_loop).
 
     Until its first eviction a completion is the one that every cell of its grid writes. `fork_step` is the step of that
     eviction (as in `Eviction`), None where there was none.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +29,9 @@ class LauncherConfig:
     """How the jobs of a sweep are started. `conf/launcher/slurm.yaml` describes each field.
 
     `inline` runs one job after the other in this process, `local` up to `parallel` processes of this machine. `slurm`
-    submits one array, and the command returns once the array is submitted.
+    submits one array, and the command returns once the array is submitted. Sequential jobs (`until=decided`) are run
+    round by round: `local` starts processes for each round, and `slurm` submits an array for each, which waits for the
+    array before it.
 
     Raises:
         UserError: the signal would come before the task starts.
@@ -88,34 +91,45 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
         for directory in directories:
             print(f"results: {directory}\nreport:  kvsweep-report {directory}")
         return
-    tasks = split(jobs, launcher)
+    rounds = [split(part, launcher) for part in by_round(jobs)]
     if launcher.kind != "slurm":
         for job in jobs:
             checked_implementation(job.impl, check_available)
     elif shutil.which("srun") is None:
         raise UserError("launcher=slurm finds no srun on this machine: submit from a login node of a SLURM cluster.")
-    for task in tasks:
+    for task in rounds[0]:
         for job in task:
             _queue(job)
     if launcher.kind == "slurm":
-        submitted = submit(tasks, launcher)
-        print(f"submitted {len(submitted)} tasks as job {submitted[0].job_id.partition('_')[0]}")
+        before = None
+        for tasks in rounds:
+            submitted = submit(tasks, launcher, after=before)
+            before = submitted[0].job_id.partition("_")[0]
+            print(f"submitted {len(submitted)} tasks as job {before}")
         for directory in directories:
             print(f"progress: kvsweep-status {directory} --watch\nreport:   kvsweep-report {directory}")
         return
     if launcher.kind == "local":
-        if failed := run_local(tasks, launcher):
-            sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
+        for tasks in rounds:
+            tasks = [task for task in tasks if any(job.unfinished_cells() for job in task)]
+            if tasks and (failed := run_local(tasks, launcher)):
+                sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
     else:
         from harness.sweep.run import run
 
-        if failures := run([job for task in tasks for job in task]):
+        if failures := run([job for tasks in rounds for task in tasks for job in task]):
             raise failures[0]
     from analysis.report.tables import summary_table  # imports pandas
 
     for directory in directories:
         print(summary_table(directory))
         print(f"results: {directory}\nreport:  kvsweep-report {directory}")
+
+
+def by_round(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The first round of every job, then the second round of those that have one, and so on."""
+    rounds = zip_longest(*(job.in_rounds() for job in jobs))
+    return [[job for job in part if job is not None] for part in rounds]
 
 
 def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
@@ -148,8 +162,10 @@ def _queue(job: Job) -> None:
         status.write(job.run_directory)
 
 
-def submit(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> list[submitit.Job[None]]:
-    """Hand the tasks to SLURM as one array; returns at once.
+def submit(
+    tasks: Sequence[Sequence[Job]], launcher: LauncherConfig, *, after: str | None = None
+) -> list[submitit.Job[None]]:
+    """Hand the tasks to SLURM as one array, which waits for the job `after` to end, well or not; returns at once.
 
     Raises:
         UserError: this machine has no sbatch, or sbatch refuses the job.
@@ -168,6 +184,9 @@ def submit(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> list[sub
         "setup": list(launcher.setup) or None,
         "additional_parameters": dict(launcher.additional) or None,
     }
+    if after is not None:
+        # In place of a dependency of the user's, which the job `after` has waited for.
+        parameters["additional_parameters"] = {**launcher.additional, "dependency": f"afterany:{after}"}
     executor = submitit.SlurmExecutor(folder=_logs(tasks), max_num_timeout=launcher.max_requeues)
     executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
     try:
