@@ -216,21 +216,27 @@ def _pairs(cell: Floats, full: Floats) -> _Pairs:
 
 
 def _effective_size(pairs: _Pairs, level: float, population: Population) -> float:
-    """The number of independent pairs that the design is worth.
+    """The number of independent pairs that the design is worth, less the price of a variance that is itself estimated.
 
-    For `these` problems it is at least the number of pairs: drawing from every problem is never worse than drawing from
-    random ones. For problems `like_these` it lies between the number of problems and that of pairs.
+    For `these` problems the design is worth the number of pairs or more: to draw from every problem is never worse than
+    to draw from random ones. For problems `like_these` it is worth less.
     """
+    several = max(1, pairs.problems - 1)
+    pooled = pairs.pairs * _student(several, level)
     if population == "these":
         if pairs.within <= 0:
-            return pairs.pairs
-        shrink = special.ndtri(level) / special.stdtrit(pairs.within_df, level)
-        return max(pairs.pairs, float(pairs.pairs * pairs.variance / pairs.within * shrink**2))
+            return pooled
+        freedom = min(several, pairs.within_df)
+        return max(pooled, pairs.pairs * pairs.variance / pairs.within * _student(freedom, level))
     if pairs.between <= 0:
-        return float(pairs.problems)
-    quantiles = special.stdtrit([pairs.pairs - 1, pairs.problems - 1], level)
-    size = pairs.problems * pairs.variance / pairs.between * (quantiles[0] / quantiles[1]) ** 2
-    return float(np.clip(size, pairs.problems, pairs.pairs))
+        return pairs.problems * _student(several, level)
+    size = pairs.problems * pairs.variance / pairs.between
+    return min(max(size, pairs.problems), pairs.pairs) * _student(several, level)
+
+
+def _student(freedom: float, level: float) -> float:
+    """The squared ratio of the normal to Student's quantile: what a size counts if the variance has `freedom`."""
+    return float(special.ndtri(level) / special.stdtrit(freedom, level)) ** 2
 
 
 def _score(won: float, lost: float, difference: float) -> tuple[float, float]:
@@ -284,7 +290,8 @@ def _size_to_hold(pairs: _Pairs, margin: float, level: float, power: float) -> f
     """
     differ = (pairs.won + pairs.lost) / 2
     _, at_margin = _score(differ, differ, -margin)
-    return ((-special.ndtri(level) * math.sqrt(at_margin) + special.ndtri(power) * math.sqrt(2 * differ)) / margin) ** 2
+    quantile = -special.stdtrit(max(1, pairs.problems - 1), level)
+    return float((quantile * math.sqrt(at_margin) + special.ndtri(power) * math.sqrt(2 * differ)) / margin) ** 2
 
 
 def _worth(pairs: _Pairs, population: Population) -> float:
