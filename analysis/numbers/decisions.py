@@ -107,8 +107,8 @@ def decide_rounds(
     """Decide about the cells of a grid round by round; a decided cell keeps its decision and needs no more draws.
 
     The decisions depend on the scores of the rounds and on nothing else, so every reader of the same rows decides
-    alike. A round counts once the full cache and every open cell have all its scores. With one round the decisions are
-    those of `decide_grid`.
+    alike. A cell that lacks scores of a round is open from there on. With one round the decisions are those of
+    `decide_grid`.
 
     Args:
         cells, full: scores [problems, draws]; a cell may lack the draws after its decision (NaN, or no such column).
@@ -119,17 +119,17 @@ def decide_rounds(
     decided: dict[Id, Decision] = {}
     waiting = dict(cells)
     for draws in rounds:
-        seen = {name: cell[:, :draws] for name, cell in waiting.items()}
-        if not waiting or not all(_complete(one, draws) for one in (full[:, :draws], *seen.values())):
+        seen = {name: cell[:, :draws] for name, cell in waiting.items() if _complete(cell, draws)}
+        if not seen or not _complete(full, draws):
             break
         # A cell that lost leaves Holm's family; a cell that holds stays in it, for its hypothesis was not rejected.
         family = len(cells) - sum(one.label == "loses" for one in decided.values())
         now = decide_grid(seen, full[:, :draws], margin=margin, level=each, population=population, family=family)
         decided |= {name: one for name, one in now.items() if one.label != "open"}
-        waiting = {name: cell for name, cell in waiting.items() if name not in decided}
-    undecided = decide_grid(waiting, full, margin=margin, level=each, population=population)
-    found = {name: replace(one, label="open") for name, one in undecided.items()}
-    return {name: decided.get(name) or found[name] for name in cells}
+        waiting = {name: cells[name] for name in seen if name not in decided}
+    rest = {name: cell for name, cell in cells.items() if name not in decided}
+    undecided = decide_grid(rest, full, margin=margin, level=each, population=population)
+    return {name: decided.get(name) or replace(undecided[name], label="open") for name in cells}
 
 
 def draws_to_hold(
@@ -156,7 +156,7 @@ def problems_to_hold(
 
 
 def _complete(scores: Floats, draws: int) -> bool:
-    return scores.shape[1] == draws and not np.isnan(scores).any()
+    return scores.shape[1] >= draws and not np.isnan(scores[:, :draws]).any()
 
 
 @dataclass(frozen=True, kw_only=True)
