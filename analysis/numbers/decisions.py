@@ -32,7 +32,8 @@ Id = TypeVar("Id", bound=Hashable)
 
 MARGIN = 0.05
 LEVEL = 0.025
-POWER = 0.9
+# A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
+PLANNED_POWER = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,27 +133,23 @@ def decide_rounds(
     return {name: decided.get(name) or replace(undecided[name], label="open") for name in cells}
 
 
-def draws_to_hold(
-    cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, power: float = POWER
-) -> int:
-    """Count the draws per problem with which a cell as good as the full cache holds with probability `power`.
+def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
+    """Count the draws per problem with which a cell as good as the full cache holds with a probability of 90%.
 
     The count is for `these` problems. It takes from the scores how often a pair differs. With one draw per problem it
     is an upper bound, since the variance between problems cannot be told from the variance within them.
     """
     pairs = _pairs(cell, full)
-    return max(1, math.ceil(_size_to_hold(pairs, margin, level, power) / _worth(pairs, "these")))
+    return max(1, math.ceil(_size_to_hold(pairs, margin, level) / _worth(pairs, "these")))
 
 
-def problems_to_hold(
-    cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, power: float = POWER
-) -> int:
-    """Count the problems `like_these` with which a cell as good as the full cache holds with probability `power`.
+def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
+    """Count the problems `like_these` with which a cell as good as the full cache holds with that probability.
 
     The count is for as many draws per problem as the scores have.
     """
     pairs = _pairs(cell, full)
-    return max(2, math.ceil(_size_to_hold(pairs, margin, level, power) / _worth(pairs, "like_these")))
+    return max(2, math.ceil(_size_to_hold(pairs, margin, level) / _worth(pairs, "like_these")))
 
 
 def _complete(scores: Floats, draws: int) -> bool:
@@ -283,15 +280,15 @@ def _clearness(pairs: _Pairs) -> float:
     return score * math.sqrt(pairs.pairs / variance) if variance > 0 else 0.0
 
 
-def _size_to_hold(pairs: _Pairs, margin: float, level: float, power: float) -> float:
-    """Independent pairs with which a cell as good as the full cache holds with probability `power`.
+def _size_to_hold(pairs: _Pairs, margin: float, level: float) -> float:
+    """Independent pairs with which a cell as good as the full cache holds with probability `PLANNED_POWER`.
 
     The score test's size with its variance at -margin and at 0 (Nam 1997, Biometrics 53:1422).
     """
     differ = (pairs.won + pairs.lost) / 2
     _, at_margin = _score(differ, differ, -margin)
     quantile = -special.stdtrit(max(1, pairs.problems - 1), level)
-    return float((quantile * math.sqrt(at_margin) + special.ndtri(power) * math.sqrt(2 * differ)) / margin) ** 2
+    return float((quantile * math.sqrt(at_margin) + special.ndtri(PLANNED_POWER) * math.sqrt(2 * differ)) / margin) ** 2
 
 
 def _worth(pairs: _Pairs, population: Population) -> float:

@@ -26,6 +26,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
     `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
     """
+    from analysis.numbers.looping import looping
     from analysis.numbers.noninferiority import decide_cells
 
     graded = graded_rows(run)
@@ -36,6 +37,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         decide_cells(run.cells, graded, run.provenance, margin),
         _outcome_shares(graded),
         _completion_means(run.completions),
+        looping(run),
         _throughput(run.stats),
     ]
     table = run.cells.set_index("cell_id").join(parts).reset_index()

@@ -53,7 +53,7 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
         lines = [_unfinished(cells)] if unfinished else _against_full(cells)
         lines += [] if floor is None else [_span(floor, _where(cells, floor))]
         lines += [] if floor is None or unfinished else [_best(cells, scores, floor)]
-        lines.append(_eviction(cells))
+        lines += [_eviction(cells), *_loops(cells)]
         title = f"{first['model_title']} | {first['benchmark_title']}, {grid.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=floor, lines=lines))
     return found
@@ -138,8 +138,8 @@ def _population(row: Any) -> str:
     """The problems that the comparison with the full cache is about."""
     if row["graded"] == row["problems"]:
         return (
-            "With one draw per problem, chance and the choice of the problems cannot be told apart: the interval is "
-            f"about these {row['problems']} problems and about other problems like these."
+            f"With one draw per problem, the interval is about these {row['problems']} problems and about other "
+            "problems like these."
         )
     low, high = (words.percent(row[name], signed=True) for name in ("diff_low", "diff_high"))
     there = "holds there too" if row["diff_low"] > -row["margin"] else "is open there"
@@ -206,6 +206,19 @@ def _eviction(cells: pd.DataFrame) -> str:
     rest = f" {differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
     acted = f"Eviction acted in {words.percent(share)}% of the completions"
     return f"{acted}, {cells['mean_evictions'].mean():.1f} times each on average.{rest if differ else ''}"
+
+
+def _loops(cells: pd.DataFrame) -> list[str]:
+    """How many truncated texts loop at the smallest keep ratio, where most texts do, and what it saves to stop them."""
+    ratio = cells["keep_ratio"].min()
+    ours = cells[cells["keep_ratio"] == ratio]
+    truncated, loop, saved = (ours[name].sum() for name in ("truncated_texts", "looping_texts", "tokens_in_loops"))
+    if not truncated:
+        return []
+    share = saved / (ours["mean_tokens"] * ours["completions"]).sum()
+    stop = f" decoding.stop_on_loop=true would save {words.percent(share)}% of the tokens there." if loop else ""
+    counts = f"At keep ratio {words.number(ratio)}, {loop:,.0f} of {truncated:,.0f} truncated texts loop"
+    return [f"{counts}: they repeat their end until they are cut off.{stop}" if loop else f"{counts}."]
 
 
 def read_summary(path: Path) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -139,7 +140,8 @@ def _heatmaps(panels: list[Panel], title: str, scale: Scale = "own") -> Figure:
         for place, panel in enumerate(panels):
             _heatmap(figure.add_subplot(rows, columns, place + 1), panel, limits[place], scale)
         figure.suptitle(title, fontsize=11)
-        figure.supxlabel(_footnote(panels, scale), fontsize=7.5, color="0.3")
+        # A line of this size has about 18 letters to the inch.
+        figure.supxlabel(fill(_footnote(panels, scale), int(18 * size[0])), fontsize=7.5, color="0.3")
     return figure
 
 

@@ -123,6 +123,7 @@ def _cell(row: Any, draws: int) -> dict[str, str]:
         "evicted %": words.percent(row.evicted),
         "kept memory %": words.percent(row.kept_memory),
         "truncated %": words.percent(row.truncated),
+        "looping": f"{row.looping_texts:g} of {row.truncated_texts:g}" if row.truncated_texts else MISSING,
         "no answer %": words.percent(row.no_answer),
         "timed out %": words.percent(row.grader_timeout),
         "status": "done" if row.status == "done" else f"partial: {progress(row)}",
