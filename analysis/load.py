@@ -47,7 +47,7 @@ COMPLETION_DTYPES: dict[str, Any] = {
 }
 STAT_RULES = {
     **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
-    **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic"), "max"),
+    **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic", "cells"), "max"),
 }
 
 # The fields that become numbers; the texts and their tokens are not read.

@@ -48,7 +48,7 @@ def draw_all(found: Findings, folder: Path, *, scale: words.Scale, interval: boo
     pictures = []
     floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
     if floors:
-        caption = "Each grid's cells in order, beside what identical cells give"
+        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
         pictures.append(picture(noise_figure(floors), folder, caption, "noise"))
     for model in found.models:
         title = model_title(found.metrics, model)
