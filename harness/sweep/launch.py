@@ -15,7 +15,7 @@ from pydantic import Field
 from submitit.helpers import Checkpointable
 from tqdm import tqdm
 
-from analysis.command_line import FAILED, say
+from analysis.command_line import FAILED, guard_streams, say
 from analysis.records import Shard, TaskStatus, UserError, plain_disk_errors
 from harness.sweep.job import Job, checked_implementation
 from kernels.implementation import check_available
@@ -69,6 +69,7 @@ class RunJobs(Checkpointable):
         """Work through the jobs."""
         from harness.sweep.run import run  # imports torch, which the submitting process does not need
 
+        guard_streams()
         if failed := run(jobs):
             raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
 

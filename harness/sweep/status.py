@@ -21,8 +21,9 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from analysis.command_line import FAILED, one_sentence
+from analysis.command_line import FAILED, one_sentence, visible
 from analysis.records import CELL_FILE, DONE_FILE, STATUS_FOLDER, State, TaskStatus, UserError, read_cell
 from harness.sweep.heartbeat import policy_label
 
@@ -166,13 +167,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.watch:
             sweep = _watch(arguments.dir, arguments.interval)
         else:
-            Console().print(render(sweep, per_cell=arguments.cells))
+            _Console().print(render(sweep, per_cell=arguments.cells))
         _print_failures(sweep)
     sys.exit(FAILED if sweep.failed else 0)
 
 
+class _Console(Console):
+    """A console that shows every text as it is: without markup, and with escapes for control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
+
+
 def _watch(directory: Path, interval: float) -> SweepStatus:
-    with Live(console=Console(), refresh_per_second=4) as live:
+    with Live(console=_Console(), refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
             live.update(render(sweep))

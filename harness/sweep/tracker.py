@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from tqdm import tqdm
 
+from analysis.command_line import visible
 from analysis.records import (
     COMPLETIONS_FILE,
     GRADES_FILE,
@@ -249,7 +250,7 @@ def main() -> None:
         follow(kind, project, interval_s, Path(run_directory), *rest)
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
-        print(_note(kind, f"{type(error).__name__}: {reason}"), file=terminal, flush=True)
+        print(visible(_note(kind, f"{type(error).__name__}: {reason}")), file=terminal, flush=True)
         sys.exit(1)
 
 
