@@ -1,18 +1,15 @@
 """How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from analysis.records import UserError
+from analysis.safe import visible
 
 FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
-
-# Control characters, line separators, marks that turn the direction of writing, and halves of surrogate pairs.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @contextmanager
@@ -45,14 +42,6 @@ def say(program: str, message: str, code: int) -> int:
     """Print a message as one line on stderr and return the exit code."""
     print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     return code
-
-
-def visible(text: str) -> str:
-    """The text with an escape such as `\\x1b` for each character that would act on a terminal or hide in a line.
-
-    Line breaks and tabs stay. Letters of every script, and the joiners that some scripts need, stay too.
-    """
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class VisibleStream:

@@ -474,8 +474,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file by the text as UTF-8; a file that says the same already is left alone."""
-    data = text.encode()
+    """Replace a file by the text in UTF-8, `?` for half a character; a file that says the same is left alone."""
+    data = text.encode(errors="replace")
     if path.exists() and path.read_bytes() == data:
         return
     with replacing(path) as temporary:

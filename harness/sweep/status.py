@@ -23,8 +23,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis.command_line import FAILED, one_sentence, visible
+from analysis.command_line import FAILED, one_sentence
 from analysis.records import CELL_FILE, DONE_FILE, STATUS_FOLDER, State, TaskStatus, UserError, read_cell
+from analysis.safe import visible
 from harness.sweep.heartbeat import policy_label
 
 STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")

@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from tqdm import tqdm
 
-from analysis.command_line import visible
 from analysis.records import (
     COMPLETIONS_FILE,
     GRADES_FILE,
@@ -44,6 +43,7 @@ from analysis.records import (
     read_rows,
     view,
 )
+from analysis.safe import visible
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 _LOOK_S = 0.5
