@@ -39,6 +39,7 @@ class ModelConfig:
         config: the architecture, with the fields of config.json. With random_weights the model is built from it,
             without a download. Otherwise it only informs the reader; the checkpoint's own config.json is used.
         special_tokens: the tokens of `ROLES` for the stand-in tokenizer of a built model.
+        safetensors_only: whether a checkpoint that is a pickle is refused; otherwise torch reads the tensors in it.
         predictor: directory of the importance predictor made for the model, if any.
 
     Raises:
@@ -59,6 +60,7 @@ class ModelConfig:
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
+    safetensors_only: bool = True
     predictor: str | None = None
 
     def __post_init__(self) -> None:
