@@ -34,6 +34,8 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(say(program, interrupted, INTERRUPTED))
+    except MemoryError:
+        sys.exit(say(program, "the memory does not suffice; what is stored stays.", FAILED))
     except UserError as error:
         sys.exit(say(program, str(error), getattr(error, "exit_code", BAD_INPUT)))
 

@@ -18,7 +18,6 @@ from typing import Any, TypedDict
 import msgspec
 import numpy as np
 import pandas as pd
-import yaml
 
 from analysis import records
 from analysis.question import one_spelling, question_of
@@ -188,7 +187,7 @@ def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
         sections = [cell[name] for name in SECTIONS]
         if all(isinstance(section["name"], str) for section in sections):
             return in_one_line(cell)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, records.BrokenCell, KeyError, TypeError):
         pass
     notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
     return None

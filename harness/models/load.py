@@ -83,7 +83,8 @@ class LoadedModel:
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, up to where the model begins to think."""
-        text = self._templated(prompt)
+        # A stored question may hold half a character, which a tokenizer refuses.
+        text = self._templated(prompt.encode(errors="replace").decode())
         if self.config.force_think and not self._opens_thinking(text):
             text += f"{self.config.think_start}\n"
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)

@@ -136,6 +136,11 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
     questions = {problem.id: problem.prompt for problem in read_rows(folder / PROBLEMS_FILE, Problem)}
     grades = {grade.key: grade.correct for grade in read_shards(folder, GRADES_FILE, Grade)}
     for completion in read_shards(folder, COMPLETIONS_FILE, Completion):
+        if completion.problem_id not in questions:
+            raise UserError(
+                f"{folder} holds a completion of problem {completion.problem_id!r} and no such problem: restore its "
+                f"{PROBLEMS_FILE}, or run the cell again."
+            )
         yield questions[completion.problem_id], completion, grades.get(completion.key)
 
 
