@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import numpy as np
 import pandas as pd
-import yaml
 
 from analysis import records
 from analysis.question import one_spelling, question_of
 from analysis.records import Completion, Grade, Pair, Problem, UserError
+from analysis.safe import in_one_line
 from analysis.words import POLICY_TITLES
 
 # The names that are shown first, in this order.
@@ -140,13 +141,23 @@ class _Cell:
     provenance: dict[str, Any]
 
 
+class _Provenance(TypedDict, total=False):
+    """The fields of provenance.json that are read here or on the page, as far as their types matter."""
+
+    expected: float
+    draws: float
+    stretches: list[dict[str, Any]]
+    git: dict[str, Any] | None
+    config: dict[str, Any] | None
+
+
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     """The cells of a run directory that can be read."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give a run directory, <results_dir>/<run_name>.")
     if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
-    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}"))
+    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}") if _has_plain_name(path.parent))
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
     found = {folder: _read_settings(folder, notify) for folder in folders}
@@ -156,13 +167,18 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     return cells
 
 
+def _has_plain_name(folder: Path) -> bool:
+    """True for the name of a cell, which texts and tables of any kind can hold."""
+    return folder.name.isprintable()
+
+
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
         cell = records.read_cell(folder)
         sections = [cell[name] for name in SECTIONS]
         if all(isinstance(section["name"], str) for section in sections):
-            return cell
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+            return in_one_line(cell)
+    except (OSError, records.BrokenCell, KeyError, TypeError):
         pass
     notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
     return None
@@ -173,12 +189,10 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            value = None
-        if isinstance(value, dict):
+            value = in_one_line(records.decode(path.read_bytes(), dict[str, Any]))
+            msgspec.convert(value, _Provenance)
             whole = {**value, **whole, "stretches": [*whole.get("stretches", []), *value.get("stretches", [])]}
-        else:
+        except (OSError, ValueError, RecursionError):
             notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
     return whole
 

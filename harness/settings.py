@@ -1,6 +1,7 @@
 """The configuration: the folder of its YAML files, and the way from their sections to checked dataclasses.
 
-`${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration.
+`${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration,
+`${below:RESULTS_DIR,RUN_NAME}` the folder of a run.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from analysis.records import UserError
+from analysis.safe import folder_below
 from harness.toy.paths import WEIGHTS
 
 _BESIDE_REPOSITORY = Path(__file__).resolve().parent.parent / "conf"
@@ -31,6 +33,9 @@ def _choices(group: str) -> str:
 
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
 OmegaConf.register_new_resolver("choices", _choices, replace=True)
+OmegaConf.register_new_resolver(
+    "below", lambda parent, name: str(folder_below(parent, str(name), "run_name")), replace=True
+)
 _T = TypeVar("_T")
 
 
@@ -79,7 +84,8 @@ def plain_config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(str(error).split("\nConfig search path:")[0]) from error
+        own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
+        raise UserError(mistake.split("\n")[0] if mistake else own.split("\nConfig search path:")[0]) from error
 
 
 def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -> str:

@@ -13,6 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
+from analysis.safe import csv_cell
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
 QUESTION_COLOR, ANSWER_COLOR = "#08306b", "#d9d9d9"
@@ -134,4 +135,4 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write a table with all digits of its numbers."""
-    table.to_csv(path, index=False, lineterminator="\n")
+    table.map(csv_cell).to_csv(path, index=False, lineterminator="\n", errors="replace")

@@ -10,6 +10,7 @@ from typing import get_args
 
 from analysis.command_line import one_sentence
 from analysis.records import UserError, replace_text
+from analysis.safe import csv_cell
 from analysis.words import Scale
 
 REPORT_FOLDER = "report"
@@ -55,7 +56,7 @@ def build_report(
     found = analyse(load_run(directory), margin)
     folder = folder or found.run.directory / REPORT_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / "cells.csv", found.metrics.to_csv(index=False))
+    replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))
     pictures = draw_all(found, folder, scale=scale, interval=interval)

@@ -17,7 +17,8 @@ from analysis.pictures.comparison import accuracy_memory_figure, policy_bars_fig
 from analysis.pictures.cost import cost_figure
 from analysis.pictures.heatmap import grid_figure, mean_figure
 from analysis.pictures.noise import noise_figure
-from analysis.pictures.style import file_name, save_figure
+from analysis.pictures.style import save_figure
+from analysis.safe import file_name
 
 # A grid of several policies shares as many settings as it has points; only so many get a bar chart.
 MAX_BARS = 6

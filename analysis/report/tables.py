@@ -33,7 +33,7 @@ def _kept(scores: pd.DataFrame, model: str) -> pd.Series:
 
 def markdown(metrics: pd.DataFrame) -> str:
     """The Pass@1 tables of all models as Markdown."""
-    tables = [score_table(metrics, model).reset_index() for model in metrics["model"].unique()]
+    tables = [score_table(metrics, model).reset_index(allow_duplicates=True) for model in metrics["model"].unique()]
     texts = [words.markdown([table.columns, *table.to_numpy()]) for table in tables]
     return "\n\n".join([*texts, NOTE]) + "\n"
 
@@ -144,5 +144,5 @@ def _aligned(table: pd.DataFrame) -> str:
 
 def _latex(table: pd.DataFrame) -> str:
     columns = "l" + "r" * len(table.columns)
-    text = table.reset_index().to_latex(index=False, escape=True, column_format=columns)
+    text = table.reset_index(allow_duplicates=True).to_latex(index=False, escape=True, column_format=columns)
     return text.replace("±", r"$\pm$").replace("–", "--")

@@ -18,9 +18,10 @@ from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
 from analysis.pictures.attribution import attribution_figure, attribution_table
 from analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz, write_csv
 from analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
-from analysis.pictures.style import file_name, save_figure
-from analysis.records import UserError, read_cell
+from analysis.pictures.style import save_figure
+from analysis.records import UserError, read_cell, replace_text
 from analysis.report.kept_page import kept_html
+from analysis.safe import file_name
 from harness.inspect.attribution import cost, grad_x_input, removal
 from harness.inspect.importance import importance
 from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs
@@ -103,7 +104,7 @@ def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path
     name = _name("kept", text)
     yield _table(kept_table(kept), options.out, name)
     path = options.out / f"{name}.html"
-    path.write_text(kept_html(kept, title=text.title, rows=options.rows))
+    replace_text(path, kept_html(kept, title=text.title, rows=options.rows))
     yield path
 
 

@@ -42,6 +42,7 @@ class ModelConfig:
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
+    safetensors_only: bool = True
     predictor: str | None = None
 
     def __post_init__(self) -> None:

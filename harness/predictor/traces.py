@@ -119,6 +119,11 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
     questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
     grades = {grade.key: grade.correct for grade in read_shards(folder, records.GRADES_FILE, Grade)}
     for completion in read_shards(folder, records.COMPLETIONS_FILE, Completion):
+        if completion.problem_id not in questions:
+            raise UserError(
+                f"{folder} holds a completion of problem {completion.problem_id!r} and no such problem: restore its "
+                f"{records.PROBLEMS_FILE}, or run the cell again."
+            )
         yield questions[completion.problem_id], completion, grades.get(completion.key)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from analysis.records import TaskStatus, UserError, content_hash
+from analysis.safe import file_name
 
 HEARTBEAT_S = 5.0
 _ERROR_LINES = 12
@@ -18,7 +19,8 @@ _ERROR_LINES = 12
 
 def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
     """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
-    return f"{model}-{benchmark}-{shard.replace('/', 'of')}-{content_hash([sorted(cell_ids), shard])[:8]}"
+    names = (file_name(model), file_name(benchmark), shard.replace("/", "of"))
+    return "-".join([*names, content_hash([sorted(cell_ids), shard])[:8]])
 
 
 class Reporter:

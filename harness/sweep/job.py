@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from analysis.records import WHOLE, CellProgress, Pair, Shard, State, TaskStatus, UserError, content_hash
+from analysis.safe import folder_below
 from compression.policy import BudgetPolicy, Policy, Question
 from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
@@ -205,7 +206,7 @@ def make_job(config: DictConfig) -> Job:
         rounds=rounds,
         margin=margin if rounds else None,
         slots=slots,
-        run_directory=Path(str(config.results_dir)) / str(config.run_name),
+        run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
         shard=shard,
         command=command_line(),

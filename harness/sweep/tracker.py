@@ -25,7 +25,8 @@ from pydantic import Field
 from tqdm import tqdm
 
 from analysis import records
-from analysis.records import Completion, Shard, State, TaskStatus, UserError
+from analysis.records import Completion, Shard, State, TaskStatus, UserError, ignore
+from analysis.safe import visible
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 _LOOK_S = 0.5
@@ -222,7 +223,7 @@ def main() -> None:
         follow(kind, project, interval_s, Path(run_directory), *rest)
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
-        print(_note(kind, f"{type(error).__name__}: {reason}"), file=terminal, flush=True)
+        print(visible(_note(kind, f"{type(error).__name__}: {reason}")), file=terminal, flush=True)
         sys.exit(1)
 
 
