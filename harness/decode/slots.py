@@ -31,7 +31,7 @@ class SlotState:
 
     def trigger(self, branch: Branch) -> int:
         """Cache length at which the branch's policy evicts."""
-        trigger = branch.policy.trigger(len(self.request.prompt_ids))
+        trigger = branch.policy.trigger(len(self.request.prompt_ids), len(self.evictions))
         return _NEVER if trigger is None else trigger
 
 
@@ -144,6 +144,11 @@ class SlotTable:
         counts += 1
         self.generated[:live] += 1
         return drawn
+
+    def add_eviction(self, slot: int, eviction: Eviction) -> None:
+        """Note an eviction of a slot, after which its trigger may be another."""
+        self[slot].evictions.append(eviction)
+        self._seat(slot, self[slot])
 
     def text(self, slot: int) -> Tensor:
         """The tokens written in a slot so far, [generated]."""
