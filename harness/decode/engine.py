@@ -244,7 +244,8 @@ class Engine:
             self.table.forced[slot] = 0
             text_length = len(state.request.prompt_ids) + step
             held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
-            state.evictions.append(Eviction(step=step, length_before=view.length, length_after=kept, held=held))
+            eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)
+            self.table.add_eviction(slot, eviction)
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
         request, text = state.request, self.table.text(slot)
@@ -261,4 +262,5 @@ class Engine:
             answer_start=None if thinking is None else question_length + thinking,
             # A stream of its own, so that the policy does not repeat the numbers that drew the tokens.
             stream=sequence_key(self.seed, request.problem_id, request.draw, "select", len(state.evictions)),
+            evictions=len(state.evictions),
         )

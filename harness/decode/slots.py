@@ -32,7 +32,7 @@ class SlotState:
 
     def trigger(self, branch: Branch) -> int:
         """Cache length at which the branch's policy evicts."""
-        trigger = branch.policy.trigger(len(self.request.prompt_ids))
+        trigger = branch.policy.trigger(len(self.request.prompt_ids), len(self.evictions))
         return _NEVER if trigger is None else trigger
 
 
@@ -162,6 +162,11 @@ class SlotTable:
         self.agreeing[:live] = (self.agreeing[:live] + 1) * agrees
         needed = (LEAST_REPEATS * self._periods).clamp(min=LEAST_TOKENS)
         return (self.agreeing[:live] + self._periods >= needed).any(-1)
+
+    def add_eviction(self, slot: int, eviction: Eviction) -> None:
+        """Note an eviction of a slot, after which its trigger may be another."""
+        self[slot].evictions.append(eviction)
+        self._seat(slot, self[slot])
 
     def text(self, slot: int) -> Tensor:
         """The tokens written in a slot so far, [generated]."""

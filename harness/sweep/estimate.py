@@ -13,15 +13,20 @@ from harness.sweep.job import Job, read_shape
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
-_ENDLESS = 1 << 40
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _Length = view(Completion, "num_tokens")
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
     """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""
-    capacity = policy.capacity(question_length, _ENDLESS)
-    return None if capacity >= _ENDLESS else capacity - 1 - question_length
+    trigger = policy.trigger(question_length)
+    if trigger is None:
+        return None
+    first = max(trigger, question_length) + 1
+    # A policy that frees nothing needs a row for every token of a text that is one token longer.
+    return (
+        None if policy.capacity(question_length, first + 1 - question_length) > first else first - 1 - question_length
+    )
 
 
 def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:

@@ -181,7 +181,9 @@ def jobs_ahead(jobs: Sequence[Job]) -> list[str]:
         for task in read_tasks(directory):
             if task.state in ("queued", "running") and cells & task.cells.keys():
                 place = f"process {task.pid} on {task.host}"
-                noted = [job for job in noted_jobs(directory, task.task) if job in queue] or [task.scheduler_job or place]
+                noted = [job for job in noted_jobs(directory, task.task) if job in queue] or [
+                    task.scheduler_job or place
+                ]
                 ahead |= dict.fromkeys(job.partition("_")[0] if task.scheduler_job else job for job in noted)
     found = [job for job in ahead if job.isdigit()]
     if found:

@@ -55,7 +55,8 @@ def job_file(run_directory: Path, task: str) -> Path:
 def note_jobs(jobs: Iterable[tuple[Path, str, str]]) -> None:
     """Add (run directory, task, SLURM job) of tasks that were submitted."""
     for run_directory, task, job in jobs:
-        replace_text(job_file(run_directory, task), "".join(f"{noted}\n" for noted in (*noted_jobs(run_directory, task), job)))
+        noted = [*noted_jobs(run_directory, task), job]
+        replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
 
 
 def noted_jobs(run_directory: Path, task: str) -> list[str]:
@@ -85,8 +86,8 @@ def _refresh(run_directory: Path, tasks: Sequence[TaskStatus]) -> None:
     jobs = {task.task: found for task in tasks if (found := _jobs(run_directory, task))}
     queue = waiting_jobs() if jobs else None
     for task in tasks:
-        if found := jobs.get(task.task):
-            task.scheduler_job = next((job for job in found if job in (queue or {})), found[-1])
+        if noted := jobs.get(task.task):
+            task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
         job = task.scheduler_job
         if task.state == "queued" and job is None and _is_gone(task):
             task.state, task.error = "stopped", "the command that queued this task ended before the task began."

@@ -25,7 +25,7 @@ from pydantic import Field
 from tqdm import tqdm
 
 from analysis import records
-from analysis.records import Completion, Shard, State, TaskStatus, UserError, ignore
+from analysis.records import Completion, Shard, State, TaskStatus, UserError
 from analysis.safe import visible
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
