@@ -32,7 +32,8 @@ Id = TypeVar("Id", bound=Hashable)
 
 MARGIN = 0.05
 LEVEL = 0.025
-POWER = 0.9
+# A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
+PLANNED_POWER = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,8 @@ def decide_rounds(
     """Decide about the cells of a grid round by round; a decided cell keeps its decision and needs no more draws.
 
     The decisions depend on the scores of the rounds and on nothing else, so every reader of the same rows decides
-    alike. A round counts once the full cache and every open cell have all its scores. With one round the decisions are
-    those of `decide_grid`.
+    alike. A cell that lacks scores of a round is open from there on. With one round the decisions are those of
+    `decide_grid`.
 
     Args:
         cells, full: scores [problems, draws]; a cell may lack the draws after its decision (NaN, or no such column).
@@ -119,44 +120,40 @@ def decide_rounds(
     decided: dict[Id, Decision] = {}
     waiting = dict(cells)
     for draws in rounds:
-        seen = {name: cell[:, :draws] for name, cell in waiting.items()}
-        if not waiting or not all(_complete(one, draws) for one in (full[:, :draws], *seen.values())):
+        seen = {name: cell[:, :draws] for name, cell in waiting.items() if _complete(cell, draws)}
+        if not seen or not _complete(full, draws):
             break
         # A cell that lost leaves Holm's family; a cell that holds stays in it, for its hypothesis was not rejected.
         family = len(cells) - sum(one.label == "loses" for one in decided.values())
         now = decide_grid(seen, full[:, :draws], margin=margin, level=each, population=population, family=family)
         decided |= {name: one for name, one in now.items() if one.label != "open"}
-        waiting = {name: cell for name, cell in waiting.items() if name not in decided}
-    undecided = decide_grid(waiting, full, margin=margin, level=each, population=population)
-    found = {name: replace(one, label="open") for name, one in undecided.items()}
-    return {name: decided.get(name) or found[name] for name in cells}
+        waiting = {name: cells[name] for name in seen if name not in decided}
+    rest = {name: cell for name, cell in cells.items() if name not in decided}
+    undecided = decide_grid(rest, full, margin=margin, level=each, population=population)
+    return {name: decided.get(name) or replace(undecided[name], label="open") for name in cells}
 
 
-def draws_to_hold(
-    cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, power: float = POWER
-) -> int:
-    """Count the draws per problem with which a cell as good as the full cache holds with probability `power`.
+def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
+    """Count the draws per problem with which a cell as good as the full cache holds with a probability of 90%.
 
     The count is for `these` problems. It takes from the scores how often a pair differs. With one draw per problem it
     is an upper bound, since the variance between problems cannot be told from the variance within them.
     """
     pairs = _pairs(cell, full)
-    return max(1, math.ceil(_size_to_hold(pairs, margin, level, power) / _worth(pairs, "these")))
+    return max(1, math.ceil(_size_to_hold(pairs, margin, level) / _worth(pairs, "these")))
 
 
-def problems_to_hold(
-    cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, power: float = POWER
-) -> int:
-    """Count the problems `like_these` with which a cell as good as the full cache holds with probability `power`.
+def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
+    """Count the problems `like_these` with which a cell as good as the full cache holds with that probability.
 
     The count is for as many draws per problem as the scores have.
     """
     pairs = _pairs(cell, full)
-    return max(2, math.ceil(_size_to_hold(pairs, margin, level, power) / _worth(pairs, "like_these")))
+    return max(2, math.ceil(_size_to_hold(pairs, margin, level) / _worth(pairs, "like_these")))
 
 
 def _complete(scores: Floats, draws: int) -> bool:
-    return scores.shape[1] == draws and not np.isnan(scores).any()
+    return scores.shape[1] >= draws and not np.isnan(scores[:, :draws]).any()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,21 +213,27 @@ def _pairs(cell: Floats, full: Floats) -> _Pairs:
 
 
 def _effective_size(pairs: _Pairs, level: float, population: Population) -> float:
-    """The number of independent pairs that the design is worth.
+    """The number of independent pairs that the design is worth, less the price of a variance that is itself estimated.
 
-    For `these` problems it is at least the number of pairs: drawing from every problem is never worse than drawing from
-    random ones. For problems `like_these` it lies between the number of problems and that of pairs.
+    For `these` problems the design is worth the number of pairs or more: to draw from every problem is never worse than
+    to draw from random ones. For problems `like_these` it is worth less.
     """
+    several = max(1, pairs.problems - 1)
+    pooled = pairs.pairs * _student(several, level)
     if population == "these":
         if pairs.within <= 0:
-            return pairs.pairs
-        shrink = special.ndtri(level) / special.stdtrit(pairs.within_df, level)
-        return max(pairs.pairs, float(pairs.pairs * pairs.variance / pairs.within * shrink**2))
+            return pooled
+        freedom = min(several, pairs.within_df)
+        return max(pooled, pairs.pairs * pairs.variance / pairs.within * _student(freedom, level))
     if pairs.between <= 0:
-        return float(pairs.problems)
-    quantiles = special.stdtrit([pairs.pairs - 1, pairs.problems - 1], level)
-    size = pairs.problems * pairs.variance / pairs.between * (quantiles[0] / quantiles[1]) ** 2
-    return float(np.clip(size, pairs.problems, pairs.pairs))
+        return pairs.problems * _student(several, level)
+    size = pairs.problems * pairs.variance / pairs.between
+    return min(max(size, pairs.problems), pairs.pairs) * _student(several, level)
+
+
+def _student(freedom: float, level: float) -> float:
+    """The squared ratio of the normal to Student's quantile: what a size counts if the variance has `freedom`."""
+    return float(special.ndtri(level) / special.stdtrit(freedom, level)) ** 2
 
 
 def _score(won: float, lost: float, difference: float) -> tuple[float, float]:
@@ -277,14 +280,15 @@ def _clearness(pairs: _Pairs) -> float:
     return score * math.sqrt(pairs.pairs / variance) if variance > 0 else 0.0
 
 
-def _size_to_hold(pairs: _Pairs, margin: float, level: float, power: float) -> float:
-    """Independent pairs with which a cell as good as the full cache holds with probability `power`.
+def _size_to_hold(pairs: _Pairs, margin: float, level: float) -> float:
+    """Independent pairs with which a cell as good as the full cache holds with probability `PLANNED_POWER`.
 
     The score test's size with its variance at -margin and at 0 (Nam 1997, Biometrics 53:1422).
     """
     differ = (pairs.won + pairs.lost) / 2
     _, at_margin = _score(differ, differ, -margin)
-    return ((-special.ndtri(level) * math.sqrt(at_margin) + special.ndtri(power) * math.sqrt(2 * differ)) / margin) ** 2
+    quantile = -special.stdtrit(max(1, pairs.problems - 1), level)
+    return float((quantile * math.sqrt(at_margin) + special.ndtri(PLANNED_POWER) * math.sqrt(2 * differ)) / margin) ** 2
 
 
 def _worth(pairs: _Pairs, population: Population) -> float:
