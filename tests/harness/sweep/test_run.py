@@ -14,10 +14,12 @@ import torch
 import yaml
 from torch import Tensor
 
+from analysis import loops
 from analysis.records import OUTCOMES, Completion
 from compression.policies.random import Random as RandomPolicy
 from compression.policies.window import Window
 from compression.policy import Policy
+from harness.decode import slots as slot_table
 from harness.decode.engine import Engine
 from harness.decode.request import Branch, DecodingConfig, Request
 from harness.decode.sampling import SamplingConfig
@@ -487,6 +489,29 @@ def test_problems_in_latex_run_to_their_end(
     assert {grade["outcome"] for grade in grades} <= {"no_answer", "truncated", "wrong"}
     assert sum(grade["correct"] for grade in grades) == 0
     assert {grade["gold"] for grade in grades} == {"25", "7", "0"}
+
+
+def test_a_text_that_loops_is_stopped_and_counts_as_truncated(
+    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (loops, slot_table):
+        monkeypatch.setattr(module, "LEAST_REPEATS", 2)
+        monkeypatch.setattr(module, "LEAST_TOKENS", 2)
+    command("policy=random", "benchmark.limit=6", run="whole")
+    command("policy=random", "benchmark.limit=6", "decoding.stop_on_loop=true", run="stopped")
+    [whole], [stopped] = cells("whole"), cells("stopped")
+    assert whole["condition"] != stopped["condition"]
+    texts = {row.key: row for row in whole["rows"]}
+    grades = [json.loads(line) for line in (stopped["folder"] / "grades.jsonl").read_text().splitlines()]
+    outcomes = {(grade["problem_id"], grade["draw"]): grade["outcome"] for grade in grades}
+    looped = [row for row in stopped["rows"] if row.stop_reason == "loop"]
+    assert looped
+    for row in looped:
+        assert row.token_ids == texts[row.key].token_ids[: row.num_tokens]
+        assert loops.find_loop(row.token_ids) is not None
+        assert loops.find_loop(row.token_ids[:-1]) is None
+        assert outcomes[row.key] == "truncated"
+    assert all(row == texts[row.key] for row in stopped["rows"] if row not in looped)
 
 
 def test_a_text_beyond_the_models_context_is_noted(command: Callable[..., Any]) -> None:
