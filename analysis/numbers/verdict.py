@@ -59,6 +59,35 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
     return found
 
 
+def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
+    """The verdict on each model and benchmark of a shared setting: which policies hold, lose accuracy or are open."""
+    found = []
+    for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
+        first, unfinished = cells.iloc[0], (cells["status"] != "done").any()
+        size = f"{_size(cells, 'policies')}; in parentheses the difference to the full cache in points."
+        headings = {
+            "holds": f"Shown to lose less than {_points(first['margin'])}",
+            "loses": "Lose accuracy",
+            "open": "Open (neither is shown)",
+        }
+        lists = [_listed(heading, cells[cells["decision"] == decision]) for decision, heading in headings.items()]
+        title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
+        lines = [_unfinished(cells) if unfinished else size, *(line for line in lists if line)]
+        found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
+    return found
+
+
+def _listed(heading: str, cells: pd.DataFrame) -> str:
+    """The policies of some cells with their differences to the full cache in points, the best first."""
+    rows: Any = cells.sort_values("diff_to_full", ascending=False).itertuples()
+    named = [f"{words.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
+    return f"{heading}: {'; '.join(named)}." if named else ""
+
+
+def _signed(difference: float) -> str:
+    return words.percent(difference, signed=True)
+
+
 def _unfinished(cells: pd.DataFrame) -> str:
     stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
     of = "" if words.missing(expected) else f" of {expected:,.0f}"
@@ -75,8 +104,7 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
         return ["There is no full cache to compare with."]
     counts = known["decision"].value_counts()
     holds, loses, is_open = (int(counts.get(label, 0)) for label in ("holds", "loses", "open"))
-    margin = known["margin"].iloc[0]
-    less = f"less than {100 * margin:g} point{'' if margin == 0.01 else 's'} against the full cache"
+    less = f"less than {_points(known['margin'].iloc[0])} against the full cache"
     if holds:
         chosen = known[known["decision"] == "holds"].sort_values("kept_rows").iloc[0]
         headline = (
@@ -100,6 +128,10 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     return [headline, f"{_size(known)}: {holds} hold, {loses} lose accuracy{left}.", _population(chosen)]
 
 
+def _points(margin: float) -> str:
+    return f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
+
+
 def _difference(row: Any) -> str:
     return f"difference {words.percent(row['diff_to_full'], signed=True)} points, {_interval(row)}"
 
@@ -109,18 +141,14 @@ def _interval(row: Any) -> str:
     return f"{100 * row['confidence']:.3g}% interval {low} to {high}"
 
 
-def _size(cells: pd.DataFrame) -> str:
-    draws = _draws(cells)
+def _size(cells: pd.DataFrame, what: str = "settings") -> str:
+    draws = (cells["graded"] / cells["problems"]).round().astype("int64")
     each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
-    size = f"{len(cells)} settings on {cells['problems'].max()} problems, {each} draw{'' if each == '1' else 's'} each"
+    size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {each} draw{'' if each == '1' else 's'} each"
     rounds = cells["rounds"].iloc[0].split()
     if not rounds:
         return size
     return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more)"
-
-
-def _draws(cells: pd.DataFrame) -> pd.Series:
-    return (cells["graded"] / cells["problems"]).round().astype("int64")
 
 
 def _to_show(row: Any, settings: int) -> str:

@@ -31,7 +31,7 @@ def run_page(found: Findings, pictures: list[Picture], embedded: dict[str, str],
     metrics = found.metrics
     return _page(
         found.run.directory.resolve().name,
-        found.verdicts,
+        found.verdicts or found.policies,
         pictures,
         run=found.run,
         state=_state(found),
