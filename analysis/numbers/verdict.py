@@ -63,25 +63,16 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
     """The verdict on each model and benchmark of a shared setting: which policies hold, lose accuracy or are open."""
     found = []
     for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
-        first, unfinished = cells.iloc[0], (cells["status"] != "done").any()
-        size = f"{_size(cells, 'policies')}; in parentheses the difference to the full cache in points."
-        headings = {
-            "holds": f"Shown to lose less than {_points(first['margin'])}",
-            "loses": "Lose accuracy",
-            "open": "Open (neither is shown)",
-        }
-        lists = [_listed(heading, cells[cells["decision"] == decision]) for decision, heading in headings.items()]
+        first = cells.iloc[0]
+        lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
+        for decision, heading in (("holds", "Hold"), ("loses", "Lose accuracy"), ("open", "Open")):
+            rows: Any = cells[cells["decision"] == decision].sort_values("diff_to_full", ascending=False).itertuples()
+            named = [f"{words.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
+            if named:
+                lines.append(f"{heading}, with the difference to the full cache in points: {'; '.join(named)}.")
         title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
-        lines = [_unfinished(cells) if unfinished else size, *(line for line in lists if line)]
         found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
     return found
-
-
-def _listed(heading: str, cells: pd.DataFrame) -> str:
-    """The policies of some cells with their differences to the full cache in points, the best first."""
-    rows: Any = cells.sort_values("diff_to_full", ascending=False).itertuples()
-    named = [f"{words.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
-    return f"{heading}: {'; '.join(named)}." if named else ""
 
 
 def _signed(difference: float) -> str:
@@ -102,16 +93,15 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     known = cells[cells["decision"].notna()]
     if known.empty:
         return ["There is no full cache to compare with."]
-    counts = known["decision"].value_counts()
-    holds, loses, is_open = (int(counts.get(label, 0)) for label in ("holds", "loses", "open"))
+    decisions = set(known["decision"])
     less = f"less than {_points(known['margin'].iloc[0])} against the full cache"
-    if holds:
+    if "holds" in decisions:
         chosen = known[known["decision"] == "holds"].sort_values("kept_rows").iloc[0]
         headline = (
             f"Recommended: {words.axes(chosen[POINT])}, the smallest cache that holds. It loses {less} "
             f"({_difference(chosen)}) and keeps {words.percent(chosen['kept_rows'])}% of the rows."
         )
-    elif is_open:
+    elif "open" in decisions:
         chosen = known[known["decision"] == "open"].sort_values("these_low").iloc[-1]
         headline = (
             f"No setting is shown to hold, that is, to lose {less}. The nearest is {words.axes(chosen[POINT])} "
@@ -124,8 +114,13 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
             f"({words.axes(best[POINT])}, {_interval(best)}).",
             f"{_size(known)}.",
         ]
+    return [headline, _counts(known), _population(chosen)]
+
+
+def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
+    holds, loses, is_open = (int((cells["decision"] == label).sum()) for label in ("holds", "loses", "open"))
     left = f", {is_open} {'is' if is_open == 1 else 'are'} open (neither is shown)" if is_open else ""
-    return [headline, f"{_size(known)}: {holds} hold, {loses} lose accuracy{left}.", _population(chosen)]
+    return f"{_size(cells, what)}: {holds} hold{'s' * (holds == 1)}, {loses} lose{'s' * (loses == 1)} accuracy{left}."
 
 
 def _points(margin: float) -> str:
@@ -133,11 +128,11 @@ def _points(margin: float) -> str:
 
 
 def _difference(row: Any) -> str:
-    return f"difference {words.percent(row['diff_to_full'], signed=True)} points, {_interval(row)}"
+    return f"difference {_signed(row['diff_to_full'])} points, {_interval(row)}"
 
 
 def _interval(row: Any) -> str:
-    low, high = (words.percent(row[name], signed=True) for name in ("these_low", "these_high"))
+    low, high = (_signed(row[name]) for name in ("these_low", "these_high"))
     return f"{100 * row['confidence']:.3g}% interval {low} to {high}"
 
 
@@ -169,7 +164,7 @@ def _population(row: Any) -> str:
             f"With one draw per problem, the interval is about these {row['problems']} problems and about other "
             "problems like these."
         )
-    low, high = (words.percent(row[name], signed=True) for name in ("diff_low", "diff_high"))
+    low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
     there = "holds there too" if row["diff_low"] > -row["margin"] else "is open there"
     return (
         f"This is about these {row['problems']} problems, with new draws of the answers. About other problems like "
