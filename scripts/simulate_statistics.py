@@ -105,12 +105,15 @@ def at_the_margin(simulations: int, problems: int, draws: int, mean: float, alik
     found: dict[str, list[float]] = {}
     rounds = sorted({2**i for i in range(1, draws.bit_length()) if 2**i <= draws} | {draws})
     for _ in range(simulations):
-        for exact, population in ((True, "these"), (False, "like_these")):
+        for exact, population, named in (
+            (True, "these", "these problems"),
+            (False, "like_these", "problems like these"),
+        ):
             full, *cells = paired_answers(chances(problems, 5, mean, MARGIN, alike, exact), draws)
             grid = dict(enumerate(cells))
             decisions = decide_grid(grid, full, population=population).values()  # type: ignore[arg-type]
-            found.setdefault(f"holds, {population}", []).extend(one.label == "holds" for one in decisions)
-            found.setdefault(f"interval covers, {population}", []).extend(
+            found.setdefault(f"holds, {named}", []).extend(one.label == "holds" for one in decisions)
+            found.setdefault(f"interval covers, {named}", []).extend(
                 one.low <= -MARGIN <= one.high for one in decisions
             )
             if exact and len(rounds) > 1:

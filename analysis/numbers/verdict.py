@@ -148,12 +148,12 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
 
 def _to_show(row: Any, settings: int) -> str:
     """What would show that an open setting holds."""
-    if row["these_high"] < 0:
-        return f"Its interval lies below 0, but among {settings} settings one such interval shows no loss yet."
+    doubt = f"Its interval lies below 0, but among {settings} settings one such interval shows no loss yet. "
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
     return (
-        f"If it is as good as the full cache, {draws} draw{'' if draws == '1' else 's'} per problem would show it, or "
-        f"{problems} problems like these with as many draws as here (90% power)."
+        f"{doubt if row['these_high'] < 0 else ''}If it is as good as the full cache, {draws} "
+        f"draw{'' if draws == '1' else 's'} per problem would show it, or {problems} problems like these with as many "
+        "draws as here (90% power)."
     )
 
 

@@ -18,6 +18,7 @@ from analysis.pictures.cost import cost_figure, lengths_by_step
 from analysis.pictures.noise import noise_figure
 from analysis.records import UserError
 from analysis.report.build import build_report, build_summary_report, main
+from analysis.report.drilldown import cells_data
 from analysis.report.page import run_page
 
 MakeCell = Callable[..., Path]
@@ -150,6 +151,8 @@ def test_truncated_texts_that_loop_are_counted(tmp_path: Path, make_cell: MakeCe
     said = verdict_lines(tmp_path / "run")
     assert "At keep ratio 0.1, 2 of 2 truncated texts loop: they repeat their end until they are cut off." in said
     assert f"would save {100 * 56 / 122:.1f}% of the tokens there" in said
+    shown = dict(cells_data(load_run(tmp_path / "run"), completions=100))
+    assert ['"loop":[4,30]' in data for _, data in sorted(shown.items())] == [True, False, False, False]
 
 
 def test_the_grey_band_holds_the_settings_tied_with_the_best(tmp_path: Path, make_cell: MakeCell) -> None:
