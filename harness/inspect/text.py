@@ -136,6 +136,8 @@ def of_completion(folder: Path, question: str, completion: Completion, overrides
     own = read_cell(folder)["policy"]
     policy = stored["policy"]
     stored["policy"] = {**policy, **{k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}}
+    if "rows" in policy:  # another spelling of keep_ratio and budget
+        stored["policy"].update(rows=None, every=None)
     if "question" in policy and "question" in own:
         stored["policy"]["question_on_top"] = None  # the older spelling of the same setting
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))

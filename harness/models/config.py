@@ -40,6 +40,7 @@ class ModelConfig:
             without a download. Otherwise it only informs the reader; the checkpoint's own config.json is used.
         special_tokens: the tokens of `ROLES` for the stand-in tokenizer of a built model.
         predictor: directory of the importance predictor made for the model, if any.
+        statistics: file of the statistics of the model's queries (`kvsweep-predictor statistics`), if any.
 
     Raises:
         UserError: a field out of its range.
@@ -60,6 +61,7 @@ class ModelConfig:
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
     predictor: str | None = None
+    statistics: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DType):
