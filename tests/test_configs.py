@@ -86,6 +86,8 @@ def write_labels(results: Path, model: str, benchmark: str) -> None:
 
 @pytest.mark.parametrize("name", names("policy"))
 def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+    if name == "kvpress":
+        pytest.importorskip("kvpress")
     config = compose(f"policy={name}", *tiny, f"results_dir={tmp_path}")
     write_labels(tmp_path, str(config.model.name), str(config.benchmark.name))
     [policy] = build_policies(config)

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from compression.policies.h2o import H2O
 from compression.policies.inertia import Inertia
 from compression.policies.keydiff import KeyDiff
 from compression.policies.knorm import KNorm
+from compression.policies.kvpress_adapter import KVPress
 from compression.policies.lagkv import LagKV
 from compression.policies.last_use import LazyEviction, RaaS
 from compression.policies.longflow import LongFlow
@@ -474,6 +476,8 @@ MATRIX = {
     "rpc": (RPC, {"observation_window": 7}, rpc),
     "triattention": (TriAttention, {"statistics": STATISTICS}, triattention),
 }
+if find_spec("kvpress"):
+    MATRIX["kvpress"] = (KVPress, {"press": "KeyDiffPress"}, keydiff)
 EVICTING = [name for name in MATRIX if name != "full"]
 # Newest rows that stay for certain, where these are not the local window.
 NEWEST = {
@@ -493,6 +497,7 @@ NEWEST = {
     "gkv": 6,
     "rpc": 7,
     "triattention": 0,
+    "kvpress": 0,
 }
 QUESTIONS = ("free", "pinned", "on_top")
 PINNING = ("dynts", "oracle", "no_window", "random_head", "raas", "triattention")
@@ -591,7 +596,7 @@ def brute_force(name, policy, view):
 
 
 def test_the_matrix_covers_every_policy_file():
-    assert {path.stem for path in POLICY_FILES} == set(MATRIX)
+    assert {path.stem for path in POLICY_FILES} == {*MATRIX, "kvpress"}
 
 
 @pytest.mark.parametrize("name", EVICTING)
