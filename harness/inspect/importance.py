@@ -12,6 +12,7 @@ from compression.policies.observation import ObservationPolicy
 from compression.policy import BudgetPolicy
 from compression.predictor import load_predictor
 from compression.rows import Prefill
+from compression.signals import LastUse
 from harness.decode.engine import view_slot
 from harness.decode.sampling import sequence_key
 from harness.inspect.text import InspectedText, NotInText
@@ -64,12 +65,17 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     another row. The newest rows, which a policy leaves unscored, have NaN.
 
     Raises:
-        NotInText: a policy scores from more of the newest rows than the text has.
+        NotInText: a policy scores from more of the newest rows than the text has, or from each step's attention.
     """
     if not policies:
         return []
     model, trace = text.model, text.trace
     for policy in policies:
+        if any(isinstance(signal, LastUse) for signal in policy.signals):
+            raise NotInText(
+                f"{policy.name} scores by when each row was used while the text was written, which a text read at once "
+                "does not tell: choose another policy."
+            )
         if isinstance(policy, ObservationPolicy) and policy.observation_window >= trace.think_end:
             raise NotInText(
                 f"{trace.problem_id} thinks to token {trace.think_end} and {policy.name} scores from the newest "
