@@ -128,6 +128,8 @@ def of_completion(folder: Path, question: str, completion: Completion, overrides
     stored = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
     policy, own = stored["policy"], read_cell(folder)["policy"]
     policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
+    if "rows" in policy:  # another spelling of keep_ratio and budget
+        policy.update(rows=None, every=None)
     if "question" in policy and "question" in own:
         policy["question_on_top"] = None  # the older spelling of the same setting
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))

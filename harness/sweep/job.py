@@ -22,7 +22,8 @@ from pydantic import Field
 
 from analysis.records import WHOLE, CellProgress, Pair, Shard, State, TaskStatus, UserError, content_hash
 from analysis.safe import folder_below
-from compression.policy import BudgetPolicy, Policy, Question
+from compression.policies.triattention import read_statistics_card
+from compression.policy import BudgetPolicy, Policy, Question, size_of
 from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
@@ -247,12 +248,13 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
 def build_policies(config: DictConfig) -> list[Policy]:
     """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
 
-    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget,
-    question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and all
-    other settings, come from each policy's own YAML.
+    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
+    every, question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and
+    all other settings, come from each policy's own YAML.
     """
     grid = build(GridAxes, "grid", config.grid)
     composed = plain(config.policy)
+    _refuse_two_sizes(composed, grid)
     names = grid.policy or [composed["name"]]
     axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
@@ -261,8 +263,40 @@ def build_policies(config: DictConfig) -> list[Policy]:
         setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
         if "question" in setting:
             setting["question_on_top"] = None  # the older spelling of the same axis
-        policies.append(build_policy({**values, **setting}))
+        policies.append(build_policy(_sized({**values, **setting})))
     return list(dict.fromkeys(policies))
+
+
+def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes) -> None:
+    """Refuse a size that is given both by rows and every and by keep_ratio and budget."""
+    if composed.get("rows") is None and composed.get("every") is None:
+        return
+    usual = _policy_file(CONF / "policy" / "base" / "budget.yaml")
+    for name in ("keep_ratio", "budget"):
+        axis = getattr(grid, name)
+        given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
+        if axis or composed[name] not in (None, usual[name]):
+            raise UserError(
+                f"{given} contradicts policy.rows and policy.every, which say the same: leave one of them out."
+            )
+
+
+def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a policy, with keep_ratio and budget in place of rows and every."""
+    given = {name: settings[name] for name in ("rows", "every") if settings.get(name) is not None}
+    rest = {name: value for name, value in settings.items() if name not in ("rows", "every")}
+    if not given:
+        return rest
+    if len(given) == 1:
+        raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
+    sizes = {
+        name: whole_number(f"policy.{name}", value, least=1)
+        for name, value in {**given, "local_window": rest["local_window"]}.items()
+    }
+    try:
+        return {**rest, **size_of(**sizes)}
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def build_policy(values: Mapping[str, Any]) -> Policy:
@@ -294,26 +328,28 @@ def _policy_file(path: Path) -> DictConfig:
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Check the model and the importance predictors.
+    """Check the model, and the importance predictors and query statistics that were made for a model.
 
     Raises:
-        UserError: the model cannot be had, or a predictor was made for another model.
+        UserError: the model cannot be had, or a predictor or statistics were made for another model.
     """
     hidden_size = read_shape(model).hidden_size
-    for directory in {d for p in policies if (d := getattr(p, "predictor", None))}:
-        card = read_card(Path(directory))
+    readers = {"predictor": (read_card, "a predictor"), "statistics": (read_statistics_card, "statistics")}
+    for kind, place in {(k, d) for k in readers for p in policies if (d := getattr(p, k, None))}:
+        read, what = readers[kind]
+        card = read(Path(place))
         expected, weights = card["hidden_size"], model.identity()["weights"]
         if expected != hidden_size:
             raise UserError(
-                f"policy.predictor={directory} was made for hidden size {expected}, but model={model.name} has "
-                f"{hidden_size}: give a predictor made for this model."
+                f"policy.{kind}={place} was made for hidden size {expected}, but model={model.name} has "
+                f"{hidden_size}: give {what} made for this model."
             )
         made_for = card.get("model_weights", weights)
         # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
         if made_for != weights and ("@" in made_for) == ("@" in weights):
             raise UserError(
-                f"policy.predictor={directory} was made for {card.get('model')} ({made_for}), but "
-                f"model={model.name} is {weights}: give a predictor made for this model."
+                f"policy.{kind}={place} was made for {card.get('model')} ({made_for}), but "
+                f"model={model.name} is {weights}: give {what} made for this model."
             )
 
 
