@@ -679,14 +679,14 @@ def main() -> None:
         field = prepare((options.scratch or Path(folder)).resolve(), long=options.long, seed=options.seed)
         long, entries = options.long, [entry for entry in corpus() if options.rows in entry["name"]]
         attacks: dict[str, Callable[[], Tally]] = {
-            "kills of sweeps": lambda: kill_sweeps(field, 90 if long else 4),
-            "kills of other commands": lambda: kill_readers(field, 112 if long else 7),
-            "Ctrl-C, launcher=local": lambda: interrupt_local(field, 8 if long else 1),
             "hostile rows": lambda: hostile(field, entries if long or options.rows else field.dice.sample(entries, 2)),
             "damaged files": lambda: damage(field, [*DAMAGE] if long else field.dice.sample([*DAMAGE], 2)),
             "disks": lambda: disks(field, ("full", "read-only", "file too large")[: 3 if long else 1]),
             "two writers": lambda: rivals(field),
             "small limits": lambda: small_limits(field),
+            "kills of sweeps": lambda: kill_sweeps(field, 90 if long else 4),
+            "kills of other commands": lambda: kill_readers(field, 112 if long else 7),
+            "Ctrl-C, launcher=local": lambda: interrupt_local(field, 8 if long else 1),
         }
         found = {}
         for name, attack in attacks.items():
