@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -81,7 +82,7 @@ def opened(path: Path) -> float | None:
         options = webdriver.ChromeOptions()
         for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
             options.add_argument(word)
-        driver = webdriver.Chrome(options=options)
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     except Exception as error:  # selenium raises its own, or has no browser
         print(f"no browser: {error}", file=sys.stderr)
         return None

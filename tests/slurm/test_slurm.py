@@ -141,8 +141,10 @@ def test_an_array_that_everything_happens_to_ends_complete(
     assert {task.scheduler_job for task in running_tasks(run)} == {f"{job}_{i}" for i in range(4)}
 
     slurm(cluster, "scontrol", "requeue", f"{job}_0")
+    requeued = look(lambda told: "queued as job" in told, run, cluster)
     killed = next(task for task in running_tasks(run) if task.scheduler_job == f"{job}_1")
     os.kill(killed.pid, signal.SIGKILL)
+    dead = look(lambda told: f"job {job}_1" in told, run, cluster)
     slurm(cluster, "sbatch", "--partition=urgent", "--ntasks=4", "--output=/dev/null", "--wrap=sleep 5")
     wait_until_empty(cluster)
 
@@ -157,6 +159,8 @@ def test_an_array_that_everything_happens_to_ends_complete(
     assert completions(run) == reference
     # How many the urgent job stops depends on who is at work then; these two began again for sure.
     assert stretches(run) >= 4 + 2, "one requeued, one killed"
+    record("array of 4 shards, `scontrol requeue` of one task", requeued, equal=True)
+    record("kill -9 of one task's process, as by the kernel out of memory", dead, equal=True)
 
 
 def test_a_time_limit_requeues_the_task(
@@ -173,10 +177,12 @@ def test_a_time_limit_requeues_the_task(
     with suppress(ProcessLookupError):
         os.kill(task.pid, signal.SIGCONT)
     wait(lambda: "requeued" in _logs(run, job).lower(), "the requeue")
+    again = look(lambda told: "queued as job" in told, run, cluster)
     wait_until_empty(cluster)
     if status(run, cluster)["states"] != {"done": 3}:
         kvsweep(*SWEEP, f"results_dir={tmp_path}", environment=cluster)
     assert completions(run) == reference
+    record("time limit; submitit queues the task again", again, equal=True)
 
 
 def _pending(pid: int, number: signal.Signals) -> bool:
@@ -246,7 +252,15 @@ def words(run: Path, cluster: dict[str, str]) -> str:
     """What kvsweep-status tells a user, in one line."""
     command = [sys.executable, "-m", "harness.sweep.status", str(run)]
     ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
-    return " ".join(ended.stdout.split("\n\n", 1)[1].split())
+    return " ".join(ended.stdout.partition("\n\n")[2].split())
+
+
+def look(enough: Callable[[str], bool], run: Path, cluster: dict[str, str], seconds: float = 10) -> str:
+    """What the status tells as soon as it is enough, or at the end of the time; for the table alone."""
+    end = time.monotonic() + seconds
+    while not enough(told := words(run, cluster)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return told
 
 
 def record(case: str, told: str, equal: bool) -> None:
@@ -335,6 +349,9 @@ def test_a_task_cancelled_at_work_and_a_node_that_goes_down(
         node(cluster, "down")
         wait(lambda: f"1 queued as job {first}, pending in SLURM" in words(run, cluster), "the requeued task", 60)
         down = words(run, cluster)
+        for pid in pids:  # the processes of a node that is down are dead
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     finally:
         node(cluster, "resume")
     wait_until_empty(cluster)
