@@ -59,8 +59,8 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     """Each policy's scores of the thinking tokens, [thinking], where the thinking ends and nothing was evicted.
 
     Scores per layer and head are averaged over both. A pinned row counts as the highest score that its head gives to
-    another row. The newest rows, which a policy leaves unscored, have NaN. NotInText is raised for a policy that scores from
-    more of the newest rows than the text has, or from each step's attention.
+    another row. The newest rows, which a policy leaves unscored, have NaN. A policy that scores from more of the newest
+    rows than the text has, or from each step's attention, raises NotInText.
     """
     if not policies:
         return []
