@@ -1,4 +1,4 @@
-"""Sentences about a grid: signal or noise, where eviction acted, which cells hold up, how equal the memory is."""
+"""Sentences about a grid: which settings hold, if settings matter, where eviction acted, how equal the memory is."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,7 +302,7 @@ def spread_in_words(setting: SharedSetting, model: str) -> str:
         return "not known yet"
     lengths = [f"{_range(known[name])} {moment}" for name, moment in MOMENTS.items() if known[name].notna().any()]
     of_all = "" if len(known) == len(means) else f" of {len(means)}"
-    return f"{len(known)}{of_all} policies hold {', '.join(lengths)} (tokens)"
+    return f"{len(known)}{of_all} policies keep {', '.join(lengths)} (tokens)"
 
 
 def _range(lengths: pd.Series) -> str:
