@@ -233,6 +233,11 @@ def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[in
             f"until=decided compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone: "
             "let grid.policy name full and another policy, or give until=null."
         )
+    return doubled(draws)
+
+
+def doubled(draws: int) -> tuple[int, ...]:
+    """2, 4, 8, ... and at last `draws`, of which there are at least 2."""
     return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
 
 
