@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from analysis.records import Completion, DecodeStats, UserError
 from compression.cache import SlotCache
-from compression.policy import BudgetPolicy
+from compression.policy import BudgetPolicy, Policy
 from harness.decode.engine import Engine
 from harness.decode.memory import auto_slots
 from harness.decode.request import Branch, Request, is_untouched, needed_capacity
@@ -71,16 +71,22 @@ def decode(work: OpenCells) -> None:
     _warn_beyond_context(model, longest + limit)
     _warn_of_lost_questions(cells, longest)
 
-    # All slots have the capacity of the cell that needs most, so the cells that may need every row are decoded apart.
+    # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
     # They come last, because much of their text is known by then: they share every completion from which nothing was
     # evicted, and every other completion up to its first eviction.
-    whole = [c for c in cells if c.policy.capacity(longest, limit) == longest + limit]
-    for group in ([c for c in cells if c not in whole], whole):
+    growing = [c for c in cells if _grows(c.policy, longest, limit)]
+    for group in ([c for c in cells if c not in growing], growing):
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
         known = _furthest_texts(work.stores.values(), lacking)
         for cell_id, completion in _untouched(work, group, known):
             work.append(cell_id, completion)
         _decode_group(work, model, group, known)
+
+
+def _grows(policy: Policy, longest: int, limit: int) -> bool:
+    """True if a text may need every row, or more rows than its first eviction finds."""
+    capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
+    return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
 
 
 @lru_cache(maxsize=1)

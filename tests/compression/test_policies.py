@@ -205,13 +205,12 @@ def tova(view, policy):
 
 def redundancy(keys, threshold):
     """R-KV's: of each row the last similar column counts zero, then mean over rows and softmax."""
-    n = len(keys)
-    cosine = torch.zeros(n, n, dtype=torch.float64)
-    for a, b in itertools.product(range(n), range(n)):
-        cosine[a, b] = 0.0 if a == b else keys[a] @ keys[b] / (keys[a].norm() * keys[b].norm())
-    for a in range(n):
-        above = [b for b in range(n) if cosine[a, b] > threshold]
-        cosine[a, above[-1] if above else 0] = 0.0
+    size = keys.norm(dim=1)
+    cosine = keys @ keys.T / (size[:, None] * size)
+    cosine.fill_diagonal_(0.0)
+    for row in cosine:
+        above = [b for b, one in enumerate(row.tolist()) if one > threshold]
+        row[above[-1] if above else 0] = 0.0
     return torch.softmax(cosine.mean(dim=0), dim=0)
 
 
