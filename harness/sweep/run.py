@@ -10,13 +10,14 @@ from harness.grading.grader import Grader
 from harness.sweep.decode_cells import OpenCells, decode
 from harness.sweep.heartbeat import Reporter, last_lines
 from harness.sweep.job import Job
-from harness.sweep.store import CellLockedError, CellStore
+from harness.sweep.store import CellLockedError, CellStore, most_open_cells
 from harness.sweep.tracker import tracked
 
 
 def run(jobs: Sequence[Job]) -> list[Exception]:
     """Work through all jobs and return the errors of those that failed; a failed job does not stop the others."""
     failures: list[Exception] = []
+    most_open_cells()
     total = sum(len(job.cells) * len(job.own_pairs) for job in jobs)
     with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
         for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
