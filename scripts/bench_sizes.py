@@ -41,6 +41,7 @@ def measured(module: str, *arguments: object, limits: Callable[[], None] = int) 
         os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         out = os.open(os.devnull, os.O_WRONLY)
         os.dup2(out, 1)
+        os.dup2(out, 2)
         os.execv(sys.executable, [sys.executable, "-m", module, *map(str, arguments)])
     _, status, usage = os.wait4(pid, 0)
     seconds = time.perf_counter() - start

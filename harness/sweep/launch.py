@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from analysis.command_line import FAILED, guard_streams, say
 from analysis.records import Shard, TaskStatus, UserError, plain_disk_errors
 from harness.sweep.job import Job, checked_implementation
 from harness.sweep.scheduler import job_file, note_jobs, noted_jobs, read_tasks, waiting_jobs
+from harness.sweep.store import most_open_cells
 from kernels.implementation import check_available
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
@@ -140,8 +141,15 @@ def by_round(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
-    """The tasks: every job's shards, with small jobs together where the launcher asks for it."""
+    """The tasks: every job's shards, with small jobs together where the launcher asks for it.
+
+    A job with more cells than a process may hold open becomes several jobs.
+
+    Raises:
+        UserError: two settings split the cells, or a sequential job, which decides all its cells together, has too many.
+    """
     tasks: list[list[Job]] = [[]]
+    most = most_open_cells()
     for job in jobs:
         shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
         if job.shard.count > 1:
@@ -150,9 +158,15 @@ def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
                     f"shard={job.shard} and launcher.shards={launcher.shards} both split the cells: give one of them."
                 )
             shards = [job.shard]
-        for shard in shards:
-            tasks[-1].append(replace(job, shard=shard))
-            if sum(len(part.cells) for part in tasks[-1]) >= (launcher.cells_per_task or 1):
+        if job.rounds and len(job.cells) > most:
+            raise UserError(
+                f"until=decided with {len(job.cells)} cells needs as many open files and some more, and this machine allows "
+                f"{most} cells: raise `ulimit -n`, make the grid smaller, or leave out until=decided."
+            )
+        parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
+        for part, shard in product(parts, shards):
+            tasks[-1].append(replace(part, shard=shard))
+            if sum(len(one.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
                 tasks.append([])
     return [task for task in tasks if task]
 

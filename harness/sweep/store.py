@@ -11,6 +11,7 @@ on Lustre the mount option `flock`. A file system without such locks cannot keep
 import json
 import os
 import platform
+import resource
 import sys
 import time
 from collections import deque
@@ -55,6 +56,9 @@ from analysis.records import (
 from harness.sweep.cell import Cell
 
 LOCK_FILE = ".lock"
+
+# The most files that a process opens, and how many of them are not locks of cells.
+_MOST_FILES, _OTHER_FILES = 1 << 16, 96
 
 # A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
 _SYNC_SECONDS = 1.0
@@ -218,6 +222,14 @@ class CellStore:
                 "the cell with shard=i/n, the same n for all."
             ) from None
         Path(f"{self._lock.lock_file}.owner").write_text(f"process {os.getpid()} on {platform.node()}")
+
+
+def most_open_cells() -> int:
+    """Raise the limit of open files to what is allowed; returns how many cells, each with a lock, have room."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, allowed - _OTHER_FILES)
 
 
 def stored_pairs(directory: Path) -> set[Pair]:
