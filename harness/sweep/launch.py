@@ -146,7 +146,7 @@ def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
     A job with more cells than a process may hold open becomes several jobs.
 
     Raises:
-        UserError: two settings split the cells, or a sequential job, which decides all its cells together, has too many.
+        UserError: two settings split the cells, or a sequential job, which decides its cells together, has too many.
     """
     tasks: list[list[Job]] = [[]]
     most = most_open_cells()
@@ -160,8 +160,8 @@ def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
             shards = [job.shard]
         if job.rounds and len(job.cells) > most:
             raise UserError(
-                f"until=decided with {len(job.cells)} cells needs as many open files and some more, and this machine allows "
-                f"{most} cells: raise `ulimit -n`, make the grid smaller, or leave out until=decided."
+                f"until=decided with {len(job.cells)} cells needs a file open for each, and the limit allows {most}: "
+                "raise `ulimit -n`, make the grid smaller, or leave out until=decided."
             )
         parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
         for part, shard in product(parts, shards):
