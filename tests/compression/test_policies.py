@@ -38,7 +38,7 @@ from compression.policies.triattention import TriAttention, save_statistics
 from compression.policies.triattention import _read as read_statistics
 from compression.policies.vase import VaSE
 from compression.policies.window import Window
-from compression.policy import BudgetPolicy, CacheView
+from compression.policy import BudgetPolicy, CacheView, size_of
 from compression.predictor import ImportancePredictor, save_predictor
 from compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries
 from harness.decode.engine import Engine
@@ -846,6 +846,23 @@ def test_identity_names_the_predictors_content_and_not_its_place(tmp_path):
     assert DynTS(predictor="moved", **settings).identity() == first
     save_predictor(ImportancePredictor(8, (5,)), tmp_path / "other", {})
     assert DynTS(predictor="other", **settings).identity() != first
+
+
+# Rows, tokens and window of Random Attention, G-KV and TriAttention, and a ratio that was found by hand for each.
+@pytest.mark.parametrize(
+    ("rows", "every", "window", "by_hand"), [(1024, 64, 64, 0.937), (2048, 128, 16, 0.9405), (2048, 128, 128, 0.9371)]
+)
+def test_sizes_of_other_papers_keep_the_same_rows_said_either_way(rows, every, window, by_hand):
+    hand = make("random", keep_ratio=by_hand, local_window=window, budget=rows + every)
+    ours = make("random", local_window=window, **size_of(rows=rows, every=every, local_window=window))
+    positions = torch.arange(rows + every + 1)
+    for eviction in range(5):
+        view = make_view(rows + every + 1, 7, seed=eviction, holes=False)
+        kept = ours.select(replace(view, positions=positions)).keep
+        assert len(kept) == rows
+        assert torch.equal(kept, hand.select(replace(view, positions=positions)).keep)
+        newest = int(positions[-1]) + 1
+        positions = torch.cat([positions[kept], torch.arange(newest, newest + every + 1)])
 
 
 @pytest.mark.parametrize("question", [1, 50, 300])
