@@ -72,12 +72,12 @@ def _refresh(run_directory: Path, tasks: Sequence[TaskStatus]) -> None:
 
     A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
     """
-    jobs = {
-        task.task: job for task in tasks if task.state not in ("done", "failed") and (job := _job(run_directory, task))
-    }
-    queue = waiting_jobs() if jobs else None
-    for task in tasks:
-        task.scheduler_job = job = jobs.get(task.task, task.scheduler_job)
+    unfinished = [task for task in tasks if task.state not in ("done", "failed")]
+    for task in unfinished:
+        task.scheduler_job = _job(run_directory, task)
+    queue = waiting_jobs() if any(task.scheduler_job for task in unfinished) else None
+    for task in unfinished:
+        job = task.scheduler_job
         if task.state == "queued" and job is None and _is_gone(task):
             task.state, task.error = "stopped", "the command that queued this task ended before the task began."
         elif queue is not None and job is not None:
@@ -91,10 +91,8 @@ def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, 
                 task.state, task.error = now.state, now.error
                 return
         began = "while it ran" if task.started else "before it began"
-        task.state, task.error = (
-            "stopped",
-            f"job {job} left SLURM's queue {began}: cancelled, killed, or its node is gone.",
-        )
+        reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time, or its node is gone."
+        task.state, task.error = "stopped", reason
     elif found[0] in ("PENDING", "REQUEUED", "SUSPENDED") and task.state != "running":
         state, reason = found
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
