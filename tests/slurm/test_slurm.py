@@ -273,7 +273,9 @@ def record(case: str, told: str, equal: bool) -> None:
 
 
 def node(cluster: dict[str, str], state: str) -> None:
-    name = slurm(cluster, "sinfo", "--noheader", "--Node", "--format=%N").split()[0]
+    name, now, *_ = slurm(cluster, "sinfo", "--noheader", "--Node", "--format=%N %T").split()
+    if state == "resume" and now in ("idle", "mixed", "allocated"):
+        return  # a node that was down comes back by itself as soon as its daemon answers
     reason = [] if state == "resume" else ["reason=test"]
     slurm(cluster, "scontrol", "update", f"nodename={name}", f"state={state}", *reason)
 
