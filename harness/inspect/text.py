@@ -209,6 +209,8 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
         prompt_ids=model.prompt_ids(problem.prompt),
         branches=(Branch(cell_id="", policy=cell.policy),),
     )
-    engine = Engine.sized_for([request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl)
+    engine = Engine.sized_for(
+        [request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl, invariant=job.invariant
+    )
     ((_, completion),) = engine.generate([request])
     return _of_completion(problem.prompt, completion, model)

@@ -59,6 +59,7 @@ class Job:
         decoding, seed, impl: those of every cell.
         draws: completions per problem.
         slots: sequences decoded at once, None for as many as fit.
+        invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
         resolved: the whole configuration, for provenance.
         shard: the part of the (problem, draw) pairs that this process takes.
         command: the command line that makes this job.
@@ -75,6 +76,7 @@ class Job:
     slots: int | None
     run_directory: Path
     resolved: Mapping[str, Any]
+    invariant: bool | None = None
     shard: Shard = WHOLE
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
@@ -136,6 +138,7 @@ def make_job(config: DictConfig) -> Job:
     seed = whole_number("seed", config.seed, least=0)
     draws = whole_number("draws", config.draws, least=1)
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
+    invariant = checked_invariance(config.invariant)
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.
@@ -164,6 +167,7 @@ def make_job(config: DictConfig) -> Job:
         impl=impl,
         draws=draws,
         slots=slots,
+        invariant=invariant,
         run_directory=Path(str(config.results_dir)) / str(config.run_name),
         resolved=plain(config),
         shard=shard,
@@ -179,6 +183,17 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
     except ValueError as error:
         raise UserError(str(error)) from error
     return name
+
+
+def checked_invariance(value: Any) -> bool | None:
+    """The setting `invariant`: true, false, or None for "auto".
+
+    Raises:
+        UserError: another value.
+    """
+    if value != "auto" and not isinstance(value, bool):
+        raise UserError(f"invariant={value} is unknown: choose true, false or auto, which is true on the CPU alone.")
+    return None if value == "auto" else value
 
 
 def build_policies(config: DictConfig) -> list[Policy]:
