@@ -191,6 +191,8 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     branches = tuple(Branch(cell_id="", policy=cell.policy) for cell in job.cells)
     prompt = model.prompt_ids(problem.prompt)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=branches)
-    engine = Engine.sized_for([request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl)
+    engine = Engine.sized_for(
+        [request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl, invariant=job.invariant
+    )
     ((_, completion),) = engine.generate([request])
     return _of_completion(problem.prompt, completion, model)

@@ -14,12 +14,12 @@ from tqdm import tqdm
 from analysis.records import Completion, DecodeStats, UserError
 from compression.cache import SlotCache
 from compression.policy import BudgetPolicy, Policy
-from harness.decode.engine import Engine
+from harness.decode.engine import Engine, is_invariant
 from harness.decode.memory import auto_slots
 from harness.decode.request import Branch, Request, is_untouched, needed_capacity
 from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel, load_model
-from harness.provenance import describe_stretch
+from harness.models.load import LoadedModel, device_of, load_model
+from harness.provenance import describe_arithmetic, describe_stretch
 from harness.sweep.cell import Cell
 from harness.sweep.heartbeat import Reporter
 from harness.sweep.job import Job, checked_implementation
@@ -64,7 +64,9 @@ def decode(work: OpenCells) -> None:
     if not cells:
         return
     checked_implementation(job.impl, check_available)
+    invariant = is_invariant(job.invariant, device_of(job.model), job.impl)
     stretch, model = describe_stretch(), loaded(job.model)
+    stretch["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _record_provenance(work, cells, model, stretch)
     limit = job.decoding.max_new_tokens
     longest = max(len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems)
@@ -195,7 +197,15 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
     """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
     job = work.job
-    engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=slots, impl=job.impl)
+    engine = Engine.sized_for(
+        requests,
+        model,
+        decoding=job.decoding,
+        seed=job.seed,
+        slots=slots,
+        impl=job.impl,
+        invariant=job.invariant,
+    )
     clock = engine.clock
     work.reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}

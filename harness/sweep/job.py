@@ -74,6 +74,7 @@ class Job:
         rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
         margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
         slots: sequences decoded at once, None for as many as fit.
+        invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
         resolved: the whole configuration, for provenance.
         shard: the part of the (problem, draw) pairs that this process takes.
         command: the command line that makes this job.
@@ -90,6 +91,7 @@ class Job:
     slots: int | None
     run_directory: Path
     resolved: Mapping[str, Any]
+    invariant: bool | None = None
     shard: Shard = WHOLE
     rounds: tuple[int, ...] = ()
     margin: float | None = None
@@ -175,6 +177,7 @@ def make_job(config: DictConfig) -> Job:
     seed = whole_number("seed", config.seed, least=0)
     draws = whole_number("draws", config.draws, least=1)
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
+    invariant = checked_invariance(config.invariant)
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.
@@ -207,6 +210,7 @@ def make_job(config: DictConfig) -> Job:
         rounds=rounds,
         margin=margin if rounds else None,
         slots=slots,
+        invariant=invariant,
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
         shard=shard,
@@ -248,6 +252,17 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
     except ValueError as error:
         raise UserError(str(error)) from error
     return name
+
+
+def checked_invariance(value: Any) -> bool | None:
+    """The setting `invariant`: true, false, or None for "auto".
+
+    Raises:
+        UserError: another value.
+    """
+    if value != "auto" and not isinstance(value, bool):
+        raise UserError(f"invariant={value} is unknown: choose true, false or auto, which is true on the CPU alone.")
+    return None if value == "auto" else value
 
 
 def build_policies(config: DictConfig) -> list[Policy]:

@@ -214,4 +214,4 @@ def test_a_verdict_says_what_decided() -> None:
     assert verdict.forms == (r"x = \frac{2}{4}", "1/2")
     assert "value of a name" in verdict.rule
     assert "[] for ()" in explain(r"\boxed{[1, 2]}", "stop", "(1, 2)", "expression", RULE).rule
-    assert "token limit" in explain(r"\boxed{1}", "length", "1", "integer").rule
+    assert "cut off" in explain(r"\boxed{1}", "length", "1", "integer").rule

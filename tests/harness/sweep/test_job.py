@@ -59,6 +59,7 @@ BAD_VALUES = [
     ("grid.budget=[64,4]", "budget=4"),
     *((f"draws={value}", "draws") for value in ("0", "-1", "1.5", "x", "true", "null")),
     *((f"slots={value}", "slots") for value in ("0", "-4", "x", "null")),
+    *((f"invariant={value}", "invariant") for value in ("maybe", "1", "null")),
     *((f"seed={value}", "seed") for value in ("-1", "x", "0.5")),
     *((f"decoding.top_p={value}", "decoding.top_p") for value in ("2", "0", "nan")),
     *((f"decoding.temperature={value}", "decoding.temperature") for value in ("-1", "nan", "hot")),
@@ -494,9 +495,9 @@ def cell_id(compose: Callable[..., Any], tiny: list[str], tiny_policy: list[str]
 @pytest.mark.parametrize(
     "override",
     [
-        "draws=5", "benchmark.limit=1", "slots=3", "results_dir=/elsewhere", "run_name=other", "model.title=T",
-        "benchmark.title=T", "model.device=cpu", "model.threads=2", "model.name=mine", "benchmark.name=mine",
-        "report.margin=3", "decoding.stop_on_loop=false",
+        "draws=5", "benchmark.limit=1", "slots=3", "invariant=false", "results_dir=/elsewhere", "run_name=other",
+        "model.title=T", "benchmark.title=T", "model.device=cpu", "model.threads=2", "model.name=mine",
+        "benchmark.name=mine", "report.margin=3", "decoding.stop_on_loop=false",
     ],
 )  # fmt: skip
 def test_what_cannot_change_an_output_leaves_the_id(override: str, cell_id: Callable[..., str]) -> None:
