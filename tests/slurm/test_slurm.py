@@ -264,7 +264,9 @@ def node(cluster: dict[str, str], state: str) -> None:
     if state == "resume" and now in ("idle", "mixed", "allocated"):
         return  # a node that was down comes back by itself as soon as its daemon answers
     reason = [] if state == "resume" else ["reason=test"]
-    slurm(cluster, "scontrol", "update", f"nodename={name}", f"state={state}", *reason)
+    command = ["scontrol", "update", f"nodename={name}", f"state={state}", *reason]
+    # A node that has just come back by itself refuses to resume.
+    subprocess.run(command, env=cluster, capture_output=True, check=state != "resume", timeout=60)
 
 
 def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
