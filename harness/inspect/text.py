@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, read_cell, read_rows
+from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, decode, read_cell, read_rows
 from compression.policy import BudgetPolicy
 from compression.predictor_card import read_card
 from harness.decode.request import Branch, Request
@@ -125,7 +124,10 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
 
 def of_completion(folder: Path, question: str, completion: Completion, overrides: Sequence[str] = ()) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
-    stored = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
+    try:
+        stored = decode((folder / PROVENANCE_FILE).read_bytes(), dict[str, Any])["config"]
+    except (OSError, ValueError, KeyError, RecursionError) as error:
+        raise UserError(f"{folder / PROVENANCE_FILE} names no configuration: run the cell again.") from error
     policy, own = stored["policy"], read_cell(folder)["policy"]
     policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
     if "rows" in policy:  # another spelling of keep_ratio and budget

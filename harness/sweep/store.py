@@ -181,8 +181,8 @@ class CellStore:
     def begin_stretch(self, provenance: dict[str, Any], stretch: Mapping[str, Any]) -> None:
         """Record where the rows to come are from, beside the earlier stretches, and delete DONE."""
         path = self.directory / self.shard.file(PROVENANCE_FILE)
-        earlier = json.loads(path.read_text())["stretches"] if path.exists() else []
         with plain_disk_errors(self.directory):
+            earlier = _earlier_stretches(path)
             (self.directory / DONE_FILE).unlink(missing_ok=True)
             replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
 
@@ -222,6 +222,18 @@ class CellStore:
                 "the cell with shard=i/n, the same n for all."
             ) from None
         Path(f"{self._lock.lock_file}.owner").write_text(f"process {os.getpid()} on {platform.node()}")
+
+
+def _earlier_stretches(path: Path) -> list[Any]:
+    """The stretches of a provenance file; a damaged file is moved aside, with a note."""
+    if not path.exists():
+        return []
+    try:
+        return decode(path.read_bytes(), dict[str, Any])["stretches"]
+    except (ValueError, KeyError, RecursionError):
+        aside = path.replace(path.with_name(f"{path.name}.quarantine"))
+        print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
+        return []
 
 
 def most_open_cells() -> int:

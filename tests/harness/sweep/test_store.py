@@ -514,3 +514,13 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert (run / cell_id / "DONE").exists()
     stretches = json.loads((run / cell_id / "provenance.json").read_text())["stretches"]
     assert len(stretches) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b"{}", b"[" * 100_000])
+def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with CellStore(tmp_path, CELL, PROBLEMS) as store:
+        (store.directory / "provenance.json").write_bytes(damage)
+        store.begin_stretch({}, {"host": "a"})
+        assert json.loads((store.directory / "provenance.json").read_text()) == {"stretches": [{"host": "a"}]}
+        assert (store.directory / "provenance.json.quarantine").read_bytes() == damage
+    assert capsys.readouterr().err.count("\n") == 1
