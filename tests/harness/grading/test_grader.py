@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def write_cell(directory: Path, completions: list[Completion], golds: dict[str, 
 
 def read_grades(directory: Path) -> list[Grade]:
     lines = (directory / "grades.jsonl").read_text().splitlines()
-    return [Grade.from_dict(json.loads(line)) for line in lines]
+    return [msgspec.json.decode(line, type=Grade) for line in lines]
 
 
 def is_one_sentence(message: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import yaml
@@ -60,7 +61,7 @@ def cells(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
         found = []
         for path in sorted((tmp_path / "runs" / run).glob("*/cell.yaml")):
             lines = (path.parent / "completions.jsonl").read_text().splitlines()
-            rows = [Completion.from_dict(json.loads(line)) for line in lines]
+            rows = [msgspec.json.decode(line, type=Completion) for line in lines]
             found.append({**yaml.safe_load(path.read_text()), "rows": rows, "folder": path.parent})
         return found
 
