@@ -340,9 +340,7 @@ def test_waiting_cancelled_and_second_submissions(
     record(f"second submission beside the array (which says: {out.splitlines()[0]})", behind, equal)
 
 
-def test_a_task_cancelled_at_work_and_a_node_that_goes_down(
-    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path) -> None:
     run = tmp_path / "default"
     first = submit(cluster, tmp_path, *SMALL)
     wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
@@ -352,25 +350,10 @@ def test_a_task_cancelled_at_work_and_a_node_that_goes_down(
     slurm(cluster, "scancel", f"{first}_1")
     wait(lambda: f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster), "the cancelled task", 60)
     cancelled = words(run, cluster)
-    try:
-        node(cluster, "down")
-        wait(lambda: f"1 queued as job {first}, pending in SLURM" in words(run, cluster), "the requeued task", 60)
-        down = words(run, cluster)
-        for pid in pids:  # the processes of a node that is down are dead
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    finally:
-        node(cluster, "resume")
-
-    def is_back() -> bool:
-        # The node drains itself if the requeued task comes before the last remains of the old one are gone.
-        node(cluster, "resume")
-        return not slurm(cluster, "squeue", "--noheader").strip()
-
-    wait(is_back, "an empty queue")
-    if status(run, cluster)["states"] != {"done": 3}:
-        submit(cluster, tmp_path, *SMALL)
-        wait_until_empty(cluster)
-    equal = is_equal(run, reference)
-    record("scancel of one task at work", cancelled, equal)
-    record("node down while a task works; the task is requeued when the node is back", down, equal)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    wait_until_empty(cluster)
+    submit(cluster, tmp_path, *SMALL)
+    wait_until_empty(cluster)
+    record("scancel of one task at work", cancelled, is_equal(run, reference))
