@@ -17,7 +17,8 @@ from compression.policy import Selection
 from compression.recorders import keep_columns
 from compression.rows import CacheShape, Prefill
 from compression.signals import Signal
-from kernels.implementation import ROW_BLOCK, Implementation, operations, whole_blocks
+from kernels.blocks import ROW_BLOCK, whole_blocks
+from kernels.implementation import Implementation, operations
 
 
 class SlotLayer(CacheLayerMixin):

@@ -9,16 +9,6 @@ Implementation = Literal["torch", "triton"]
 # A module that holds every operation of `kernels.reference`, and RAGGED: `kernels.reference` itself or `kernels.twins`.
 Operations = ModuleType
 
-# Attention over a multiple of so many rows sums a slot's rows in the same order, however many rows lie behind them.
-ROW_BLOCK = 32
-# A product of a multiple of so many tokens gives each token the same bits, on the CPU.
-TOKEN_BLOCK = 4
-
-
-def whole_blocks(count: int, block: int) -> int:
-    """The smallest multiple of `block` that is at least `count`."""
-    return -(-count // block) * block
-
 
 def check_installed(impl: str) -> None:
     """Refuse an implementation that no machine with these packages can run.

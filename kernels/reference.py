@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d, pad
 
-from kernels.implementation import TOKEN_BLOCK, whole_blocks
+from kernels.blocks import TOKEN_BLOCK, whole_blocks
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.

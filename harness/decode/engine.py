@@ -26,7 +26,8 @@ from harness.decode.sampling import sample, sequence_key, uniform
 from harness.decode.slots import SlotState, SlotTable
 from harness.decode.view import view_slot
 from harness.models.load import LoadedModel
-from kernels.implementation import TOKEN_BLOCK, Implementation, whole_blocks
+from kernels.blocks import TOKEN_BLOCK, whole_blocks
+from kernels.implementation import Implementation
 
 
 def is_invariant(setting: bool | None, device: torch.device, impl: Implementation) -> bool:

@@ -7,7 +7,7 @@ from transformers.cache_utils import DynamicCache
 
 from compression.rows import PaddedPrefill, Prefill
 from harness.models.load import LoadedModel
-from kernels.implementation import whole_blocks
+from kernels.blocks import whole_blocks
 
 # Enough tokens to fill the processor, few enough that the decoding slots hardly wait.
 STEP_TOKENS = 2048

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from analysis.records import Completion, UserError
 from compression.policy import Policy
 from harness.settings import build
-from kernels.implementation import ROW_BLOCK, whole_blocks
+from kernels.blocks import ROW_BLOCK, whole_blocks
 
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
 ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)

@@ -19,7 +19,7 @@ from harness.models.load import load_model
 from harness.settings import UserError
 from harness.toy.paths import WEIGHTS
 from kernels import reference
-from kernels.implementation import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+from kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from scripts.hunt_differences import POLICIES, Plan, compare, observe, prepare
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
