@@ -6,8 +6,8 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
 from pathlib import Path
@@ -261,7 +261,8 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
         try:
             while waiting or running:
                 while waiting and len(running) < (launcher.parallel or os.cpu_count() or 1):
-                    running.append(executor.submit(RunJobs(), waiting.pop(0)))
+                    with _stderr_in(_logs(tasks) / "launcher.err"):
+                        running.append(executor.submit(RunJobs(), waiting.pop(0)))
                 for process in [process for process in running if process.done()]:
                     running.remove(process)
                     progress.update()
@@ -274,6 +275,23 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
                 process.cancel()
             raise
     return failed
+
+
+@contextmanager
+def _stderr_in(path: Path) -> Iterator[None]:
+    """Let the processes that are started meanwhile write their errors to a file.
+
+    submitit starts a process beside each task, and Ctrl-C would make each of them print a traceback to the terminal.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    terminal = os.dup(2)
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def _logs(tasks: Sequence[Sequence[Job]]) -> Path:

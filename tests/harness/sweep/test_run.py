@@ -207,10 +207,10 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def limit(slots: int) -> None:
         steps, logits = itertools.count(1), LoadedModel.logits
 
-        def run_out(self: LoadedModel, hidden: Tensor) -> Tensor:
+        def run_out(self: LoadedModel, hidden: Tensor, linear: Callable[..., Tensor]) -> Tensor:
             if next(steps) > 20 and len(hidden) > slots:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return logits(self, hidden)
+            return logits(self, hidden, linear)
 
         monkeypatch.setattr(LoadedModel, "logits", run_out)
 
