@@ -21,7 +21,7 @@ from tests.harness.sweep import rounds_grades
 
 GRID = ["benchmark=toy_add", "grid.policy=[full,random]", "grid.keep_ratio=[0.2,0.6]", "grid.budget=[40,58,64]"]
 MARGIN = 50
-GRID += ["draws=8", f"report.margin={MARGIN}", "benchmark.limit=6"]
+GRID += ["draws=8", f"report.margin={MARGIN}", "benchmark.limit=10"]
 DECIDED = "until=decided"
 
 
@@ -218,4 +218,4 @@ def test_every_shard_has_its_part_of_every_round(settings, compose):
     for number, new in enumerate(({0, 1}, {2, 3}, {4, 5, 6, 7})):
         parts = [shard.in_rounds()[number].new_pairs for shard in shards]
         assert {draw for part in parts for _, draw in part} == new
-        assert {len(part) for part in parts} == {6 * len(new) // 4}
+        assert {len(part) for part in parts} == {10 * len(new) // 4}

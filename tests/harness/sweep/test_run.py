@@ -202,7 +202,7 @@ def test_slots_do_not_change_a_completion(
 
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """`small_memory(n)`: from now on the model has room for n sequences in its 20th step, and for any before."""
+    """`small_memory(n)`: from now on the model has room for n rows in its 20th step, and for any before."""
 
     def limit(slots: int) -> None:
         steps, logits = itertools.count(1), LoadedModel.logits
@@ -224,9 +224,9 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
     command(*GRID, "draws=2", run="plenty")
-    small_memory(3)
+    small_memory(7)
     ended = command(*GRID, "draws=2", "slots=16", run="short")
-    assert "(out of memory with 4)" in ended.out
+    assert "(out of memory with 8)" in ended.out
     assert read_completions(tmp_path / "runs/short") == read_completions(tmp_path / "runs/plenty")
 
 
