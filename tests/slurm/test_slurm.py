@@ -348,7 +348,7 @@ def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, 
     for pid in pids:  # a quick machine would be done before it is struck
         os.kill(pid, signal.SIGSTOP)
     slurm(cluster, "scancel", f"{first}_1")
-    wait(lambda: f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster), "the cancelled task", 60)
+    wait(lambda: f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster), "the cancelled task", 180)
     cancelled = words(run, cluster)
     for pid in pids:
         with suppress(ProcessLookupError):
