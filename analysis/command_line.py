@@ -1,11 +1,13 @@
-"""How every command of the project ends: the exit codes, and one sentence on stderr in place of a traceback."""
+"""How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TextIO
 
 from analysis.records import UserError
+from analysis.safe import visible
 
 FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
 
@@ -16,11 +18,9 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
 
     A UserError ends the process with its sentence and BAD_INPUT, or with the error's own `exit_code` where it has one;
     Ctrl-C ends it with the sentence `interrupted` and INTERRUPTED; a closed stdout ends it with FAILED and no word.
-
-    Args:
-        program: the name before the sentence, as in `kvsweep: error: ...`.
-        interrupted: the sentence after Ctrl-C.
+    From here on stdout and stderr show control characters as escapes (`guard_streams`).
     """
+    guard_streams()
     try:
         yield
         sys.stdout.flush()
@@ -30,6 +30,8 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(say(program, interrupted, INTERRUPTED))
+    except MemoryError:
+        sys.exit(say(program, "the memory does not suffice; what is stored stays.", FAILED))
     except UserError as error:
         sys.exit(say(program, str(error), getattr(error, "exit_code", BAD_INPUT)))
 
@@ -38,3 +40,42 @@ def say(program: str, message: str, code: int) -> int:
     """Print a message as one line on stderr and return the exit code."""
     print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+class VisibleStream:
+    """A text stream that writes `visible` text to another stream, and is that stream in every other respect.
+
+    A carriage return stays at the start of a write alone, where a progress bar has it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def rich_proxied_file(self) -> TextIO:
+        """The stream that `rich` draws its tables to, with control characters of its own; its texts come `visible`."""
+        return self._stream
+
+    def write(self, text: str) -> int:
+        """Write the text; returns its length."""
+        start = "\r" if text.startswith("\r") else ""
+        shown = start + visible(text.removeprefix(start))
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each of the texts."""
+        for line in lines:
+            self.write(line)
+
+
+def guard_streams() -> None:
+    """Put a `VisibleStream` around stdout and stderr of this process, where there is none yet."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, VisibleStream):
+            setattr(sys, name, VisibleStream(stream))

@@ -22,11 +22,8 @@ MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget",
 def compare(first: Run, second: Run) -> pd.DataFrame:
     """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
-    Returns:
-        `MATCH`, cell_id_a, cell_id_b, and the columns of `inference.paired_tests`, corrected over all settings.
-
-    Raises:
-        UserError: no setting is in both.
+    The columns are `MATCH`, cell_id_a, cell_id_b and those of `inference.paired_tests`, corrected over all settings.
+    Two runs that share no setting raise a UserError.
     """
     left, right = (run.cells.drop_duplicates(MATCH) for run in (first, second))
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]

@@ -3,7 +3,7 @@
 import argparse
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
 CARD_FILE = "README.md"
 TAG = "kvsweep"
+GATED = "gated"  # The texts of problems whose licence says so may not be passed on.
 # Rows held in memory together; the longest texts take some hundred kilobytes each, and so do their tokens.
 ROWS_AT_ONCE = 100
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
@@ -51,7 +52,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("num_tokens", pa.int32(), "generated tokens"),
     ("prompt_tokens", pa.int32(), "tokens of the prompt"),
     ("thinking_tokens", pa.int32(), "generated tokens up to the end of the thinking"),
-    ("stop_reason", _TEXT, "stop (the model ended it) or length (cut at the limit)"),
+    ("stop_reason", _TEXT, "stop (the model ended it), length (cut at the limit) or loop (cut because it repeats)"),
     ("evictions", pa.list_(_EVICTION), "each eviction: generated tokens fed so far, cache length before and after"),
     ("fork_step", pa.int32(), "index of the last token shared with the full cache's text; null if nothing was evicted"),
     ("peak_length", pa.int32(), "the longest that the cache was, in tokens"),
@@ -68,18 +69,13 @@ def export(
 ) -> tuple[Path, list[str]]:
     """Write a run's completions and grades as Parquet files, one per cell, beside a dataset card.
 
+    Return the dataset's folder, and one notice for each thing that was skipped or looks wrong. An unknown cell, and a
+    folder that holds something else, raise a UserError.
+
     Args:
-        directory: a run directory, or one cell's folder.
-        output: the dataset's folder; `export` in the run directory if None.
+        directory, output: a run directory or one cell's folder, and the dataset's folder, else `export` in the run's.
         cells: only these, by cell_id.
-        problems: include the texts of problems that may not be republished.
-        ids: include `token_ids`.
-
-    Returns:
-        The dataset's folder, and one notice for each thing that was skipped or looks wrong.
-
-    Raises:
-        UserError: no such cell, or a folder that holds another dataset.
+        problems, ids: include the texts of problems that may not be republished, and `token_ids`.
     """
     if (directory / records.CELL_FILE).is_file():
         directory, cells = directory.parent, [directory.name]
@@ -95,7 +91,7 @@ def export(
     schema = pa.schema([(name, kind) for name, kind, _ in COLUMNS if ids or name != "token_ids"])
     cells_of_run: list[Any] = table.to_dict("records")
     for cell in cells_of_run:
-        withheld = _gated(cell["licence"]) and not problems
+        withheld = GATED in cell["licence"] and not problems
         rows = _rows(directory / cell["cell_id"], cell, withheld, notices)
         _write(output / DATA_FOLDER / f"{cell['cell_id']}.parquet", rows, schema)
     for stale in output.glob(f"{DATA_FOLDER}/*.parquet"):
@@ -114,11 +110,6 @@ def _claim(output: Path) -> None:
         raise UserError(f"{output} holds something else: give an empty or a new folder with --output.")
     (output / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
     path.write_text(f"---\ntags:\n{mark}---\n\nNot finished.\n", encoding="utf-8")
-
-
-def _gated(licence: str) -> bool:
-    """True if the licence of the problems calls them gated: their texts may not be passed on."""
-    return "gated" in licence
 
 
 def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:
@@ -140,27 +131,18 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _write(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> None:
+def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> None:
     """Write one cell's file, a group of rows at a time."""
     with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for group in _groups(rows):
+        while group := list(islice(rows, ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
-
-
-def _groups(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    rest = iter(rows)
-    while group := list(islice(rest, ROWS_AT_ONCE)):
-        yield group
 
 
 def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: bool) -> str:
     """The dataset card: YAML front matter, then the contents, the cells, the columns and the licence.
 
-    Args:
-        table: the cells, as `load_settings` returns them.
-        data: the folder with their Parquet files.
-        columns: the names of the files' columns.
-        problems: the texts of gated problems are included.
+    `table` has the cells as `load_settings` returns them, and `data` is the folder with their Parquet files. `problems`
+    says if the texts of gated problems are included.
     """
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)
@@ -206,10 +188,9 @@ def _decodings(table: pd.DataFrame) -> Iterator[str]:
     """Each set of sampling settings, by name and value."""
     columns = [name for name in table.columns if name == "decoding" or name.startswith("decoding_")]
     for row in table[columns].drop_duplicates().to_dict("records"):
-        settings = [
-            f"{str(k).removeprefix('decoding_')} {v}" for k, v in row.items() if k != "decoding" and pd.notna(v)
-        ]
-        yield f"`{row['decoding']}` ({', '.join(settings)})"
+        name = row.pop("decoding")
+        settings = [f"{str(k).removeprefix('decoding_')} {v}" for k, v in row.items() if pd.notna(v)]
+        yield f"`{name}` ({', '.join(settings)})"
 
 
 def _cell(cell: Any, data: Path) -> list[str]:
@@ -233,7 +214,7 @@ def _licences(table: pd.DataFrame, *, problems: bool) -> Iterator[str]:
     cells: Any = table.drop_duplicates("benchmark").itertuples()
     for cell in cells:
         text = cell.licence or "problems generated by kvsweep itself or from a local file"
-        if _gated(cell.licence):
+        if GATED in cell.licence:
             held = "included at the exporter's wish" if problems else "not included"
             text += (
                 f". Access to its problems is gated: their texts are {held}. Completions may quote them all the same"
@@ -270,15 +251,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="kvsweep-export",
         description="Completions and grades as a folder for datasets.load_dataset: Parquet files and a dataset card.",
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a run directory, or one cell's folder")
-    parser.add_argument("--output", metavar="DIR", type=Path, help="the dataset's folder (default: DIR/export)")
-    parser.add_argument("--cell", metavar="ID", action="append", default=[], help="only this cell; repeatable")
-    parser.add_argument("--token-ids", action="store_true", help="the generated tokens as well")
-    parser.add_argument(
-        "--with-problems", action="store_true", help="the texts of gated problems as well; their terms may forbid it"
-    )
-    parser.add_argument("--push-to-hub", metavar="NAME", help="upload it as this dataset, private unless --public")
-    parser.add_argument("--public", action="store_true", help="with --push-to-hub: for everybody to see")
+    add = parser.add_argument
+    add("directory", metavar="DIR", type=Path, help="a run directory, or one cell's folder")
+    add("--output", metavar="DIR", type=Path, help="the dataset's folder (default: DIR/export)")
+    add("--cell", metavar="ID", action="append", default=[], help="only this cell; repeatable")
+    add("--token-ids", action="store_true", help="the generated tokens as well")
+    add("--with-problems", action="store_true", help="the texts of gated problems as well; their terms may forbid it")
+    add("--push-to-hub", metavar="NAME", help="upload it as this dataset, private unless --public")
+    add("--public", action="store_true", help="with --push-to-hub: for everybody to see")
     options = parser.parse_args(arguments)
     if options.push_to_hub:
         check_login()

@@ -7,21 +7,21 @@ skipped with a notice.
 
 import json
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import numpy as np
 import pandas as pd
-import yaml
 
 from analysis import records
 from analysis.question import one_spelling, question_of
 from analysis.records import Completion, Grade, Pair, Problem, UserError
+from analysis.safe import in_one_line
 from analysis.words import POLICY_TITLES
 
 # The names that are shown first, in this order.
@@ -48,7 +48,7 @@ COMPLETION_DTYPES: dict[str, Any] = {
 }
 STAT_RULES = {
     **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
-    **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic"), "max"),
+    **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic", "cells"), "max"),
 }
 
 # The fields that become numbers; the texts and their tokens are not read.
@@ -65,10 +65,9 @@ class Run:
     Attributes:
         cells: one row per cell, ordered by model, benchmark and policy, with the first columns of cells.csv
             (results/README.md): the settings from cell_id to condition, status, completions, expected and draws.
-        completions: one row per (cell, problem, draw): cell_id, problem_id, draw, lengths in tokens (num_tokens,
-            prompt_tokens, thinking_tokens, peak_length), evictions (their number), sums over the evictions
-            (length_before_sum, length_after_sum, and freed_step_sum: of tokens freed times step), stop_reason, and of
-            the grade outcome, correct (0 or 1), answer, gold; these four are missing where there is no grade.
+        completions: one row per (cell, problem, draw): cell_id and the columns of `COMPLETION_DTYPES`. Lengths are in
+            tokens, evictions are counted, freed_step_sum sums tokens freed times step over them; outcome, correct
+            (0 or 1), answer and gold are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
         stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their peak.
         provenance: the contents of provenance.json, by cell_id.
@@ -101,11 +100,7 @@ def skipped(notify: _Notify) -> records.OnBad:
 
 
 def load_run(directory: Path | str) -> Run:
-    """Read a run directory, each file once.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
-    """
+    """Read a run directory; a directory that is missing or holds no cell raises a UserError."""
     directory = Path(directory)
     notices: list[str] = []
     read = _read_cells(directory, notices.append)
@@ -126,12 +121,9 @@ def load_run(directory: Path | str) -> Run:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells as in `Run.cells`, without the column completions; no completion is read.
+    """The cells of `load_run` without the column completions; no completion is read.
 
     Two more columns: licence (of the problems) and revision (of the code, by git), empty where unknown.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
     """
     read = _read_cells(Path(directory), notify)
     cells = _cell_table(read).drop(columns="completions")
@@ -149,13 +141,23 @@ class _Cell:
     provenance: dict[str, Any]
 
 
+class _Provenance(TypedDict, total=False):
+    """The fields of provenance.json that are read here or on the page, as far as their types matter."""
+
+    expected: float
+    draws: float
+    stretches: list[dict[str, Any]]
+    git: dict[str, Any] | None
+    config: dict[str, Any] | None
+
+
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     """The cells of a run directory that can be read."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; give a run directory, <results_dir>/<run_name>.")
     if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
-    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}"))
+    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}") if _has_plain_name(path.parent))
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
     found = {folder: _read_settings(folder, notify) for folder in folders}
@@ -165,13 +167,18 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     return cells
 
 
+def _has_plain_name(folder: Path) -> bool:
+    """True for the name of a cell, which texts and tables of any kind can hold."""
+    return folder.name.isprintable()
+
+
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
         cell = records.read_cell(folder)
         sections = [cell[name] for name in SECTIONS]
         if all(isinstance(section["name"], str) for section in sections):
-            return cell
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+            return in_one_line(cell)
+    except (OSError, records.BrokenCell, KeyError, TypeError):
         pass
     notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
     return None
@@ -182,12 +189,10 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            value = None
-        if isinstance(value, dict):
+            value = in_one_line(records.decode(path.read_bytes(), dict[str, Any]))
+            msgspec.convert(value, _Provenance)
             whole = {**value, **whole, "stretches": [*whole.get("stretches", []), *value.get("stretches", [])]}
-        else:
+        except (OSError, ValueError, RecursionError):
             notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
     return whole
 
@@ -236,24 +241,14 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     longer token limit, another model's predictor) is no variant.
     """
     flat = [_settings(cell) for cell in settings]
-    seen: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for cell, values in zip(settings, flat, strict=True):
-        group = (cell["model"]["name"], cell["benchmark"]["name"], cell["policy"]["name"])
-        for name, value in values.items():
-            seen[(*group, name)].add(value)
+    names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:3]]
+    varying = (pd.DataFrame(flat).groupby(names).nunique() > 1).groupby("policy").any()
     # A policy's field is its own; any other setting that varies for one policy is named for all of them.
-    varying = {
-        (policy if name.startswith("policy.") else "", name)
-        for (_, _, policy, name), values in seen.items()
-        if len(values) > 1
-    }
+    common = varying.columns[~varying.columns.str.startswith("policy.")]
+    varying[common] |= varying[common].any()
     return [
-        ", ".join(
-            f"{name.removeprefix('policy.')}={value}"
-            for name, value in values.items()
-            if {("", name), (cell["policy"]["name"], name)} & varying
-        )
-        for cell, values in zip(settings, flat, strict=True)
+        ", ".join(f"{name.removeprefix('policy.')}={value}" for name, value in own.items() if varying.at[policy, name])
+        for policy, own in zip(names[-1], flat, strict=True)
     ]
 
 
@@ -278,14 +273,10 @@ def _condition(cell: dict[str, Any]) -> str:
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
-    same = defaultdict(list)
-    for cell in cells:
-        same[records.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"})].append(cell.folder.name)
-    return [
-        f"Cells {', '.join(ids)} have the same settings; the pictures show the first of them."
-        for ids in same.values()
-        if len(ids) > 1
-    ]
+    hashes = [records.content_hash({k: v for k, v in cell.settings.items() if k != "cell_id"}) for cell in cells]
+    same = pd.Series([cell.folder.name for cell in cells]).groupby(hashes, sort=False)
+    said = "have the same settings; the pictures show the first of them."
+    return [f"Cells {', '.join(ids)} {said}" for _, ids in same if len(ids) > 1]
 
 
 def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
@@ -302,13 +293,13 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
     """`Run.completions` and `Run.events`."""
-    counts = attrgetter("problem_id", "draw", "stop_reason", *COUNTS)
+    counts, on_bad = attrgetter("problem_id", "draw", "stop_reason", *COUNTS), skipped(notify)
     rows: list[tuple[Any, ...]] = []
     events = array("q")
     for folder in folders:
-        completions = _latest(folder, records.COMPLETIONS_FILE, _Counts, notify)
-        grades = _latest(folder, records.GRADES_FILE, Grade, notify)
-        for key, row in completions.items():
+        completions = list(records.read_shards(folder, records.COMPLETIONS_FILE, _Counts, on_bad=on_bad))
+        grades = {grade.key: grade for grade in records.read_shards(folder, records.GRADES_FILE, Grade, on_bad=on_bad)}
+        for row in completions:
             before = after = freed_step = 0
             for e in row.evictions:
                 freed = e.length_before - e.length_after
@@ -316,7 +307,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                 after += e.length_after
                 freed_step += freed * e.step
                 events.extend((len(rows), e.step, freed))
-            grade = grades.get(key)
+            grade = grades.get(row.key)
             verdict: tuple[Any, ...] = (None, None, None, None)
             if grade is not None:
                 verdict = (grade.outcome, float(grade.outcome == "correct"), grade.answer, grade.gold)
@@ -324,16 +315,6 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     names = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES]).astype({"cell_id": names, **COMPLETION_DTYPES})
     return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
-
-
-def _latest(folder: Path, name: str, kind: Any, notify: _Notify) -> dict[Pair, Any]:
-    """The rows of `latest_rows` by pair, each file read once: without their texts the rows of a cell fit in memory."""
-    found: dict[Pair, Any] = {}
-    for path in records.shard_files(folder, name).values():
-        for row in records.read_rows(path, kind, on_bad=skipped(notify)):
-            found.pop(row.key, None)
-            found[row.key] = row
-    return found
 
 
 def _stat_table(folders: list[Path], notify: _Notify) -> pd.DataFrame:

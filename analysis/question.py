@@ -37,10 +37,8 @@ def question_title(cells: pd.DataFrame) -> str:
     if len(places) < 2:
         return "".join(f"question {TITLES.get(place, place)}" for place in places.index)
     most, *others = places.index
-    told = []
-    for place in others:
-        names = map(str, asked.loc[asked["question"] == place, "policy"])
-        told.append(f"{TITLES.get(place, place)} for {' and '.join(names)}")
+    names = asked.groupby("question")["policy"].agg(" and ".join)
+    told = [f"{TITLES.get(place, place)} for {names[place]}" for place in others]
     return f"question {', '.join(told)}, {TITLES.get(most, most)} for the others"
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, overload
 import msgspec
 import yaml
 
-StopReason = Literal["stop", "length"]
+StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "no_answer", "truncated", "grader_timeout")
 State = Literal["queued", "running", "done", "failed", "stopped"]
@@ -42,6 +42,10 @@ class UserError(ValueError):
     def __init__(self, message: str) -> None:
         # A value may hold a line break; the sentence that names the value stays on one line.
         super().__init__(" ".join(message.splitlines()))
+
+
+class BrokenCell(UserError, yaml.YAMLError):
+    """A cell.yaml that describes no cell."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -156,6 +160,9 @@ class Eviction(Row, frozen=True, kw_only=True):
 
 class Completion(PairRow, frozen=True, kw_only=True):
     """One generation: `token_ids` after the prompt, the stop token included. Lengths are in tokens.
+
+    `stop_reason` is "stop" for a text that the model ended, "length" for one cut off at the token limit, and "loop" for
+    one cut off because it had begun to loop (`analysis.loops.find_loop`; only with decoding.stop_on_loop).
 
     Until its first eviction a completion is the one that every cell of its grid writes. `fork_step` is the step of that
     eviction (as in `Eviction`), None where there was none.
@@ -431,9 +438,19 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 def read_cell(folder: Path) -> Any:
-    """The contents of a cell's cell.yaml; raises OSError, UnicodeDecodeError or yaml.YAMLError where it has none."""
-    text = (folder / CELL_FILE).read_text(encoding="utf-8")
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    """The contents of a cell's cell.yaml, a dictionary; raises OSError or BrokenCell where it has none."""
+    path = folder / CELL_FILE
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        text = path.read_text(encoding="utf-8")
+        # Names for parts of a file let a short file describe more than any memory holds; no cell has them.
+        named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
+        cell = None if named else yaml.load(text, loader)
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        cell = None
+    if not isinstance(cell, dict):
+        raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
+    return cell
 
 
 # --- The one writer -----------------------------------------------------------------------------------------
@@ -474,8 +491,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file by the text as UTF-8; a file that says the same already is left alone."""
-    data = text.encode()
+    """Replace a file by the text in UTF-8, `?` for half a character; a file that says the same is left alone."""
+    data = text.encode(errors="replace")
     if path.exists() and path.read_bytes() == data:
         return
     with replacing(path) as temporary:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from analysis.safe import markdown_text
+
 # How the panels of a heatmap figure are coloured: each over its own values, all over the same values, or by the paired
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
@@ -97,7 +99,7 @@ def setting(row: Any, *, budget: bool = True) -> str:
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:
     """Write a Markdown table; the first line holds the heads."""
-    head, *rows = [[text.replace("|", "\\|") for text in line] for line in lines]
+    head, *rows = [[markdown_text(text) for text in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 

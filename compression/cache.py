@@ -169,6 +169,8 @@ class SlotCache(Cache):
         self.step_lengths = self.write_at + 1
         self.positions[slots, :, :, self.write_at] = positions[:, None, None]
         self.device_lengths[: len(slots)] = self.step_lengths
+        for recorder in self.recorders.values():
+            recorder.on_row(slots, self.write_at, positions)
 
     def observe(self, layer: int, query: Tensor, mass: Tensor | None) -> None:
         """Record a layer's attention of this step: query [slots, q_heads, head_dim], mass [slots, kv_heads, rows]."""
@@ -186,7 +188,9 @@ class SlotCache(Cache):
         rows = [tensor[slot] for layer in self.slot_layers for tensor in (layer.keys, layer.values)]
         self.operations.compact_layers(rows, keep)
         keep_columns(self.positions[slot], keep)
-        for recorder in self.recorders.values():
+        for signal, recorder in self.recorders.items():
+            if signal in selection.written:
+                recorder.write(slot, selection.written[signal])
             recorder.evict(slot, keep)
         self._set_length(slot, keep.shape[-1])
 

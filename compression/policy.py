@@ -40,6 +40,7 @@ class CacheView:
         signals: the recording of each signal that the policy names; each signal says its shape.
         uniform: returns numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction,
             position) and, with `per_head`, of layer and head.
+        evictions: the sequence's evictions so far.
         operations: the implementation that computes scores.
     """
 
@@ -56,6 +57,7 @@ class CacheView:
     scaling: float
     signals: Mapping[Signal, Tensor]
     uniform: Callable[[], Tensor]
+    evictions: int = 0
     operations: Operations = field(default_factory=operations)
 
     @property
@@ -81,9 +83,16 @@ class CacheView:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Rows to keep: sorted slot indices, [kept] for all layers and heads or [layers, kv_heads, kept] for each."""
+    """The outcome of an eviction.
+
+    Attributes:
+        keep: sorted slot indices of the rows to keep, [kept] for all layers and heads or [layers, kv_heads, kept].
+        written: what each row is to remember, [layers, kv_heads, length], for each `compression.signals.RowMemory`.
+            Those of the kept rows are there at the next eviction.
+    """
 
     keep: Tensor
+    written: Mapping[Signal, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +112,11 @@ class Policy(ABC):
         return False
 
     @abstractmethod
-    def trigger(self, question_length: int) -> int | None:
-        """Cache length in tokens that, once reached by a step, makes the next step evict; None never."""
+    def trigger(self, question_length: int, evictions: int = 0) -> int | None:
+        """Cache length in tokens that, once reached by a step, makes the next step evict; None never.
+
+        `evictions` is the number of the sequence's evictions so far.
+        """
 
     @abstractmethod
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
@@ -198,7 +210,7 @@ class BudgetPolicy(Policy):
         """The identity, and the question's place whatever the spelling."""
         return {**self.identity(), "question": self.question_rule}
 
-    def trigger(self, question_length: int) -> int | None:
+    def trigger(self, question_length: int, evictions: int = 0) -> int | None:
         """Cache length at which eviction fires: the budget, and the question's length if that lies on top."""
         return self.budget + self._on_top(question_length)
 
@@ -208,7 +220,7 @@ class BudgetPolicy(Policy):
         fullest = max(self.budget + self._on_top(question_length), question_length) + 1
         return min(fullest, unpruned) if self.length_after(fullest, question_length) < fullest else unpruned
 
-    def length_after(self, length: int, question_length: int) -> int:
+    def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
         """Rows right after an eviction at `length` rows, by DynTS's released rule, rounding included."""
         outside = max(0, length - self._on_top(question_length) - self.local_window)
         return length - outside + int(outside * self.keep_ratio)
@@ -219,10 +231,11 @@ class BudgetPolicy(Policy):
 
         outside = max(self._on_top(view.question_length), view.length - self.newest_kept)
         scores = self.ranking(view)[..., :outside]
-        count = self.length_after(view.length, view.question_length) - (view.length - outside)
+        kept = self.length_after(view.length, view.question_length, view.evictions)
+        count = kept - (view.length - outside)
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(dim=-1).values
         newest = torch.arange(outside, view.length, device=best.device).expand(*best.shape[:-1], -1)
-        return Selection(keep=torch.cat([best, newest], dim=-1))
+        return Selection(keep=torch.cat([best, newest], dim=-1), written=self.written(view))
 
     def ranking(self, view: CacheView) -> Tensor:
         """The scores, with a question that stays at infinity."""
@@ -247,6 +260,10 @@ class BudgetPolicy(Policy):
 
         [length], or [layers, kv_heads, length] with `per_head`; rows among the newest kept may be left out.
         """
+
+    def written(self, view: CacheView) -> Mapping[Signal, Tensor]:
+        """Numbers to remember with the rows (`Selection.written`): none."""
+        return {}
 
     def _on_top(self, question_length: int) -> int:
         return question_length if self.question_rule == "on_top" else 0

@@ -5,6 +5,7 @@ recordings in `Recorder.tensors` are copied or swapped with it.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,11 +24,18 @@ class Recorder:
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Begin a sequence in a slot whose prompt is prefilled."""
 
+    def on_row(self, rows: Tensor, at: Tensor, positions: Tensor) -> None:
+        """Prepare for a step that will write row `at` [live] of slots `rows` [live], at original `positions` [live]."""
+
     def on_token(self, rows: Tensor, at: Tensor, hidden: Tensor) -> None:
         """Take in a step that wrote row `at` [live] of slots `rows` [live]; hidden states [live, hidden_size]."""
 
     def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         """Take in attention: positions [live], query [live, q_heads, head_dim], mass [live, kv_heads, rows]."""
+
+    def write(self, slot: int, values: Tensor) -> None:
+        """Take in what a policy writes at an eviction, a number for each live row, [layers, kv_heads, length]."""
+        raise NotImplementedError
 
     def evict(self, slot: int, keep: Tensor) -> None:
         """Forget the rows of a slot that are not in `keep`, [kept] or [layers, kv_heads, kept]."""
@@ -62,14 +70,24 @@ class ScoreRecorder(Recorder):
 
 
 class MassRecorder(Recorder):
-    """The attention probability that each row has received so far, per layer and key head."""
+    """The attention probability that each row has received so far, per layer and key head.
+
+    What came before a step counts `decay` times what the step pays.
+    """
 
     needs_mass = True
 
     def __init__(
-        self, causal_mass: Callable[..., Tensor], shape: CacheShape, slots: int, capacity: int, device: torch.device
+        self,
+        causal_mass: Callable[..., Tensor],
+        decay: float,
+        shape: CacheShape,
+        slots: int,
+        capacity: int,
+        device: torch.device,
     ) -> None:
-        self.causal_mass = causal_mass
+        self.decay = decay
+        self.causal_mass = causal_mass if decay == 1 else partial(decayed_mass, decay=decay)
         self.total = torch.zeros(slots, shape.layers, shape.kv_heads, capacity, device=device)
         super().__init__(self.total)
 
@@ -82,7 +100,10 @@ class MassRecorder(Recorder):
     def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         """Add what the step's queries pay."""
         assert mass is not None
-        self.total[: mass.shape[0], layer, :, : mass.shape[-1]] += mass
+        total = self.total[: mass.shape[0], layer, :, : mass.shape[-1]]
+        if self.decay != 1:
+            total *= self.decay
+        total += mass
 
     def evict(self, slot: int, keep: Tensor) -> None:
         """Move the kept rows' sums to the front; rows that are written next start at zero."""
@@ -92,6 +113,74 @@ class MassRecorder(Recorder):
     def read(self, slot: int, length: int, newest: int) -> Tensor:
         """Return the sums, [layers, kv_heads, length]."""
         return self.total[slot, :, :, :length]
+
+
+class UseRecorder(Recorder):
+    """The query that last paid each row at least `threshold`, and the longest interval between two such queries.
+
+    A row that is written begins as if the query before its own had used it, the prompt's rows as if its last query had
+    (LazyEviction, temp_cacheobs.py).
+    """
+
+    needs_mass = True
+
+    def __init__(self, threshold: float, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> None:
+        size = (slots, shape.layers, shape.kv_heads, capacity)
+        self.threshold = threshold
+        self.last, self.interval = (torch.zeros(size, dtype=torch.int32, device=device) for _ in range(2))
+        super().__init__(self.last, self.interval)
+
+    def admit(self, slot: int, prefill: Prefill) -> None:
+        """Count the prompt's last query as the last use of all its rows."""
+        self.last[slot], self.interval[slot] = prefill.length - 1, 0
+
+    def on_row(self, rows: Tensor, at: Tensor, positions: Tensor) -> None:
+        """Begin a row."""
+        self.last[rows, :, :, at] = (positions[:, None, None] - 1).int()
+        self.interval[rows, :, :, at] = 0
+
+    def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+        """Note the rows that the step uses."""
+        assert mass is not None
+        part = slice(mass.shape[0]), layer, slice(None), slice(mass.shape[-1])
+        last, interval, now = self.last[part], self.interval[part], positions[:, None, None].int()
+        used = mass >= self.threshold
+        interval.copy_(torch.where(used, torch.maximum(interval, now - last), interval))
+        last.copy_(torch.where(used, now, last))
+
+    def evict(self, slot: int, keep: Tensor) -> None:
+        """Move the kept rows' times to the front."""
+        keep_columns(self.last[slot], keep)
+        keep_columns(self.interval[slot], keep)
+
+    def read(self, slot: int, length: int, newest: int) -> Tensor:
+        """Return times and intervals, [2, layers, kv_heads, length]."""
+        return torch.stack([self.last[slot, :, :, :length], self.interval[slot, :, :, :length]])
+
+
+class MemoryRecorder(Recorder):
+    """A number per row, layer and key head that a policy writes at an eviction; NaN until then."""
+
+    def __init__(self, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> None:
+        self.memory = torch.full((slots, shape.layers, shape.kv_heads, capacity), torch.nan, device=device)
+        super().__init__(self.memory)
+
+    def admit(self, slot: int, prefill: Prefill) -> None:
+        """Remember nothing."""
+        self.memory[slot] = torch.nan
+
+    def write(self, slot: int, values: Tensor) -> None:
+        """Remember the values of the live rows."""
+        self.memory[slot, ..., : values.shape[-1]] = values
+
+    def evict(self, slot: int, keep: Tensor) -> None:
+        """Move the kept rows' numbers to the front; rows that are written next have none."""
+        keep_columns(self.memory[slot], keep)
+        self.memory[slot, ..., keep.shape[-1] :] = torch.nan
+
+    def read(self, slot: int, length: int, newest: int) -> Tensor:
+        """Return the numbers, [layers, kv_heads, length]."""
+        return self.memory[slot, :, :, :length]
 
 
 class QueryRecorder(Recorder):
@@ -117,6 +206,27 @@ class QueryRecorder(Recorder):
         """Return the queries, [layers, q_heads, window, head_dim], oldest first."""
         order = torch.arange(newest + 1 - self.window, newest + 1, device=self.ring.device) % self.window
         return self.ring[slot, :, :, order]
+
+
+def decayed_mass(query: Tensor, key: Tensor, *, scaling: float, decay: float, block: int = 512) -> Tensor:
+    """Causal attention that each key of a prompt receives, a query's weight `decay` times that of the next.
+
+    query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; returns [kv_heads, length], summed over queries
+    and each group of query heads. Blocks of queries whose weight float32 cannot tell from 0 are left out.
+    """
+    kv_heads, length, _ = key.shape
+    grouped, keys = query.float().unflatten(0, (kv_heads, -1)), key.float()[:, None]
+    positions = torch.arange(length, device=key.device)
+    total = torch.zeros(kv_heads, length, device=key.device)
+    for end in range(length, 0, -block):
+        rows = positions[max(0, end - block) : end]
+        weights = decay ** (length - 1 - rows).double()
+        if not weights.float().any():
+            break
+        logits = torch.matmul(grouped[:, :, rows], keys[:, :, :end].transpose(-1, -2)) * scaling
+        logits = logits.masked_fill(positions[:end] > rows[:, None], float("-inf"))
+        total[:, :end] += (logits.softmax(dim=-1) * weights.float()[:, None]).sum(dim=(1, 2))
+    return total
 
 
 def keep_columns(columns: Tensor, keep: Tensor) -> None:

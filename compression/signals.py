@@ -57,7 +57,12 @@ class AttentionMass(Signal):
     """Attention probability that each row has received, [layers, kv_heads, length], summed over queries and groups.
 
     The prefill of the prompt counts. What an evicted row received is discarded with it (H2O, 2306.14048, section 4).
+
+    Attributes:
+        decay: weight of what came before a step: 1 counts all queries alike, 0 only the newest (InertiaKV, 2609.03515).
     """
+
+    decay: float = 1.0
 
     def allocate(
         self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
@@ -65,7 +70,7 @@ class AttentionMass(Signal):
         """Make a running sum per row."""
         from compression.recorders import MassRecorder
 
-        return MassRecorder(operations.causal_mass, shape, slots, capacity, device)
+        return MassRecorder(operations.causal_mass, self.decay, shape, slots, capacity, device)
 
 
 @dataclass(frozen=True)
@@ -81,3 +86,43 @@ class RecentQueries(Signal):
         from compression.recorders import QueryRecorder
 
         return QueryRecorder(shape, slots, self.window, device)
+
+
+@dataclass(frozen=True)
+class LastUse(Signal):
+    """When each row was last used, and the longest interval between two uses, [2, layers, kv_heads, length] positions.
+
+    A query uses a row if the query heads of a group together pay the row at least `threshold`. The prefill of the
+    prompt counts as one use of its rows (LazyEviction, 2506.15969).
+    """
+
+    threshold: float
+
+    def allocate(
+        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
+    ) -> Recorder:
+        """Make two times per row."""
+        from compression.recorders import UseRecorder
+
+        return UseRecorder(self.threshold, shape, slots, capacity, device)
+
+
+@dataclass(frozen=True)
+class RowMemory(Signal):
+    """A number per row that a policy writes at an eviction, [layers, kv_heads, length]; NaN where none was written.
+
+    It goes with its row, to the front at an eviction and to another slot with the sequence.
+
+    Attributes:
+        policy: the policy whose memory it is.
+    """
+
+    policy: str
+
+    def allocate(
+        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
+    ) -> Recorder:
+        """Make a number per row."""
+        from compression.recorders import MemoryRecorder
+
+        return MemoryRecorder(shape, slots, capacity, device)

@@ -1,6 +1,7 @@
 """The configuration: the folder of its YAML files, and the way from their sections to checked dataclasses.
 
-`${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration.
+`${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration,
+`${below:RESULTS_DIR,RUN_NAME}` the folder of a run.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from analysis.records import UserError
+from analysis.safe import folder_below
 from harness.toy.paths import WEIGHTS
 
 _BESIDE_REPOSITORY = Path(__file__).resolve().parent.parent / "conf"
@@ -31,6 +33,9 @@ def _choices(group: str) -> str:
 
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
 OmegaConf.register_new_resolver("choices", _choices, replace=True)
+OmegaConf.register_new_resolver(
+    "below", lambda parent, name: str(folder_below(parent, str(name), "run_name")), replace=True
+)
 _T = TypeVar("_T")
 
 
@@ -42,13 +47,8 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
     be at least 1." `Annotated[int, Field(ge=1)] | None` adds "or null". The dataclass's `__post_init__` checks what
     concerns several fields; the text of its ValueError becomes the text of the UserError.
 
-    Args:
-        cls: a dataclass.
-        section: the name that the settings have on the command line before the dot.
-        node: the section's settings.
-
-    Raises:
-        UserError: a setting that is unknown, missing, of another type, or out of range.
+    `section` is the name that the settings have on the command line before the dot. A setting that is unknown, missing,
+    of another type, or out of range raises a UserError.
     """
     values = plain(node)
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -70,11 +70,7 @@ def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
-    """The value of a setting that belongs to no section, checked.
-
-    Raises:
-        UserError: no whole number, or one below `least`.
-    """
+    """The value of a setting outside all sections; raises a UserError if it is no whole number from `least` up."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name}={value} is out of range: it must be a whole number of at least {least}.")
     return value
@@ -88,7 +84,8 @@ def plain_config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(str(error).split("\nConfig search path:")[0]) from error
+        own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
+        raise UserError(mistake.split("\n")[0] if mistake else own.split("\nConfig search path:")[0]) from error
 
 
 def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -> str:

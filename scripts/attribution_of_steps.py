@@ -8,7 +8,11 @@ training form. The answer restates three values, `c is 5, d is 2, e is 7. ...`; 
 
 import argparse
 import re
+import sys
+from pathlib import Path
 from random import Random
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.inspect.attribution import grad_x_input, removal
 from harness.inspect.reasoning_steps import token_range
@@ -18,7 +22,8 @@ from harness.models.load import load_model
 from harness.predictor.recipe import compose_config
 from harness.predictor.traces import trace_of_text
 from harness.settings import build
-from harness.toy.tasks import problems, write_completion
+from harness.toy.tasks import problems
+from scripts.toy_completions import write_completion
 
 _STEP = r"([a-p])=[a-p]\+[a-p]: .*?So \1 is \d\. "
 

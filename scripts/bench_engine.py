@@ -199,6 +199,10 @@ class Peer:
     def evicting_loop(self, batch: int) -> int:
         return sum(self.live(self.decode(ids, mask)) for ids, mask in self.batches(batch))
 
+    def uniform(self, positions: Tensor) -> Tensor:
+        """A random number for the next token of each row, [batch], at its position in the text."""
+        return torch.rand(len(positions), dtype=torch.float64)
+
     def decode(self, ids: Tensor, mask: Tensor) -> Tensor:
         questions = mask.sum(-1)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -214,7 +218,7 @@ class Peer:
             if int((mask.sum(-1) - questions).max()) > self.policy.budget:
                 mask, scores = self.evict(cache, mask, scores, questions)
             logits = self.network.lm_head(output.last_hidden_state[:, -1])
-            token = sample(logits, torch.rand(len(ids), dtype=torch.float64), self.decoding.sampling)
+            token = sample(logits, self.uniform(positions[:, -1] + 1), self.decoding.sampling)
             written.append(token)
             done |= torch.isin(token, self.stops)
             feed, positions = token[:, None], positions[:, -1:] + 1

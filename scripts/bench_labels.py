@@ -52,14 +52,14 @@ def peak(length: int) -> float:
     """MiB of the label pass over two layers, above what was resident before it."""
     import torch
 
-    from harness.predictor.labels import LabelPass
+    from harness.predictor.labels import LABEL_KINDS, LabelPass
 
     query, key = torch.randn(1, Q_HEADS, length, HEAD_DIM), torch.randn(1, KV_HEADS, length, HEAD_DIM)
     with torch.inference_mode():
         for layers in (1, 2):
             size = 64 if layers == 1 else length  # the first, short, loads what is loaded once
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            labels = LabelPass(answer_start=size - size // 8, min_distance=32)
+            labels = LabelPass(answer_start=size - size // 8, min_distance=32, kinds=LABEL_KINDS)
             for _ in range(layers):
                 labels.observe(query[:, :, :size], key[:, :, :size], key[:, :, :size], HEAD_DIM**-0.5)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

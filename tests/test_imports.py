@@ -17,6 +17,7 @@ BELOW = {
     "analysis": (),
     "kernels": (),
     "compression": ("kernels",),
+    "harness.console": ("analysis",),
     "harness.provenance": ("analysis",),
     "harness.toy": ("analysis",),
     "harness.models": ("compression", "kernels", "analysis"),

@@ -7,10 +7,14 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 # Where the wheel keeps each folder of the repository that it takes.
@@ -111,3 +115,22 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
     # The full cache and one DynTS cell for each of the two embedded models.
     assert len(list((tmp_path / "results/demo").glob("*/DONE"))) == 4
     assert (tmp_path / "results/demo/report/report.html").is_file()
+
+
+def test_every_dependency_is_bounded_by_what_the_tests_ran_with() -> None:
+    """The upper bound is at most the next major version (of 0.x the next minor) after the pinned one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line.strip()]
+    pinned = {canonicalize_name(pin.name): Version(next(iter(pin.specifier)).version) for pin in pins}
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *(line for lines in extras.values() for line in lines)]:
+        needed = Requirement(text)
+        [bound] = [Version(part.version) for part in needed.specifier if part.operator == "<"] or [None]
+        assert bound is not None, f"{text} has no upper bound"
+        if any(text in extras[tracker] for tracker in ("wandb", "trackio", "mlflow")):
+            continue  # not installed where the tests run
+        proven = pinned[canonicalize_name(needed.name)]
+        assert needed.specifier.contains(proven), text
+        major, minor = proven.major, proven.minor
+        assert bound <= (Version(f"{major + 1}") if major else Version(f"0.{minor + 1}")), text
+        assert needed.specifier.contains(version(needed.name)), f"{needed.name} is installed out of its bounds"

@@ -22,9 +22,9 @@ class Findings:
     verdicts: list[PanelVerdict]
 
 
-def analyse(run: Run) -> Findings:
-    """Compute all numbers and verdicts of a run."""
-    metrics, graded = cell_metrics(run), graded_rows(run)
+def analyse(run: Run, margin: float | None = None) -> Findings:
+    """Compute all numbers and verdicts of a run; `margin` is that of `cell_metrics`."""
+    metrics, graded = cell_metrics(run, margin), graded_rows(run)
     grids, settings = find_grids(metrics), shared_settings(metrics)
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
     models = list(metrics["model"].unique())

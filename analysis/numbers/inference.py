@@ -34,11 +34,11 @@ _EPSILON = 1e-9
 
 
 def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
-    """Arrange graded rows (cell_id, problem_id, draw, correct) of some cells as [cells, problems, draws]."""
+    """Arrange graded rows (cell_id, problem_id, draw, correct) of some cells as [cells, problems, ascending draws]."""
     rows = graded[graded["cell_id"].isin(cell_ids)]
     cells = pd.Categorical(rows["cell_id"].astype("object"), categories=list(cell_ids)).codes
     problems, names = pd.factorize(rows["problem_id"])
-    draws, numbers = pd.factorize(rows["draw"])
+    draws, numbers = pd.factorize(rows["draw"], sort=True)
     scores = np.full((len(cell_ids), len(names), len(numbers)), np.nan)
     scores[cells, problems, draws] = rows["correct"]
     return scores
@@ -107,15 +107,17 @@ class NoiseFloor:
     """The spread of a grid's cells beside the spread that identical cells would show, both as fractions.
 
     Attributes:
+        scores: the cells' scores on the pairs that all cells have.
         cells, problems, draws: the size of the grid; draws is the mean over problems.
         spread, range: standard deviation and range of the cells' scores.
         expected_spread: mean standard deviation of identical cells.
         expected_range: 2.5%, 50% and 97.5% quantile of the range of identical cells.
         p: chance that identical cells spread at least as much.
         critical: the range that identical cells exceed in one grid of twenty. A cell that lies farther than this below
-            the best cell is worse than the best cell.
+            the best cell is worse than the best cell; the other cells are tied with the best.
     """
 
+    scores: Floats
     cells: int
     problems: int
     draws: float
@@ -130,6 +132,11 @@ class NoiseFloor:
     def signal(self) -> bool:
         """True if identical cells would seldom spread as much."""
         return self.p < LEVEL
+
+    @property
+    def tied(self) -> NDArray[np.bool_]:
+        """The cells that are tied with the best, the best among them."""
+        return np.asarray(self.scores >= self.scores.max() - self.critical)
 
 
 def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int = 0) -> NoiseFloor | None:
@@ -195,6 +202,7 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred:
     spread, own = null.std(-1, ddof=1), float(observed.std(ddof=1))
     low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
     return NoiseFloor(
+        scores=observed,
         cells=len(observed),
         problems=problems,
         draws=draws,

@@ -21,15 +21,23 @@ HOLDINGS = ["mean_peak_length", "mean_length_before", "mean_length_after", "mean
 HOLDINGS += ["kept_memory", "kept_rows"]
 
 
-def cell_metrics(run: Run) -> pd.DataFrame:
-    """The cells of a run with all columns of cells.csv, one row each, in the order of `run.cells`."""
+def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
+    """The cells of a run with all columns of cells.csv, one row each, in the order of `run.cells`.
+
+    `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
+    """
+    from analysis.numbers.looping import looping
+    from analysis.numbers.noninferiority import decide_cells
+
     graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [
         score_intervals(graded),
         several_draws(graded),
-        difference_to_full(run.cells, run.completions.loc[graded.index]),
+        difference_to_full(run.cells, graded),
+        decide_cells(run.cells, graded, run.provenance, margin),
         _outcome_shares(graded),
         _completion_means(run.completions),
+        looping(run),
         _throughput(run.stats),
     ]
     table = run.cells.set_index("cell_id").join(parts).reset_index()
@@ -139,8 +147,8 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded.
 
     The full cache is that of the same condition. Draws that share a seed share their random numbers, so a pair is equal
-    until eviction acts, and the common part cancels. Tests, intervals and corrections (over the cells of
-    one condition) are those of `inference.paired_tests`. A cell that shares no pair with a full cache has no row.
+    until eviction acts, and the common part cancels. Tests and corrections (over the cells of one condition) are those
+    of `inference.paired_tests`. A cell that shares no pair with a full cache has no row.
     """
     parts = []
     for _, group in cells.groupby("condition", sort=False):
@@ -155,9 +163,8 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     if not parts:
         empty = paired_tests(np.empty((0, 1, 1)), np.empty((1, 1)))
         parts = [empty.reindex(columns=[*empty.columns, *PAIR_SUMS]).astype("float64")]
-    names = {"difference": "diff_to_full", "se": "diff_se", "low": "diff_low", "high": "diff_high"}
-    names |= {"problems": "diff_problems", "p": "p_to_full"}
-    table = pd.concat(parts).rename(columns=names)
+    names = {"difference": "diff_to_full", "se": "diff_se", "problems": "diff_problems", "p": "p_to_full"}
+    table = pd.concat(parts).rename(columns=names).drop(columns=["low", "high"])
     return table[table["diff_problems"] > 0]
 
 
@@ -274,4 +281,5 @@ def _completion_means(completions: pd.DataFrame) -> pd.DataFrame:
 def _throughput(stat_rows: pd.DataFrame) -> pd.DataFrame:
     table = stat_rows.set_index("cell_id")
     speed = table["tokens_total"] / table["decode_seconds"].where(table["decode_seconds"] > 0)
-    return table[["kv_bytes_allocated", "kv_bytes_analytic"]].assign(tokens_per_second=speed)
+    together = table[["kv_bytes_allocated", "kv_bytes_analytic"]].assign(decoded_together=table["cells"])
+    return together.assign(tokens_per_second=speed)

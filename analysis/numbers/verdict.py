@@ -10,7 +10,7 @@ import pandas as pd
 from analysis import words
 from analysis.numbers import inference
 from analysis.numbers.grids import PolicyGrid, SharedSetting
-from analysis.numbers.inference import BETWEEN_PROBLEMS, LEVEL, NoiseFloor
+from analysis.numbers.inference import BETWEEN_PROBLEMS, NoiseFloor
 from analysis.numbers.metrics import mean_over_benchmarks
 from analysis.records import UserError
 
@@ -49,81 +49,176 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
         first = cells.iloc[0]
         scores = inference.score_array(graded, list(cells["cell_id"]))
         floor = inference.noise_floor(scores)
-        lines = [] if floor is None else [floor_in_words(floor), _best(cells, scores, floor)]
-        lines += [_eviction(cells), _against_full(cells)]
+        unfinished = bool((cells["status"] != "done").any())
+        lines = [_unfinished(cells)] if unfinished else _against_full(cells)
+        lines += [] if floor is None else [_span(floor, _where(cells, floor))]
+        lines += [] if floor is None or unfinished else [_best(cells, scores, floor)]
+        lines += [_eviction(cells), *_loops(cells)]
         title = f"{first['model_title']} | {first['benchmark_title']}, {grid.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=floor, lines=lines))
     return found
 
 
-def floor_in_words(floor: NoiseFloor) -> str:
-    """Say if the grid as a whole is signal, with its range beside that of identical cells."""
-    can = "can" if floor.signal else "cannot"
-    low, middle, high = (words.percent(value) for value in floor.expected_range)
-    inside = floor.expected_range[0] <= floor.range <= floor.expected_range[2]
-    where = "within" if inside or not floor.signal else "beyond"
-    size = f"{floor.problems} problems × {floor.draws:g} draw{'' if floor.draws == 1 else 's'}"
+def _unfinished(cells: pd.DataFrame) -> str:
+    stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
+    of = "" if words.missing(expected) else f" of {expected:,.0f}"
     return (
-        f"The grid as a whole {can} be told from noise ({words.p_equals(floor.p)}): its range of "
-        f"{words.percent(floor.range)} points is {where} what identical cells give ({floor.cells} identical cells of "
-        f"{size}: {low} to {high}, median {middle})."
+        f"Unfinished: {stored:,}{of} completions are stored. Short texts end first, so the scores will move, and no "
+        "setting is recommended yet."
     )
+
+
+def _against_full(cells: pd.DataFrame) -> list[str]:
+    """The setting to take, how many settings hold, lose accuracy or are open, and what the answer is about."""
+    known = cells[cells["decision"].notna()]
+    if known.empty:
+        return ["There is no full cache to compare with."]
+    counts = known["decision"].value_counts()
+    holds, loses, is_open = (int(counts.get(label, 0)) for label in ("holds", "loses", "open"))
+    margin = known["margin"].iloc[0]
+    less = f"less than {100 * margin:g} point{'' if margin == 0.01 else 's'} against the full cache"
+    if holds:
+        chosen = known[known["decision"] == "holds"].sort_values("kept_rows").iloc[0]
+        headline = (
+            f"Recommended: {words.axes(chosen[POINT])}, the smallest cache that holds. It loses {less} "
+            f"({_difference(chosen)}) and keeps {words.percent(chosen['kept_rows'])}% of the rows."
+        )
+    elif is_open:
+        chosen = known[known["decision"] == "open"].sort_values("these_low").iloc[-1]
+        headline = (
+            f"No setting is shown to hold, that is, to lose {less}. The nearest is {words.axes(chosen[POINT])} "
+            f"({_difference(chosen)}). {_to_show(chosen, len(known))}"
+        )
+    else:
+        best = known.sort_values("diff_to_full").iloc[-1]
+        return [
+            f"Every setting loses accuracy; the best loses {words.percent(-best['diff_to_full'])} points "
+            f"({words.axes(best[POINT])}, {_interval(best)}).",
+            f"{_size(known)}.",
+        ]
+    left = f", {is_open} {'is' if is_open == 1 else 'are'} open (neither is shown)" if is_open else ""
+    return [headline, f"{_size(known)}: {holds} hold, {loses} lose accuracy{left}.", _population(chosen)]
+
+
+def _difference(row: Any) -> str:
+    return f"difference {words.percent(row['diff_to_full'], signed=True)} points, {_interval(row)}"
+
+
+def _interval(row: Any) -> str:
+    low, high = (words.percent(row[name], signed=True) for name in ("these_low", "these_high"))
+    return f"{100 * row['confidence']:.3g}% interval {low} to {high}"
+
+
+def _size(cells: pd.DataFrame) -> str:
+    draws = _draws(cells)
+    each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
+    size = f"{len(cells)} settings on {cells['problems'].max()} problems, {each} draw{'' if each == '1' else 's'} each"
+    rounds = cells["rounds"].iloc[0].split()
+    if not rounds:
+        return size
+    return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more)"
+
+
+def _draws(cells: pd.DataFrame) -> pd.Series:
+    return (cells["graded"] / cells["problems"]).round().astype("int64")
+
+
+def _to_show(row: Any, settings: int) -> str:
+    """What would show that an open setting holds."""
+    if row["these_high"] < 0:
+        return f"Its interval lies below 0, but among {settings} settings one such interval shows no loss yet."
+    draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
+    return (
+        f"If it is as good as the full cache, {draws} draw{'' if draws == '1' else 's'} per problem would show it, or "
+        f"{problems} problems like these with as many draws as here (90% power)."
+    )
+
+
+def _population(row: Any) -> str:
+    """The problems that the comparison with the full cache is about."""
+    if row["graded"] == row["problems"]:
+        return (
+            f"With one draw per problem, the interval is about these {row['problems']} problems and about other "
+            "problems like these."
+        )
+    low, high = (words.percent(row[name], signed=True) for name in ("diff_low", "diff_high"))
+    there = "holds there too" if row["diff_low"] > -row["margin"] else "is open there"
+    return (
+        f"This is about these {row['problems']} problems, with new draws of the answers. About other problems like "
+        f"these, {words.axes(row[POINT])} {there} (95% interval {low} to {high})."
+    )
+
+
+def _span(floor: NoiseFloor, where: str = "here") -> str:
+    """Say if the settings matter at all: how far apart their scores are, and how far chance alone would put them."""
+    matter = "Settings matter" if floor.signal else "No setting is shown to matter"
+    low, _, high = (words.percent(value) for value in floor.expected_range)
+    return (
+        f"{matter} {where}: scores span {words.percent(floor.range)} points; chance alone would "
+        f"span {low} to {high} ({words.p_equals(floor.p)})."
+    )
+
+
+def _where(cells: pd.DataFrame, floor: NoiseFloor) -> str:
+    """Name the (problem, draw) pairs that all settings have, where some settings have more."""
+    if (cells["graded"] == floor.problems * floor.draws).all():
+        return "here"
+    return f"on the {floor.problems * floor.draws:,.0f} answers that every setting has"
 
 
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
-    means = cells["pass_at_1"].to_numpy()
-    order = np.argsort(-means, kind="stable")
-    best, second = order[0], order[1]
+    order = np.argsort(-floor.scores, kind="stable")
+    best, second = order[:2]
     needed, bound = inference.draws_to_separate(scores[best], scores[second])
+    place = words.axes(cells.iloc[best][POINT])
     return (
-        f"The best cell is {words.axes(cells.iloc[best][POINT])} with {words.percent(means[best])}; "
-        f"{_close(means, floor)} cells cannot be told from it (they lie less than {words.percent(floor.critical)} "
-        f"points below, with a correction for choosing the best of all). {_needed(needed, bound)}"
+        f"The best score is {words.percent(floor.scores[best])} ({place}). {_tied(floor)} {_gap(needed, bound)}".strip()
     )
 
 
-def _close(means: np.ndarray, floor: NoiseFloor) -> str:
-    return f"{int((means >= means.max() - floor.critical).sum()) - 1} of the other {len(means) - 1}"
+def _tied(floor: NoiseFloor) -> str:
+    others = int(floor.tied.sum()) - 1
+    few = f"{others} other setting{' is' if others == 1 else 's are'}" if others else "No other setting is"
+    return (
+        f"{few} statistically tied with the best: chance alone can put a setting that is as good up to "
+        f"{words.percent(floor.critical)} points below it."
+    )
 
 
-def _needed(draws: float, bound: bool = False) -> str:
+def _gap(draws: float, bound: bool = False) -> str:
     if np.isnan(draws):
         return ""
     if np.isinf(draws):
-        return "The top two score the same: no number of draws separates them."
-    most = "at most " if bound else "about "
-    return f"To separate the top two on these problems takes {most}{draws:,.0f} draws per problem."
+        return "The second best scores the same."
+    most = "up to" if bound else "about"
+    number = f"{draws:,.0f} draw{'' if draws == 1 else 's'}"
+    return f"If the gap between the best two is real, {most} {number} per problem would show it (80% power)."
 
 
 def _eviction(cells: pd.DataFrame) -> str:
     share = float(np.average(cells["evicted"], weights=cells["completions"]))
-    acted = f"Eviction acted in {words.percent(share)}% of the completions"
     if share < HARDLY_FIRES:
-        return f"{acted}: it hardly fires here, so this panel mostly compares the full cache with itself."
+        return (
+            f"Eviction acted in only {words.percent(share)}% of the completions: this panel mostly compares the full "
+            "cache with itself."
+        )
     differ = cells["untouched_differ"].sum()
-    rest = f" {differ:.0f} completions without an eviction differ from the full cache's, although they share the seed."
-    return f"{acted}, {cells['mean_evictions'].mean():.1f} times each in the mean.{rest if differ else ''}"
+    rest = f" {differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
+    acted = f"Eviction acted in {words.percent(share)}% of the completions"
+    return f"{acted}, {cells['mean_evictions'].mean():.1f} times each on average.{rest if differ else ''}"
 
 
-def _against_full(cells: pd.DataFrame) -> str:
-    known = cells[cells["p_holm"].notna()]
-    if known.empty:
-        return "No full-cache cell to compare with."
-    differs = known["p_holm"] < LEVEL
-    worse, better = (int((differs & side).sum()) for side in (known["diff_to_full"] < 0, known["diff_to_full"] > 0))
-    counts = f"{worse} of {len(known)} cells are worse than the full cache, {better} better (paired, Holm)."
-    equal = known[~differs].sort_values("kept_rows")
-    if equal.empty:
-        return f"{counts} All of them differ significantly from it."
-    row = equal.iloc[0]
-    difference, low, high = (
-        words.percent(row[name], signed=True) for name in ("diff_to_full", "diff_low", "diff_high")
-    )
-    return (
-        f"{counts} The smallest that cannot be told from it is {words.axes(row[POINT])}, at "
-        f"{words.percent(row['kept_rows'])}% of its cache length over the steps: {difference} points, 95% interval "
-        f"{low} to {high}."
-    )
+def _loops(cells: pd.DataFrame) -> list[str]:
+    """How many truncated texts loop at the smallest keep ratio, where most texts do, and what it saves to stop them."""
+    ratio = cells["keep_ratio"].min()
+    ours = cells[cells["keep_ratio"] == ratio]
+    truncated, loop, saved = (ours[name].sum() for name in ("truncated_texts", "looping_texts", "tokens_in_loops"))
+    if not truncated:
+        return []
+    share = saved / (ours["mean_tokens"] * ours["completions"]).sum()
+    stop = f" decoding.stop_on_loop=true would save {words.percent(share)}% of the tokens there." if loop else ""
+    counts = f"At keep ratio {words.number(ratio)}, {loop:,.0f} of {truncated:,.0f} truncated texts loop"
+    return [f"{counts}: they repeat their end until they are cut off.{stop}" if loop else f"{counts}."]
 
 
 def read_summary(path: Path) -> pd.DataFrame:
@@ -162,11 +257,11 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
         least, _, most = sorted(one.p for one in floors)
         wide, _, narrow = (words.percent(one.expected_spread) for one in floors)
         lines = [
-            floor_in_words(floor),
-            f"Its standard deviation is {100 * floor.spread:.2f} points; identical cells would show "
+            _span(floor),
+            f"The standard deviation of the scores is {100 * floor.spread:.2f} points; chance alone would give "
             f"{narrow} to {wide}, if {BETWEEN_PROBLEMS[-1]:.0%} to {BETWEEN_PROBLEMS[0]:.0%} of the variance lies "
             f"between problems ({words.p_equals(least)} to {words.p_value(most)}).",
-            f"{_close(scores, floor)} cells cannot be told from the best. {_needed(needed)}",
+            f"{_tied(floor)} {_gap(needed)}",
         ]
         doubts: Any = cells["doubt"].dropna().unique() if "doubt" in cells else []
         lines += [f"In doubt: {doubt}." for doubt in doubts]

@@ -41,7 +41,8 @@ def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequenc
         image = axes.imshow(values, cmap="RdYlGn", vmin=-1.0, vmax=1.0, aspect="auto")
         for (row, column), value in np.ndenumerate(values):
             ink = "white" if abs(value) > 0.75 else "black"
-            axes.text(column, row, four_decimals(float(value)), ha="center", va="center", fontsize=7, color=ink)
+            # z: no sign before a zero.
+            axes.text(column, row, f"{value:z.4f}", ha="center", va="center", fontsize=7, color=ink)
         axes.set_xticks(range(len(steps)), [shortened(s) for s in steps], fontsize=7, **TURNED)
         axes.set_yticks(range(len(tokens)), [visible(t) for t in tokens], fontsize=7)
         axes.set_xlabel("Reasoning step")
@@ -60,11 +61,6 @@ def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
     """Select the rows (axis 1) or columns (axis 0) with the largest absolute values, at most so many, in order."""
     strength = np.abs(values).max(axis=axis)
     return sorted(np.argsort(-strength, kind="stable")[:most].tolist())
-
-
-def four_decimals(value: float) -> str:
-    """Write a number with four decimals, without the sign of a zero."""
-    return f"{round(value, 4) + 0.0:.4f}"
 
 
 def visible(token: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import words
@@ -18,7 +19,7 @@ MAX_LINES = 6
 
 # A mean over fewer completions depends more on which of them still write than on the step.
 MIN_LIVE = 10
-PANELS = ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this", "tokens/s, whole cell")
+PANELS = ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this", "tokens/s")
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,7 +50,9 @@ def _sums(begins: np.ndarray, ends: np.ndarray, amounts: Any, steps: int) -> np.
 
 
 def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
-    """Draw cache length, KV memory and FLOPs against step for one benchmark's settings, and their throughput.
+    """Draw cache length, KV memory and FLOPs against step for one benchmark's settings, and the throughput.
+
+    Cells that were decoded together have one throughput, which is no property of any of them: it is drawn once.
 
     The benchmark is the one with the longest texts; at most `MAX_LINES` settings are drawn, spread over the cache
     lengths. FLOPs need the shape of the model, from config.json where its provenance says it lies: 2 per weight, and 4
@@ -68,9 +71,8 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
         figure = new_figure((PAGE_WIDTH, 5.2))
         axes = figure.subplots(2, 2).ravel()
         _lines(axes, run, chosen)
-        bars = pd.concat([chosen, full_cell])["tokens_per_second"].fillna(0)
-        axes[3].bar(np.arange(len(bars)), bars, color=[*LINE_COLORS[: len(chosen)], *["0.6"] * len(full_cell)])
-        axes[3].set_xticks([])
+        colors = [*LINE_COLORS[: len(chosen)], *["0.6"] * len(full_cell)]
+        _throughput(axes[3], pd.concat([chosen, full_cell]).assign(color=colors))
         for one, title in zip(axes, PANELS, strict=True):
             one.set_title(title, fontsize=9)
             tidy(one)
@@ -97,6 +99,21 @@ def _lines(axes: Any, run: Run, chosen: pd.DataFrame) -> None:
     axes[0].plot(steps, full, color="0.4", linestyle="--", linewidth=1, label="full cache")
     if shape is None:
         axes[2].text(0.5, 0.5, "the model's shape is not known here", ha="center", transform=axes[2].transAxes)
+
+
+def _throughput(axes: Axes, cells: pd.DataFrame) -> None:
+    known = cells[cells["tokens_per_second"].notna()]
+    alone = known["decoded_together"] == 1
+    bars = pd.concat([known[alone], known[~alone].drop_duplicates("tokens_per_second").assign(color="0.85")])
+    shown = axes.bar(np.arange(len(bars)), bars["tokens_per_second"], color=list(bars["color"]), width=0.6)
+    axes.bar_label(shown, [words.decimal(speed, 0) for speed in bars["tokens_per_second"]], fontsize=7)
+    alone_names = bars["policy"].map({"full": "full cache"}).fillna("")
+    together = bars["decoded_together"].map("{:g} cells\ntogether".format)
+    names = alone_names.where(bars["decoded_together"] == 1, together)
+    axes.set_xticks(np.arange(len(bars)), names, fontsize=7)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.8, max(len(bars) - 0.2, 0.8))
+    axes.margins(y=0.12)
 
 
 def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -14,13 +15,12 @@ from matplotlib.patches import Rectangle
 
 from analysis import words
 from analysis.numbers.grids import PolicyGrid
-from analysis.numbers.inference import LEVEL
 from analysis.numbers.metrics import mean_over_benchmarks, model_title
 from analysis.pictures.style import STYLE, new_figure
 from analysis.words import MISSING, UNFINISHED, UNGRADED, Scale
 
 DIVERGING = "RdBu"
-SIGNIFICANT = "†"
+HOLDS, LOSES = "✓", "†"
 
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
@@ -28,7 +28,8 @@ MARKS = {
     MISSING: "no result yet",
     UNGRADED: "not graded yet",
     UNFINISHED: "not finished",
-    SIGNIFICANT: "differs from the full cache (paired, Holm, 5%)",
+    HOLDS: "holds: loses less than the margin",
+    LOSES: "loses accuracy",
 }
 
 
@@ -53,7 +54,7 @@ def grid_figure(
     Args:
         grid, model: the cells.
         metrics: all cells of the run, for the titles and the full-cache scores.
-        scale: see `Scale`. Differences bear a dagger where they are significant.
+        scale: see `Scale`. Differences bear a mark where the setting holds or loses.
         interval: write the 95% interval under each value.
     """
     panels = []
@@ -106,7 +107,7 @@ def _cell_text(row: Any, value: str, *, interval: bool) -> str:
     text = words.percent(getattr(row, value), signed=difference)
     if text == MISSING:
         return text
-    text += SIGNIFICANT if difference and row.p_holm < LEVEL else ""
+    text += {"holds": HOLDS, "loses": LOSES}.get(row.decision, "") if difference else ""
     text += "" if row.status == "done" else UNFINISHED
     if not interval:
         return text
@@ -139,7 +140,8 @@ def _heatmaps(panels: list[Panel], title: str, scale: Scale = "own") -> Figure:
         for place, panel in enumerate(panels):
             _heatmap(figure.add_subplot(rows, columns, place + 1), panel, limits[place], scale)
         figure.suptitle(title, fontsize=11)
-        figure.supxlabel(_footnote(panels, scale), fontsize=7.5, color="0.3")
+        # A line of this size has about 18 letters to the inch.
+        figure.supxlabel(fill(_footnote(panels, scale), int(18 * size[0])), fontsize=7.5, color="0.3")
     return figure
 
 

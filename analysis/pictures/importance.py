@@ -1,6 +1,6 @@
 """Importance over the reasoning steps of one text: strips of scores, their mean and ratio, and the Lorenz curve."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
+from analysis.safe import csv_cell
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
 QUESTION_COLOR, ANSWER_COLOR = "#08306b", "#d9d9d9"
@@ -41,14 +42,6 @@ class Layout:
     pieces: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Strip:
-    """A named score of every thinking token, [thinking], NaN where unknown."""
-
-    title: str
-    scores: np.ndarray
-
-
 def mean_and_ratio(scores: np.ndarray) -> tuple[float, float]:
     """The mean of the known scores, and the fraction of them above the mean; both NaN where no score is known."""
     known = scores[~np.isnan(scores)]
@@ -69,23 +62,26 @@ def caption(scores: np.ndarray) -> str:
     return f"Mean Score: {mean:{'.3f' if mean >= 0.01 else '.3g'}}; Ratio: {ratio:.3f}"
 
 
-def importance_table(layout: Layout, strips: Sequence[Strip]) -> pd.DataFrame:
+def importance_table(layout: Layout, strips: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """A row per thinking token: its position in the text, number in the thinking, step, text and scores."""
     number = np.arange(layout.thinking)
     columns = {"position": layout.question + number, "token": number, "step": layout.steps, "text": layout.pieces}
-    return pd.DataFrame({**columns, **{strip.title: strip.scores for strip in strips}})
+    return pd.DataFrame({**columns, **strips})
 
 
-def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, average_steps: bool = False) -> Figure:
+def importance_figure(
+    layout: Layout, strips: Mapping[str, np.ndarray], *, title: str, average_steps: bool = False
+) -> Figure:
     """Draw the strips of one text over each other: question | thinking | answer, white (low) to blue (high).
 
-    Each strip has its own scale. With `average_steps` every token of a step has the step's mean.
+    A strip is a named score of every thinking token, [thinking], NaN where unknown. Each strip has its own scale. With
+    `average_steps` every token of a step has the step's mean.
     """
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 0.6 + 1.35 * len(strips)))
         rows = figure.subplots(len(strips), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, strip in zip(rows, strips, strict=True):
-            _strip(axes, layout, strip, average_steps)
+        for axes, name in zip(rows, strips, strict=True):
+            _strip(axes, layout, name, strips[name], average_steps)
         # Only the thinking is drawn to scale, so only it has ticks.
         rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
         rows[-1].set_xlabel("Reasoning step (tokens)")
@@ -93,12 +89,12 @@ def importance_figure(layout: Layout, strips: Sequence[Strip], *, title: str, av
     return figure
 
 
-def _strip(axes: Axes, layout: Layout, strip: Strip, average_steps: bool) -> None:
-    scores = by_step(strip.scores, layout.steps) if average_steps else strip.scores
+def _strip(axes: Axes, layout: Layout, name: str, own: np.ndarray, average_steps: bool) -> None:
+    scores = by_step(own, layout.steps) if average_steps else own
     known = scores[~np.isnan(scores)]
     low, high = np.percentile(known, _PERCENTILES).tolist() if len(known) else (0.0, 1.0)
     # The line of the mean lies on the scale of the colours, so the scale must reach it.
-    mean = mean_and_ratio(strip.scores)[0]
+    mean = mean_and_ratio(own)[0]
     low = min(low, mean)
     high = max(high, mean, low + 1e-12)
     extent = (-0.5, layout.thinking - 0.5, low, high)
@@ -116,8 +112,8 @@ def _strip(axes: Axes, layout: Layout, strip: Strip, average_steps: bool) -> Non
     axes.set_xlim(-0.5 - widths[0], layout.thinking - 0.5 + (widths[1] if layout.answer else 0))
     axes.set_ylim(low, high)
     axes.plot([-0.5, layout.thinking - 0.5], [mean, mean], color="red", linestyle="--", linewidth=1)
-    axes.set_title(f"{strip.title}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)
-    axes.set_title(caption(strip.scores), loc="right", fontsize=8, color="red")
+    axes.set_title(f"{name}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)
+    axes.set_title(caption(own), loc="right", fontsize=8, color="red")
     axes.set_ylabel("Importance\nScore", fontsize=8)
     axes.set_yticks([low, high], ["Low", "High"], fontsize=7)
 
@@ -139,4 +135,4 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write a table with all digits of its numbers."""
-    table.to_csv(path, index=False, lineterminator="\n")
+    table.map(csv_cell).to_csv(path, index=False, lineterminator="\n", errors="replace")

@@ -39,21 +39,16 @@ class Kept:
 
 
 def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
-    """Decode the tokens that each eviction of a completion left.
-
-    Raises:
-        UserError: nothing was evicted, or the run did not store which tokens stayed.
-    """
+    """Decode the tokens that each eviction of a completion left; raises a UserError if none is stored."""
     if not evictions:
         raise UserError("this completion was never evicted: all of it stayed; choose another, or a smaller budget.")
     if not all(e.held for e in evictions):
-        raise UserError(
-            "this run did not store which tokens each eviction left (it is of an older version): run the cell again."
-        )
+        older = "this run did not store which tokens each eviction left (it is of an older version)"
+        raise UserError(f"{older}: run the cell again.")
     held = np.full((len(evictions), len(pieces)), np.nan)
-    for row, eviction in enumerate(evictions):
+    for row, eviction in zip(held, evictions, strict=True):
         percents = held_percents(eviction.held)[: len(pieces)]
-        held[row, : len(percents)] = percents
+        row[: len(percents)] = percents
     return Kept(pieces=pieces, prompt=prompt, steps=[e.step for e in evictions], held=held)
 
 
@@ -67,10 +62,7 @@ def kept_table(kept: Kept) -> pd.DataFrame:
 def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
     """Compute the share of the importance written so far that the cache holds after each eviction, [evictions].
 
-    Args:
-        kept: the tokens that were held.
-        importance: [thinking] importance of the thinking tokens, none below 0; NaN counts nothing.
-        start: position of the first thinking token.
+    `importance`, [thinking], is that of the thinking tokens from position `start` on, none below 0; NaN counts nothing.
     """
     held = kept.held[:, start : start + len(importance)]
     weight = np.where(np.isnan(held) | np.isnan(importance), 0.0, importance)

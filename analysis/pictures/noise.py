@@ -1,4 +1,4 @@
-"""The noise figure: the cells of each grid in ascending order, beside the range that identical cells would give."""
+"""The noise figure: the scores of each grid in ascending order, beside those that are tied with the best."""
 
 from math import ceil
 
@@ -15,18 +15,18 @@ BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
 
 def noise_figure(verdicts: list[PanelVerdict]) -> Figure:
-    """Draw one panel per verdict: its cells' Pass@1 in ascending order over a grey band.
+    """Draw one panel per verdict: its settings' Pass@1 in ascending order, and a grey band below the best.
 
-    The band is as wide as the range that identical cells stay within in 95% of grids, around the middle of the range.
-    All verdicts must have a floor.
+    The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best. All
+    verdicts must have a floor.
     """
     columns = min(2, len(verdicts))
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 2.1 * ceil(len(verdicts) / columns) + 0.5))
+        figure = new_figure((PAGE_WIDTH, 2.2 * ceil(len(verdicts) / columns) + 0.5))
         for axes, verdict in zip(panels(figure, len(verdicts), columns), verdicts, strict=True):
             _panel(axes, verdict)
         figure.supylabel("Pass@1 (%)", fontsize=9)
-        note = "dots: cells in ascending order    grey: the range identical cells stay within in 95% of grids"
+        note = "dots: settings in ascending order, blue where settings matter    grey: statistically tied with the best"
         figure.supxlabel(note, fontsize=8, color="0.3")
     return figure
 
@@ -34,20 +34,20 @@ def noise_figure(verdicts: list[PanelVerdict]) -> Figure:
 def _panel(axes: Axes, verdict: PanelVerdict) -> None:
     floor = verdict.floor
     assert floor is not None
-    # A table of scores holds percent, a run's cells hold fractions.
-    scale = 1 if verdict.cells["pass_at_1"].max() > 1 else 100
-    scores = np.sort(verdict.cells["pass_at_1"].to_numpy() * scale)
-    middle = (scores[0] + scores[-1]) / 2
-    half = 100 * floor.critical / 2
-    axes.axhspan(middle - half, middle + half, color=BAND_COLOR, linewidth=0)
+    scores = 100 * np.sort(floor.scores)
+    best = scores[-1]
+    tied_from = max(0.0, best - 100 * floor.critical)
+    axes.axhspan(tied_from, best, color=BAND_COLOR, linewidth=0)
     color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
     axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
-    axes.set_title(verdict.title, fontsize=8.5)
-    note = f"range {words.percent(floor.range)}, floor {words.percent(floor.critical)}, {words.p_equals(floor.p)}"
-    axes.text(0.03, 0.94, note, transform=axes.transAxes, va="top", fontsize=7.5)
-    low, high = min(scores[0], middle - half), max(scores[-1], middle + half)
-    span = high - low or 1.0  # cells that are all correct have no range
-    axes.set_ylim(low - 0.08 * span, high + 0.28 * span)
+    low, _, high = (words.percent(value) for value in floor.expected_range)
+    spans = f"scores span {words.percent(floor.range)}, by chance {low} to {high}, {words.p_equals(floor.p)}"
+    axes.set_title(f"{verdict.title}\n{spans}", fontsize=8, linespacing=1.3)
+    bottom = min(scores[0], tied_from)
+    room = 0.08 * (best - bottom or 1.0)  # settings that are all correct span nothing
+    axes.set_ylim(bottom - room, best + room)
+    # No score lies above 100%, and no tick should say so.
+    axes.set_yticks([tick for tick in axes.get_yticks() if bottom - room <= tick <= min(100, best + room)])
     axes.set_xticks([])
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,6 +1,5 @@
 """The look, the files and the file names that all pictures share."""
 
-import re
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from analysis.records import content_hash
 from analysis.words import missing
 
 FORMATS = ("png", "svg", "pdf")
@@ -72,13 +70,6 @@ def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
             # The layout is the slow part. The first format computes it, and the other formats keep it.
             figure.set_layout_engine("none")
     return paths
-
-
-def file_name(*parts: str) -> str:
-    """Make a file name without suffix from texts of any characters; different texts give different names."""
-    raw = "_".join(part for part in parts if part)
-    safe = re.sub(r"[^A-Za-z0-9.-]+", "_", raw).strip("._")
-    return safe if safe == raw else f"{safe[:80]}_{content_hash(raw)[:6]}"
 
 
 # Okabe and Ito's colours, with indigo for their yellow, which is too light in print. Seven colours and eleven markers

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 from analysis.command_line import one_sentence
-from analysis.records import replace_text
+from analysis.records import UserError, replace_text
+from analysis.safe import csv_cell
 from analysis.words import Scale
 
 REPORT_FOLDER = "report"
@@ -25,6 +26,7 @@ def build_report(
     scale: Scale = "own",
     interval: bool = False,
     completions: int = MAX_COMPLETIONS,
+    margin: float | None = None,
 ) -> Path:
     """Write the report of a run directory, finished or not, to DIR/report.
 
@@ -36,6 +38,7 @@ def build_report(
         scale: the heatmaps' colour scale, see `Scale`; the difference to the full cache is always drawn beside it.
         interval: write the 95% interval under each value of the heatmaps.
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
+        margin: the loss of accuracy, a fraction, that a setting which holds stays below; None takes the run's own.
 
     Returns:
         The path of report.html.
@@ -50,10 +53,10 @@ def build_report(
     from analysis.report.page import run_page
     from analysis.report.tables import latex, markdown
 
-    found = analyse(load_run(directory))
+    found = analyse(load_run(directory), margin)
     folder = folder or found.run.directory / REPORT_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / "cells.csv", found.metrics.to_csv(index=False))
+    replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))
     pictures = draw_all(found, folder, scale=scale, interval=interval)
@@ -72,7 +75,8 @@ def build_summary_report(path: Path, folder: Path) -> Path:
 
     verdicts = summary_verdicts(read_summary(path))
     folder.mkdir(parents=True, exist_ok=True)
-    noise = picture(noise_figure(verdicts), folder, "The scores beside what identical cells give", "noise")
+    caption = "The scores in ascending order, and which are statistically tied with the best"
+    noise = picture(noise_figure(verdicts), folder, caption, "noise")
     page = folder / "report.html"
     replace_text(page, summary_page(path.stem, verdicts, [noise]))
     return page
@@ -93,12 +97,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--completions", metavar="N", type=int, default=MAX_COMPLETIONS, help=shown)
     add("--scale", choices=get_args(Scale), default="own", help="colours of the heatmaps (default: each panel's own)")
     add("--interval", action="store_true", help="the 95%% interval under each value of the heatmaps")
+    loss = "a setting holds if it loses less than so many points (default: the run's report.margin, else 5)"
+    add("--margin", metavar="POINTS", type=float, help=loss)
     options = parser.parse_args(arguments)
+    if options.margin is not None and not 0 < options.margin < 100:
+        raise UserError(f"--margin={options.margin:g} is out of range: give points of accuracy between 0 and 100.")
     path = options.directory
     if path.is_file():
         print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
     else:
         how = {"scale": options.scale, "interval": options.interval, "completions": max(0, options.completions)}
+        how["margin"] = None if options.margin is None else options.margin / 100
         print(build_report(path, folder=options.output, **how))
 
 

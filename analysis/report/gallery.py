@@ -17,7 +17,8 @@ from analysis.pictures.comparison import accuracy_memory_figure, policy_bars_fig
 from analysis.pictures.cost import cost_figure
 from analysis.pictures.heatmap import grid_figure, mean_figure
 from analysis.pictures.noise import noise_figure
-from analysis.pictures.style import file_name, save_figure
+from analysis.pictures.style import save_figure
+from analysis.safe import file_name
 
 # A grid of several policies shares as many settings as it has points; only so many get a bar chart.
 MAX_BARS = 6
@@ -48,7 +49,7 @@ def draw_all(found: Findings, folder: Path, *, scale: words.Scale, interval: boo
     pictures = []
     floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
     if floors:
-        caption = "Each grid's cells in order, beside what identical cells give"
+        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
         pictures.append(picture(noise_figure(floors), folder, caption, "noise"))
     for model in found.models:
         title = model_title(found.metrics, model)

@@ -22,7 +22,7 @@ from analysis.report.tables import cell_table, holding_tables, progress, score_t
 
 # A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
 MAX_VALUES = 4
-SHOWN_APART = ("expected", "draws", "config", "stretches")
+SHOWN_APART = ("expected", "draws", "rounds", "margin", "config", "stretches")
 MAX_LISTED = 200
 
 
@@ -149,7 +149,7 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
         ("models", _listed(metrics["model_title"])),
         ("benchmarks", _listed(f"{name} ({most:g} problems)" for name, most in benchmarks.items())),
         ("policies", _listed(metrics["policy"])),
-        ("draws", _listed(metrics["draws"].map(words.number))),
+        ("draws", _draws(metrics)),
         ("decoding", _listed(metrics["decoding"])),
         ("seed", _listed(metrics["seed"])),
         ("completions", f"{metrics['completions'].sum():,}"),
@@ -164,6 +164,13 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
     for name, values in seen.items():
         facts.append((name, "; ".join(values) if len(values) <= MAX_VALUES else f"{len(values)} different values"))
     return facts
+
+
+def _draws(metrics: pd.DataFrame) -> str:
+    """The draws per problem, and that the sweep was sequential."""
+    rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if text]
+    listed = _listed(metrics["draws"].map(words.number))
+    return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, until a cell was decided" if rounds else listed
 
 
 def _listed(values: Iterable[Any]) -> str:

@@ -1,5 +1,6 @@
 """HTML from the templates, and JSON that is safe inside it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ def render(template: str, **context: Any) -> str:
 
 def script_json(value: Any) -> str:
     """Write JSON that is safe inside a script element: no text can close the element or open another."""
-    text = msgspec.json.encode(value).decode()
+    try:
+        text = msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half a character, which JSON in ASCII can hold
+        text = json.dumps(value)
     # The two line separators end a line in old JavaScript.
     text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

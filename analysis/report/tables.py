@@ -33,7 +33,7 @@ def _kept(scores: pd.DataFrame, model: str) -> pd.Series:
 
 def markdown(metrics: pd.DataFrame) -> str:
     """The Pass@1 tables of all models as Markdown."""
-    tables = [score_table(metrics, model).reset_index() for model in metrics["model"].unique()]
+    tables = [score_table(metrics, model).reset_index(allow_duplicates=True) for model in metrics["model"].unique()]
     texts = [words.markdown([table.columns, *table.to_numpy()]) for table in tables]
     return "\n\n".join([*texts, NOTE]) + "\n"
 
@@ -106,10 +106,12 @@ def _cell(row: Any, draws: int) -> dict[str, str]:
         "keep ratio": words.number(row.keep_ratio),
         "window": words.number(row.local_window),
         "budget": words.number(row.budget),
+        "draws": words.number(row.draws),
         "Pass@1 ± SE": words.percent_pm(row.pass_at_1, row.se),
         "95% interval": interval if row.graded else MISSING,
         **({name: words.percent(value) for name, value in several.items()} if draws > 1 else {}),
         "vs full ± SE": words.percent_pm(row.diff_to_full, row.diff_se, signed=True),
+        "decision": row.decision if isinstance(row.decision, str) else MISSING,
         "p (Holm)": words.p_value(row.p_holm),
         "regressions": words.number(row.regressions),
         "gains": words.number(row.gains),
@@ -121,6 +123,7 @@ def _cell(row: Any, draws: int) -> dict[str, str]:
         "evicted %": words.percent(row.evicted),
         "kept memory %": words.percent(row.kept_memory),
         "truncated %": words.percent(row.truncated),
+        "looping": f"{row.looping_texts:g} of {row.truncated_texts:g}" if row.truncated_texts else MISSING,
         "no answer %": words.percent(row.no_answer),
         "timed out %": words.percent(row.grader_timeout),
         "status": "done" if row.status == "done" else f"partial: {progress(row)}",
@@ -141,5 +144,5 @@ def _aligned(table: pd.DataFrame) -> str:
 
 def _latex(table: pd.DataFrame) -> str:
     columns = "l" + "r" * len(table.columns)
-    text = table.reset_index().to_latex(index=False, escape=True, column_format=columns)
+    text = table.reset_index(allow_duplicates=True).to_latex(index=False, escape=True, column_format=columns)
     return text.replace("±", r"$\pm$").replace("–", "--")

@@ -11,7 +11,7 @@ from compression.policy import CacheView, Policy, Selection
 class FullCache(Policy):
     """Keeps everything: the baseline of every comparison."""
 
-    def trigger(self, question_length: int) -> int | None:
+    def trigger(self, question_length: int, evictions: int = 0) -> int | None:
         """Never."""
         return None
 

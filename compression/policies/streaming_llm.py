@@ -55,10 +55,10 @@ class StreamingLLM(SinkPolicy):
         settings = super().identity()
         return {k: v for k, v in settings.items() if (k, v) != ("variant", "original")}
 
-    def length_after(self, length: int, question_length: int) -> int:
+    def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
         """The size of the other policies, and sinks on top of it in the DynTS code."""
         on_top = self.sinks if self.variant == "dynts_code" else 0
-        return min(length, super().length_after(length, question_length) + on_top)
+        return min(length, super().length_after(length, question_length, evictions) + on_top)
 
     def scores(self, view: CacheView) -> Tensor:
         """Sinks pinned, later is better."""

@@ -21,12 +21,9 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """Where a benchmark's problems come from and how they are asked.
+    """Where a benchmark's problems come from and how they are asked; a contradiction raises a UserError.
 
-    `conf/benchmark/base/problems.yaml` describes each field.
-
-    Raises:
-        UserError: fields contradict each other. `settings.build` refuses a value that a field does not allow.
+    `conf/benchmark/base/problems.yaml` describes each field, and `settings.build` refuses a value that none allows.
     """
 
     name: str

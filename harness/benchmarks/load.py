@@ -32,11 +32,7 @@ class Benchmark:
 
 
 def load_problems(config: BenchmarkConfig) -> Benchmark:
-    """Load a benchmark from its path, else from its source, and check every problem of it.
-
-    Raises:
-        UserError: the data cannot be had, or one of its problems is incomplete, duplicate or of another kind.
-    """
+    """Load a benchmark from its path, else from its source, and check every problem of it."""
     rows, origin, config = read_source(config)
     problems = _problems(_kept(rows, config, origin), config, origin)
     found = content_hash([[problem.id, problem.prompt, problem.gold] for problem in problems])
@@ -47,13 +43,8 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
                 f"{origin} holds {len(problems)} problems of content hash {found}, not benchmark.{name}={expected}; "
                 f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is."
             )
-    return Benchmark(
-        name=config.name,
-        problems=tuple(problems[: config.limit]),
-        content_hash=found,
-        count=len(problems),
-        origin=origin,
-    )
+    chosen = tuple(problems[: config.limit])
+    return Benchmark(name=config.name, problems=chosen, content_hash=found, count=len(problems), origin=origin)
 
 
 def _kept(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Row]:

@@ -28,22 +28,19 @@ class Prompt:
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
         """Render the template for one problem, with its options by letter where it has any.
 
-        Raises:
-            UserError: the template fails, does what the sandbox forbids, writes too much, or leaves the problem out.
+        A template that fails, does what is forbidden, writes too much, or leaves the problem out raises a UserError.
         """
-        pieces, length = [], 0
+        prompt = ""
         try:
             for piece in self.template.generate(problem=problem, **({"options": options} if options else {})):
-                pieces.append(piece)
-                length += len(piece)
-                if length > MOST_CHARS:
+                prompt += piece
+                if len(prompt) > MOST_CHARS:
                     raise OverflowError(f"more than {MOST_CHARS:,} characters for one problem")
         except Exception as error:  # A template is a program: it can raise anything.
             raise UserError(
                 f"benchmark.prompt={self.name} cannot ask this benchmark ({type(error).__name__}: "
                 f"{str(error)[:80]!r}); choose a prompt that uses problem{' and options' if options else ' alone'}."
             ) from None
-        prompt = "".join(pieces)
         if problem not in prompt:
             raise UserError(f"benchmark.prompt={self.name} leaves the problem out; put {{{{ problem }}}} into it.")
         return prompt
@@ -66,11 +63,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def read_prompt(name: str) -> Prompt:
-    """Read a template of conf/prompt by its name, or any other by its path.
-
-    Raises:
-        UserError: there is no such file, or the file is no template.
-    """
+    """Read a template of conf/prompt by its name, or any other by its path; raises a UserError if there is none."""
     fault = "is neither a name nor a readable file"
     try:
         known = PROMPTS / f"{name}.jinja"

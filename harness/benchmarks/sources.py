@@ -1,4 +1,4 @@
-"""Rows of problems from toy tasks, local files and hub datasets."""
+"""Rows of problems from toy tasks, local files and hub datasets. Data that cannot be had or read raise a UserError."""
 
 import csv
 import json
@@ -23,11 +23,7 @@ class Row(NamedTuple):
 
 
 def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfig]:
-    """Read the rows; say where they came from, and which configuration fits them, as the fallback has its own.
-
-    Raises:
-        UserError: the data cannot be had or read.
-    """
+    """Read the rows; say where they came from, and which configuration fits them, as the fallback has its own."""
     if config.path is not None:
         path = Path(config.path).expanduser()
         return _read_path(path, config.split), str(path), config

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.records import Completion, Eviction
+from analysis.records import Completion, Eviction, StopReason
 from compression.cache import SlotCache
 from compression.policy import CacheView, Policy
 from harness.decode.clock import Clock
@@ -67,7 +67,7 @@ class Engine:
             per_head=any(policy.per_head for policy in policies),
             impl=impl,
         )
-        self.table = SlotTable(self.cache, max_new_tokens=decoding.max_new_tokens)
+        self.table = SlotTable(self.cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)
         self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders))
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
         # Whether the host may start a step before it has read the ends of the last one, and whether those are unread.
@@ -178,6 +178,8 @@ class Engine:
         self.clock.steps += 1
         self.clock.tokens += live
         self.table.ends.flags[:live] = torch.isin(written, self.stop_ids)
+        if self.decoding.stop_on_loop:
+            self.table.ends.flags[:live] |= self.table.looping()
 
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
         """Take out the texts that ended `late` steps ago, as the flags that were sent last tell."""
@@ -200,6 +202,7 @@ class Engine:
         request, evictions = self.table[slot].request, self.table[slot].evictions
         ids = self.table.text(slot).tolist()
         stopped = ids[-1] in self.model.stop_ids
+        cut_off: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
         thinking = self._thinking_tokens(ids)
         return Completion(
             problem_id=request.problem_id,
@@ -209,7 +212,7 @@ class Engine:
             num_tokens=len(ids),
             prompt_tokens=len(request.prompt_ids),
             thinking_tokens=len(ids) if thinking is None else thinking,
-            stop_reason="stop" if stopped else "length",
+            stop_reason="stop" if stopped else cut_off,
             evictions=evictions,
             fork_step=evictions[0].step if evictions else None,
             peak_length=max([int(self.cache.lengths[slot]), *(e.length_before for e in evictions)]),
@@ -241,7 +244,8 @@ class Engine:
             self.table.forced[slot] = 0
             text_length = len(state.request.prompt_ids) + step
             held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
-            state.evictions.append(Eviction(step=step, length_before=view.length, length_after=kept, held=held))
+            eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)
+            self.table.add_eviction(slot, eviction)
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
         request, text = state.request, self.table.text(slot)
@@ -258,4 +262,5 @@ class Engine:
             answer_start=None if thinking is None else question_length + thinking,
             # A stream of its own, so that the policy does not repeat the numbers that drew the tokens.
             stream=sequence_key(self.seed, request.problem_id, request.draw, "select", len(state.evictions)),
+            evictions=len(state.evictions),
         )

@@ -59,6 +59,7 @@ class DecodingConfig:
     Attributes:
         name: the config's name.
         max_new_tokens: tokens after which a completion is cut off.
+        stop_on_loop: cut a completion off as soon as it ends in a loop (`analysis.loops.find_loop`).
         sampling: how tokens are drawn.
 
     Raises:
@@ -68,6 +69,7 @@ class DecodingConfig:
     name: str
     max_new_tokens: int
     sampling: SamplingConfig
+    stop_on_loop: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -77,13 +79,13 @@ class DecodingConfig:
 
 
 def build_decoding(node: DictConfig) -> DecodingConfig:
-    """Build the decoding from its flat section, which holds name and max_new_tokens beside the sampling's fields.
+    """Build the decoding from its flat section, which holds all fields, those of the sampling included.
 
     Raises:
         UserError: a setting that is unknown, missing, of another type, or out of range.
     """
     values = {str(name): value for name, value in node.items()}
-    own = {name: values.pop(name) for name in set(values) & {"name", "max_new_tokens"}}
+    own = {name: values.pop(name) for name in set(values) & {"name", "max_new_tokens", "stop_on_loop"}}
     return build(DecodingConfig, "decoding", own | {"sampling": build(SamplingConfig, "decoding", values)})
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.loops import LEAST_REPEATS, LEAST_TOKENS
 from analysis.records import Eviction
 from compression.cache import SlotCache
 from compression.rows import Prefill
@@ -31,7 +32,7 @@ class SlotState:
 
     def trigger(self, branch: Branch) -> int:
         """Cache length at which the branch's policy evicts."""
-        trigger = branch.policy.trigger(len(self.request.prompt_ids))
+        trigger = branch.policy.trigger(len(self.request.prompt_ids), len(self.evictions))
         return _NEVER if trigger is None else trigger
 
 
@@ -75,9 +76,11 @@ class SlotTable:
         written: the tokens so far, [slots, max_new_tokens]; those that the request gives lie there from the start.
         counts: tokens written, as in `generated`.
         ends: a flag that says whether the latest step ended the text.
+        agreeing: for each period of a loop, the tokens at the end of the text that equal the token one period before
+            them, [slots, periods]; no periods unless loops are looked for.
     """
 
-    def __init__(self, cache: SlotCache, *, max_new_tokens: int) -> None:
+    def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
         self.cache, self.slots, self.waiting = cache, cache.slots, 0
         self._states: list[SlotState | None] = [None] * cache.slots
         self.generated, self.forced = np.zeros((2, cache.slots), dtype=np.int64)
@@ -86,9 +89,11 @@ class SlotTable:
         self.tokens, self.positions, self.streams, self.counts = (torch.zeros_like(cache.slot_ids) for _ in range(4))
         self.written = torch.zeros(cache.slots, max_new_tokens, dtype=torch.int64, device=device)
         self.ends = EndFlags(cache.slots, device)
+        self._periods = torch.arange(1, max_new_tokens // LEAST_REPEATS * find_loops + 1, device=device)
+        self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
         on_host = self.generated, self.forced, self.triggers
         on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags
-        self._columns: tuple[Any, ...] = (*on_host, *on_device)
+        self._columns: tuple[Any, ...] = (*on_host, *on_device, self.agreeing)
 
     def __getitem__(self, slot: int) -> SlotState:
         state = self._states[slot]
@@ -130,7 +135,7 @@ class SlotTable:
         self.generated[slot], self.counts[slot], self.forced[slot] = 0, 0, len(request.forced)
         self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
         self.tokens[slot], self.positions[slot] = request.prompt_ids[-1], len(request.prefilled_ids)
-        self.streams[slot] = stream
+        self.streams[slot], self.agreeing[slot] = stream, 0
 
     def append(self, drawn: Tensor) -> Tensor:
         """Write the token drawn for each live slot, [live], or the given one; return what was written, [live]."""
@@ -144,6 +149,24 @@ class SlotTable:
         counts += 1
         self.generated[:live] += 1
         return drawn
+
+    def looping(self) -> Tensor:
+        """Take the tokens just written into account; return which live texts now end in a loop, [live].
+
+        The loops are those of `analysis.loops.find_loop`. Call this method once after each `append`.
+        """
+        live = self.cache.live
+        places = self.counts[:live, None] - 1 - self._periods  # [live, periods]
+        before = self.written[self.cache.slot_ids[:live, None], places.clamp(min=0)]
+        agrees = (before == self.tokens[:live, None]) & (places >= 0)
+        self.agreeing[:live] = (self.agreeing[:live] + 1) * agrees
+        needed = (LEAST_REPEATS * self._periods).clamp(min=LEAST_TOKENS)
+        return (self.agreeing[:live] + self._periods >= needed).any(-1)
+
+    def add_eviction(self, slot: int, eviction: Eviction) -> None:
+        """Note an eviction of a slot, after which its trigger may be another."""
+        self[slot].evictions.append(eviction)
+        self._seat(slot, self[slot])
 
     def text(self, slot: int) -> Tensor:
         """The tokens written in a slot so far, [generated]."""

@@ -20,6 +20,7 @@ def view_slot(
     question_length: int,
     answer_start: int | None,
     stream: int,
+    evictions: int = 0,
 ) -> CacheView:
     """Make the view of a slot that its policy selects from.
 
@@ -33,6 +34,7 @@ def view_slot(
         question_length: tokens of the prompt.
         answer_start: position of the tag that closes the thinking; None while the sequence is thinking.
         stream: key of the policy's random numbers (`harness.decode.sampling.sequence_key`).
+        evictions: the sequence's evictions so far.
     """
     length = int(cache.lengths[slot])
     positions = cache.positions[slot, ..., :length]
@@ -54,5 +56,6 @@ def view_slot(
         scaling=model.scaling,
         signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
         uniform=lambda: uniforms_of_rows(stream, positions),
+        evictions=evictions,
         operations=cache.operations,
     )

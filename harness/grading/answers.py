@@ -50,11 +50,11 @@ class Verdict(NamedTuple):
 def judge(
     text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[str, Any] | None = None
 ) -> tuple[str | None, Outcome]:
-    """The answer and the outcome of one completion; at the token limit it is truncated, whatever it holds.
+    """The answer and the outcome of one completion; one that was cut off is truncated, whatever it holds.
 
     Args:
         text: the completion, thinking included.
-        stop_reason: "length" if it hit the token limit.
+        stop_reason: "stop" if the model ended the text.
         gold: the reference answer.
         kind: what kind of answer that is.
         rule: the fields of `Rule` as a worker receives them, `tags` as a mapping; None for the defaults.
@@ -66,8 +66,8 @@ def explain(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict
     """Judge as `judge` does, and say which rule decided."""
     rule = dict(rule or {})
     reading = Rule(**{**rule, "tags": ThinkTags(**rule.get("tags", {}))})
-    if stop_reason == "length" and not reading.lenient:
-        return Verdict(None, "truncated", "the completion hit the token limit")
+    if stop_reason != "stop" and not reading.lenient:
+        return Verdict(None, "truncated", "the completion was cut off")
     answer = extract_answer(text, kind, reading)
     if answer is None:
         return Verdict(None, "no_answer", "no thinking that ends, no last box that closes, and no stated conclusion")

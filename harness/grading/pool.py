@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from analysis.command_line import guard_streams
 from analysis.records import UserError
 from harness.grading.answers import AnswerKind
 
@@ -50,6 +51,7 @@ def serve(function: str) -> None:
     # A library that prints must not write between the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
+    guard_streams()
     module, _, name = function.partition(":")
     judge_row = getattr(importlib.import_module(module), name)
     print("{}", file=replies, flush=True)

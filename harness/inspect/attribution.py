@@ -38,7 +38,6 @@ def removal(
     A positive number means that the step supports the token. The later tokens keep their positions.
 
     Args:
-        model: the model that reads the text.
         token_ids: prompt, thinking and answer.
         answer_start: position of the closing tag, the first token that is read without the step. The rows of the
             result are the tokens behind this one.

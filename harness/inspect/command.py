@@ -61,11 +61,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuse options that fit no text.
-
-    Raises:
-        UserError: an option is out of range, cannot be read, or contradicts another.
-    """
+    """Raise a UserError where an option is out of range, cannot be read, or contradicts another."""
     paragraphs([], options.split)
     matches([], options.find or "")
     if options.steps:

@@ -16,11 +16,12 @@ import pandas as pd
 
 from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
 from analysis.pictures.attribution import attribution_figure, attribution_table
-from analysis.pictures.importance import Layout, Strip, importance_figure, importance_table, lorenz, write_csv
+from analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz, write_csv
 from analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
-from analysis.pictures.style import file_name, save_figure
-from analysis.records import UserError, read_cell
+from analysis.pictures.style import save_figure
+from analysis.records import UserError, read_cell, replace_text
 from analysis.report.kept_page import kept_html
+from analysis.safe import file_name
 from harness.inspect.attribution import cost, grad_x_input, removal
 from harness.inspect.importance import importance
 from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs
@@ -40,8 +41,7 @@ def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterato
         pieces=text.thinking,
     )
     labels = options.label or ["answer"]
-    found = importance(text, labels, options.head, options.scores, min_distance=options.min_distance)
-    strips = [Strip(title=title, scores=scores) for title, scores in found.items()]
+    strips = importance(text, labels, options.head, options.scores, min_distance=options.min_distance)
     name = _name("importance", text)
     yield _table(importance_table(layout, strips), options.out, name)
     figure = importance_figure(layout, strips, title=text.title, average_steps=options.by == "step")
@@ -49,11 +49,7 @@ def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterato
 
 
 def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
-    """The steps whose means the strips show, as tokens of the thinking: those of --steps, else paragraphs.
-
-    Raises:
-        UserError: --steps goes beyond the thinking.
-    """
+    """The tokens of each step whose mean the strips show: those of --steps, else the paragraphs."""
     if not options.steps:
         return paragraphs(text.thinking, options.split)
     steps, tokens = given(options.steps), len(text.thinking)
@@ -85,11 +81,7 @@ def draw_attribution(options: argparse.Namespace, text: InspectedText) -> Iterat
 
 
 def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
-    """The steps to attribute, as tokens of the thinking: those of --find or --steps, else equations, else paragraphs.
-
-    Raises:
-        UserError: --find matches nothing, or --steps goes beyond the thinking.
-    """
+    """The tokens of each step to attribute: those of --find or --steps, else the equations, else the paragraphs."""
     if options.find:
         if found := matches(text.thinking, options.find):
             return found
@@ -112,7 +104,7 @@ def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path
     name = _name("kept", text)
     yield _table(kept_table(kept), options.out, name)
     path = options.out / f"{name}.html"
-    path.write_text(kept_html(kept, title=text.title, rows=options.rows))
+    replace_text(path, kept_html(kept, title=text.title, rows=options.rows))
     yield path
 
 
@@ -120,9 +112,6 @@ def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iter
     """Curves of the true importance that each policy of a run held, and its Pass@1.
 
     The importance is that of each text as the policy wrote it, read with a full cache.
-
-    Raises:
-        UserError: no completion with an eviction has labels.
     """
     kind = (options.label or ["answer"])[0]
     rows: list[dict[str, Any]] = []

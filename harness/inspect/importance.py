@@ -12,8 +12,8 @@ from compression.policies.observation import ObservationPolicy
 from compression.policy import BudgetPolicy
 from compression.predictor import load_predictor
 from compression.rows import Prefill
-from harness.decode.engine import view_slot
 from harness.decode.sampling import sequence_key
+from harness.decode.view import view_slot
 from harness.inspect.text import InspectedText, NotInText
 from harness.predictor.kinds import LabelKind
 from harness.predictor.labels import label_trace, read_whole
@@ -30,11 +30,8 @@ def importance(
     """Importance of the thinking tokens, [thinking] by title: true labels, each head's and each policy's scores.
 
     The labels are those of the text read with a full cache, whatever cache it was written with. A text that never
-    answers has no label of kind `answer`. That kind costs the answer's queries alone; the other kinds cost every query,
-    so that 7,000 tokens take a minute on a CPU instead of seconds.
-
-    Raises:
-        NotInText: the text never answers, and only its answer's labels are asked for.
+    answers has no label of kind `answer`, and raises NotInText if nothing else is asked for. That kind costs only the
+    answer's queries; the other kinds cost every query, so that 7,000 tokens take a minute on a CPU instead of seconds.
     """
     known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
     if not known and not heads and not policies:
@@ -61,10 +58,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     """Each policy's scores of the thinking tokens, [thinking], where the thinking ends and nothing was evicted.
 
     Scores per layer and head are averaged over both. A pinned row counts as the highest score that its head gives to
-    another row. The newest rows, which a policy leaves unscored, have NaN.
-
-    Raises:
-        NotInText: a policy scores from more of the newest rows than the text has.
+    another row. The newest rows, which a policy leaves unscored, have NaN. A text with too few rows raises NotInText.
     """
     if not policies:
         return []

@@ -1,6 +1,6 @@
 """Reasoning steps: token ranges of a thinking, found in its text or given on the command line.
 
-The functions take the thinking as pieces, the text of each token.
+The functions take the thinking as pieces, the text of each token. A broken pattern raises a UserError.
 """
 
 import re
@@ -18,11 +18,7 @@ EXPRESSIONS = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 
 
 def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
-    """Tokens of each step. A step begins with the first token that lies wholly behind a match of `split`.
-
-    Raises:
-        UserError: `split` is no regular expression.
-    """
+    """Tokens of each step. A step begins with the first token that lies wholly behind a match of `split`."""
     ends = [match.end() for match in _pattern("--split", split).finditer("".join(pieces))]
     begins = [0, *accumulate(map(len, pieces))][:-1]
     numbers = np.searchsorted(ends, begins, side="right")
@@ -31,11 +27,7 @@ def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
 
 
 def matches(pieces: Sequence[str], pattern: str = EXPRESSIONS) -> list[range]:
-    """Tokens of each match of a pattern, in order.
-
-    Raises:
-        UserError: `pattern` is no regular expression.
-    """
+    """Tokens of each match of a pattern, in order."""
     found = _pattern("--find", pattern).finditer("".join(pieces))
     return [token_range(pieces, *match.span()) for match in found if match.group()]
 
@@ -43,8 +35,7 @@ def matches(pieces: Sequence[str], pattern: str = EXPRESSIONS) -> list[range]:
 def given(text: str) -> list[range]:
     """Read `0-31,40-80`: the first and the last token of each step, counted in the thinking from 0.
 
-    Raises:
-        UserError: the text cannot be read, or the steps are not in order or share tokens.
+    Steps that are not in order or share tokens raise a UserError.
     """
     words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
     steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]

@@ -69,8 +69,7 @@ class TextSource:
     def policies(self, names: Sequence[str]) -> list[BudgetPolicy]:
         """Policies by name, with the settings that the configuration's policy shares with them.
 
-        Raises:
-            UserError: a name is unknown, a policy has no scores, or its predictor was made for another model.
+        An unknown name, a policy without scores, or another model's predictor raises a UserError.
         """
         if not names:
             return []
@@ -86,11 +85,7 @@ class TextSource:
         return policies  # type: ignore[return-value]
 
     def check_head(self, path: Path) -> None:
-        """Refuse a folder that holds no importance predictor of the model's width.
-
-        Raises:
-            UserError: the folder holds none.
-        """
+        """Raise a UserError if a folder holds no importance predictor of the model's width."""
         try:
             width = read_card(path)["hidden_size"]
         except (OSError, ValueError) as error:
@@ -106,9 +101,7 @@ class TextSource:
 def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
     """A stored completion of a cell. Overrides of model and policy tell where the cell's files lie now.
 
-    Raises:
-        UserError: the folder is no cell's or holds no such completion; an override changes anything else, or names
-            other weights.
+    A UserError refuses a folder without such a completion, an override of anything else, and other weights.
     """
     if not (folder / CELL_FILE).is_file():
         raise UserError(f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}.")
@@ -133,19 +126,15 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
 def of_completion(folder: Path, question: str, completion: Completion, overrides: Sequence[str] = ()) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
     stored = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
-    own = read_cell(folder)["policy"]
-    policy = stored["policy"]
-    stored["policy"] = {**policy, **{k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}}
+    policy, own = stored["policy"], read_cell(folder)["policy"]
+    policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
     if "question" in policy and "question" in own:
-        stored["policy"]["question_on_top"] = None  # the older spelling of the same setting
+        policy["question_on_top"] = None  # the older spelling of the same setting
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
     # A run of another version may have settings that this version does not know.
     known = {str(field.name) for field in fields(ModelConfig)}
-    return TextSource(
-        model=build(ModelConfig, "model", {k: v for k, v in config.model.items() if k in known}),
-        config=config,
-        read=partial(_of_completion, question, completion),
-    )
+    model = build(ModelConfig, "model", {k: v for k, v in config.model.items() if k in known})
+    return TextSource(model=model, config=config, read=partial(_of_completion, question, completion))
 
 
 def _of_completion(question: str, completion: Completion, model: LoadedModel) -> InspectedText:
@@ -157,9 +146,7 @@ def _of_completion(question: str, completion: Completion, model: LoadedModel) ->
 def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[str] = ()) -> TextSource:
     """A row of a JSONL of texts, with the model of the overrides. A row has problem and text, and may have id and draw.
 
-    Raises:
-        UserError: the file has no such row, or the row lacks problem or text. `read` raises one where the text lacks a
-            thinking or an answer.
+    No such row, or a row that lacks a field, raises a UserError; so does `read` for a text that does not answer.
     """
     for number, row in enumerate(read_rows(path), start=1):
         name = str(row.get("id", number))
@@ -168,9 +155,8 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
             if not {"problem", "text"} <= row.keys():
                 raise UserError(f"{where} must name problem and text.")
             config = compose_config("config", overrides)
-            return TextSource(
-                model=build(ModelConfig, "model", config.model), config=config, read=partial(_of_row, row, name, where)
-            )
+            model = build(ModelConfig, "model", config.model)
+            return TextSource(model=model, config=config, read=partial(_of_row, row, name, where))
     raise UserError(f"--problem {problem_id} --draw {draw} is not in {path}: name the id of a row, or its line number.")
 
 
@@ -182,33 +168,27 @@ def _of_row(row: dict[str, Any], name: str, where: str, model: LoadedModel) -> I
 def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> TextSource:
     """A completion that `read` writes, of a benchmark's problem or of a question: the one that a cell would store.
 
-    Raises:
-        UserError: the settings are not those of exactly one cell, or the benchmark has no such problem.
+    Settings of more cells than one, or no such problem, raise a UserError.
     """
     config = compose_config("config", overrides)
     job = make_job(config)
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
+    found = [problem for problem in job.benchmark.problems if problem_id in (None, problem.id)]
     if question is not None:
-        problem: Problem | None = Problem(id=problem_id or "question", prompt=question, gold="")
-    else:
-        problem = next((p for p in job.benchmark.problems if problem_id in (None, p.id)), None)
-    if problem is None:
+        found = [Problem(id=problem_id or "question", prompt=question, gold="")]
+    if not found:
         some = ", ".join(job.problem_ids[:5])
         raise UserError(f"--problem {problem_id} is not in {job.benchmark.name}: it has {some} ...")
-    return TextSource(model=job.model, config=config, read=partial(_written, job, problem, draw))
+    return TextSource(model=job.model, config=config, read=partial(_written, job, found[0], draw))
 
 
 def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
     from harness.decode.engine import Engine
 
-    (cell,) = job.cells
-    request = Request(
-        problem_id=problem.id,
-        draw=draw,
-        prompt_ids=model.prompt_ids(problem.prompt),
-        branches=(Branch(cell_id="", policy=cell.policy),),
-    )
+    branches = tuple(Branch(cell_id="", policy=cell.policy) for cell in job.cells)
+    prompt = model.prompt_ids(problem.prompt)
+    request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=branches)
     engine = Engine.sized_for([request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl)
     ((_, completion),) = engine.generate([request])
     return _of_completion(problem.prompt, completion, model)

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from analysis.records import UserError, content_hash
 from harness.models.thinking import ThinkTags
@@ -21,28 +23,9 @@ _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model and the way to run it.
+    """A model and the way to run it; `conf/model/base/model.yaml` describes each field.
 
-    Attributes:
-        name: the config's name.
-        title: the model's name in reports.
-        path: a local directory, or an id on the hub.
-        revision: commit of the hub id.
-        dtype: precision of weights and cache.
-        random_weights: whether to give the architecture random weights, for speed and memory runs.
-        device: "auto" takes CUDA if there is one, else the CPU.
-        threads: CPU threads of the process; None leaves torch's choice.
-        think_start: the tag that opens the thinking.
-        think_end: the tag that closes the thinking, one token.
-        force_think: whether the prompt opens the thinking (`think_start` and a line break) where the chat template does
-            not.
-        config: the architecture, with the fields of config.json. With random_weights the model is built from it,
-            without a download. Otherwise it only informs the reader; the checkpoint's own config.json is used.
-        special_tokens: the tokens of `ROLES` for the stand-in tokenizer of a built model.
-        predictor: directory of the importance predictor made for the model, if any.
-
-    Raises:
-        UserError: a field out of its range.
+    Fields that contradict each other raise a UserError; `settings.build` refuses a value that a field does not allow.
     """
 
     name: str
@@ -52,20 +35,17 @@ class ModelConfig:
     dtype: DType = "float32"
     random_weights: bool = False
     device: str = "auto"
-    threads: int | None = None
+    threads: Annotated[int, Field(ge=1)] | None = None
     think_start: str = "<think>"
     think_end: str = "</think>"
     force_think: bool = False
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
+    safetensors_only: bool = True
     predictor: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in get_args(DType):
-            raise UserError(f"model.dtype={self.dtype} is unknown: choose one of {', '.join(get_args(DType))}.")
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"model.threads={self.threads} is out of range: at least 1, or null for torch's choice.")
         for name in ("think_start", "think_end"):
             if not getattr(self, name).strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes.")

@@ -83,7 +83,8 @@ class LoadedModel:
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, up to where the model begins to think."""
-        text = self._templated(prompt)
+        # A stored question may hold half a character, which a tokenizer refuses.
+        text = self._templated(prompt.encode(errors="replace").decode())
         if self.config.force_think and not self._opens_thinking(text):
             text += f"{self.config.think_start}\n"
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -152,8 +153,16 @@ def load_model(config: ModelConfig) -> LoadedModel:
             torch.manual_seed(0)
             network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
-            network = AutoModelForCausalLM.from_pretrained(config.path, revision=config.revision, dtype=dtype)
-    except OSError as error:
+            network = AutoModelForCausalLM.from_pretrained(
+                config.path,
+                revision=config.revision,
+                dtype=dtype,
+                use_safetensors=config.safetensors_only or None,
+                trust_remote_code=False,
+            )
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a damaged file: each library raises what it likes
         raise _cannot_load(config, error) from error
     if config.is_built:
         _check_vocabulary(config, len(tokenizer))
@@ -205,7 +214,7 @@ def read_architecture(config: ModelConfig) -> Any:
         if config.is_built:
             architecture = _build_architecture(config)
         else:
-            architecture = AutoConfig.from_pretrained(config.path, revision=config.revision)
+            architecture = AutoConfig.from_pretrained(config.path, revision=config.revision, trust_remote_code=False)
         check_attention(architecture)
     except OSError as error:
         raise _cannot_load(config, error) from error
@@ -241,11 +250,11 @@ def _build_architecture(config: ModelConfig) -> Any:
     return architecture
 
 
-def _cannot_load(config: ModelConfig, error: OSError) -> UserError:
-    reason = str(error).strip().splitlines()[0].rstrip(".")
+def _cannot_load(config: ModelConfig, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(
-        f"model={config.name} cannot be loaded from {config.path} ({reason}): "
-        "give a local directory as model.path=, or log in to the hub and accept the model's terms."
+        f"model={config.name} cannot be loaded from {config.path} ({reason}): give a local directory with safetensors "
+        "as model.path=, or log in to the hub and accept the model's terms."
     )
 
 

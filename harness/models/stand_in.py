@@ -15,12 +15,9 @@ _CHAT_TEMPLATE = (
 
 
 def stand_in_tokenizer(special_tokens: Mapping[str, str], think_start: str, think_end: str) -> PreTrainedTokenizerFast:
-    """Make a tokenizer of single bytes with the model's special tokens; decoding restores any text.
+    """Make a tokenizer of single bytes with the model's special tokens (those of `ROLES`); decoding restores any text.
 
-    Args:
-        special_tokens: the model's tokens for `ROLES`.
-        think_start: the tag that opens the thinking; the chat template ends with it.
-        think_end: the tag that closes the thinking.
+    The tags around the thinking are tokens too, and the chat template ends with the opening one.
     """
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))
@@ -29,11 +26,8 @@ def stand_in_tokenizer(special_tokens: Mapping[str, str], think_start: str, thin
     tokenizer.add_special_tokens(list(dict.fromkeys(special_tokens[role] for role in ROLES)))
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (think_start, think_end)])
     template = _CHAT_TEMPLATE
-    for name, token in (
-        ("USER", special_tokens["user"]),
-        ("ASSISTANT", special_tokens["assistant"]),
-        ("THINK", think_start),
-    ):
+    names = {"USER": special_tokens["user"], "ASSISTANT": special_tokens["assistant"], "THINK": think_start}
+    for name, token in names.items():
         template = template.replace(name, token)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -25,8 +25,7 @@ class ThinkTags:
 def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple[slice, slice]:
     """The thinking and the answer of a text, as slices of its characters. An opening tag at its start is in neither.
 
-    Raises:
-        UserError: the thinking is never closed, is empty, or nothing follows it; the message calls the text `name`.
+    A thinking that is never closed or empty, and an empty answer, raise a UserError, which calls the text `name`.
     """
     end = tags.closing(text)
     if end is None:

@@ -1,4 +1,7 @@
-"""Stage 2: every kind of label and the last hidden states of the thinking tokens, from one forward per trace."""
+"""Stage 2: every kind of label and the last hidden states of the thinking tokens, from one forward per trace.
+
+Labels that are missing, broken, or of other traces raise a UserError.
+"""
 
 import hashlib
 import itertools
@@ -34,11 +37,7 @@ class LabelPass(Prefill):
     """
 
     def __init__(
-        self,
-        answer_start: int,
-        min_distance: int,
-        kinds: Sequence[LabelKind] = LABEL_KINDS,
-        impl: Implementation = "torch",
+        self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation = "torch"
     ) -> None:
         super().__init__()
         compute = operations(impl).importance_labels
@@ -85,11 +84,7 @@ def label_trace(
 
 
 def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict[str, Any]:
-    """Write the shards of labels that are missing; return the manifest.
-
-    Raises:
-        UserError: the folder holds labels of other traces, of another model or with another distance.
-    """
+    """Write the missing shards of labels; return the manifest. Other labels in the folder raise a UserError."""
     hidden_size = model.network.config.hidden_size
     tokens = sum(t.think_end - t.think_start for t in traces)
     mib = tokens * (hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)) / 2**20
@@ -106,9 +101,8 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
         "shards": len(shards),
     }
     if recipe.manifest.exists() and json.loads(recipe.manifest.read_text()) != manifest:
-        raise UserError(
-            f"{recipe.labels} holds labels of other traces, model or settings: delete it or set recipe.out=."
-        )
+        other = "holds labels of other traces, model or settings"
+        raise UserError(f"{recipe.labels} {other}: delete it or set recipe.out=.")
     recipe.labels.mkdir(parents=True, exist_ok=True)
     recipe.manifest.write_text(json.dumps(manifest, indent=2) + "\n")
     for number, shard in enumerate(tqdm(shards, desc="labels")):
@@ -123,9 +117,8 @@ def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe:
     hidden, labels = zip(*(label_trace(model, t, recipe.min_distance, impl=recipe.impl) for t in traces), strict=True)
     tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
     held_out = [int(hashlib.sha256(t.problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0 for t in traces]
-    tensors["hidden"] = torch.cat(hidden)
-    tensors["lengths"] = torch.tensor([len(h) for h in hidden])
-    tensors["held_out"] = torch.tensor(held_out)
+    lengths = torch.tensor([len(h) for h in hidden])
+    tensors |= {"hidden": torch.cat(hidden), "lengths": lengths, "held_out": torch.tensor(held_out)}
     with replacing(path) as temporary:
         save_file({k: v.cpu().contiguous() for k, v in tensors.items()}, temporary, metadata={"data": data})
 
@@ -137,18 +130,12 @@ def shard_path(directory: Path, number: int) -> Path:
 
 def data_hash(traces: Sequence[Trace]) -> str:
     """A hash of the traces, in 16 hex digits."""
-    digest = hashlib.sha256()
-    for trace in traces:
-        digest.update(json.dumps(trace.to_dict()).encode())
-    return digest.hexdigest()[:16]
+    rows = "".join(json.dumps(trace.to_dict()) for trace in traces)
+    return hashlib.sha256(rows.encode()).hexdigest()[:16]
 
 
 def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict[LabelKind, Tensor]]]:
-    """Yield (held out, hidden states [T, hidden_size], labels [T]) for each trace of a shard.
-
-    Raises:
-        UserError: the file is missing, broken, or no shard of labels.
-    """
+    """Yield (held out, hidden states [T, hidden_size], labels [T]) for each trace of a shard."""
     path = shard_path(recipe.labels, number)
     try:
         tensors = load_file(path)
@@ -161,11 +148,7 @@ def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict
 
 
 def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str, Any]) -> Path:
-    """Write the traces' texts and targets to the file that the policy `oracle` reads; return its path.
-
-    Raises:
-        UserError: the labels are of other traces.
-    """
+    """Write the traces' texts and targets to the file that the policy `oracle` reads; return its path."""
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep-predictor labels first.")
     shards = (read_shard(recipe, number) for number in range(manifest["shards"]))

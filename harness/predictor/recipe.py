@@ -25,11 +25,7 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of the stages that make a head. `conf/predictor/base/recipe.yaml` describes each field.
-
-    Raises:
-        UserError: a value is out of its range.
-    """
+    """The settings of the stages that make a head. `conf/predictor/base/recipe.yaml` describes each field."""
 
     out: Path
     toy_problems: int | None
@@ -85,11 +81,7 @@ class PredictorSettings:
 
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
-    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides and check the result.
-
-    Raises:
-        UserError: a setting is unknown or out of range.
-    """
+    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides; raise a UserError where a setting is wrong."""
     names = [a.partition("=")[2] for a in arguments if a.startswith("recipe=")]
     name = names[-1] if names else "toy"
     choices = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
@@ -114,11 +106,7 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def read_manifest(recipe: Recipe) -> dict[str, Any]:
-    """The manifest of the labels: the model, a hash of the traces, numbers of traces, tokens and shards.
-
-    Raises:
-        UserError: no labels were made yet.
-    """
+    """The manifest of the labels: model, hash of the traces, numbers; raises a UserError if no labels were made yet."""
     if not recipe.manifest.exists():
         raise UserError(f"{recipe.manifest} does not exist: run kvsweep-predictor labels first.")
     return json.loads(recipe.manifest.read_text())

@@ -10,19 +10,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 from tqdm import tqdm
 
-from analysis.records import (
-    COMPLETIONS_FILE,
-    GRADES_FILE,
-    PROBLEMS_FILE,
-    Completion,
-    Grade,
-    PairRow,
-    Problem,
-    UserError,
-    append_row,
-    read_rows,
-    read_shards,
-)
+from analysis import records
+from analysis.records import Completion, Grade, Problem, UserError, read_rows, read_shards
 from compression.policies.full import FullCache
 from harness.benchmarks.load import load_problems
 from harness.decode.request import Branch, Request
@@ -37,7 +26,7 @@ if TYPE_CHECKING:
 TRACES_FILE = "traces.jsonl"
 
 
-class Trace(PairRow, frozen=True, kw_only=True):
+class Trace(records.PairRow, frozen=True, kw_only=True):
     """A reasoning text as token ids: the question, the thinking, its closing tag, the answer.
 
     Attributes:
@@ -65,16 +54,12 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
     found = imported(settings, load) if settings.recipe.import_from else written(settings, load, done)
     for trace in found:
         if trace.key not in done:
-            append_row(path, trace)
+            records.append_row(path, trace)
     return len(read_traces(settings.recipe.out))
 
 
 def read_traces(directory: Path) -> list[Trace]:
-    """The kept traces of a directory, in an order that does not depend on when they were written.
-
-    Raises:
-        UserError: the directory holds no such trace.
-    """
+    """The kept traces of a directory, in the order of problem and draw; raises a UserError where there is none."""
     rows = read_rows(directory / TRACES_FILE, Trace)
     kept = sorted((trace for trace in rows if trace.kept), key=lambda trace: trace.key)
     if not kept:
@@ -82,9 +67,7 @@ def read_traces(directory: Path) -> list[Trace]:
     return kept
 
 
-def written(
-    settings: PredictorSettings, load: Callable[[], LoadedModel], done: set[tuple[str, int]]
-) -> Iterator[Trace]:
+def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: set[records.Pair]) -> Iterator[Trace]:
     """Let the model write the traces that are not done, with its full cache, and grade them."""
     problems, kind = trace_problems(settings)
     model, recipe = load(), settings.recipe
@@ -133,9 +116,14 @@ def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -
 
 def read_graded(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
     """Yield the question, completion and grade (1, 0 or None) of each pair of a cell, from the pair's last rows."""
-    questions = {problem.id: problem.prompt for problem in read_rows(folder / PROBLEMS_FILE, Problem)}
-    grades = {grade.key: grade.correct for grade in read_shards(folder, GRADES_FILE, Grade)}
-    for completion in read_shards(folder, COMPLETIONS_FILE, Completion):
+    questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
+    grades = {grade.key: grade.correct for grade in read_shards(folder, records.GRADES_FILE, Grade)}
+    for completion in read_shards(folder, records.COMPLETIONS_FILE, Completion):
+        if completion.problem_id not in questions:
+            raise UserError(
+                f"{folder} holds a completion of problem {completion.problem_id!r} and no such problem: restore its "
+                f"{records.PROBLEMS_FILE}, or run the cell again."
+            )
         yield questions[completion.problem_id], completion, grades.get(completion.key)
 
 
@@ -158,8 +146,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
     """Traces from a cell's folder, or from a JSONL of rows with problem and text, and gold or correct.
 
-    Raises:
-        UserError: the place does not exist, or a row lacks a field.
+    A place that does not exist, and a row that lacks a field, raise a UserError.
     """
     source = Path(str(settings.recipe.import_from))
     if not source.exists():
@@ -184,8 +171,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
 def trace_of_text(row: dict[str, Any], problem_id: str, tags: ThinkTags, model: LoadedModel, where: str) -> Trace:
     """A row's text behind its question in the chat template, with the model's own tags in place of the text's.
 
-    Raises:
-        UserError: the text does not think, close its thinking and answer; the message calls the row `where`.
+    A text that does not think, close its thinking and answer raises a UserError, which calls the row `where`.
     """
     text = row["text"]
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))

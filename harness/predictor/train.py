@@ -48,7 +48,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)
         for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
-            fit_shard(head, optimizer, recipe, number, device)
+            fit_shard(head, optimizer, recipe, number)
             schedule.step()
         state = {name: part.state_dict() for name, part in parts.items()}
         with replacing(path) as temporary:
@@ -67,10 +67,9 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     return recipe.head
 
 
-def fit_shard(
-    head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, number: int, device: torch.device
-) -> None:
+def fit_shard(head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, number: int) -> None:
     """Fit the head to a shard's training tokens once, in random order."""
+    device = next(head.parameters()).device
     traces = [(h, target(labels, recipe.label)) for held_out, h, labels in read_shard(recipe, number) if not held_out]
     if not traces:
         return
@@ -106,8 +105,7 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Write eval.json beside the head: how well the head ranks the tokens of held-out traces, and its calibration.
 
-    Raises:
-        UserError: there is no head yet.
+    A folder without a head, and labels without held-out traces, raise a UserError.
     """
     try:
         head = load_predictor(recipe.head)

@@ -42,15 +42,21 @@ class Cell:
         return {
             "model": self.model.identity(),
             "dataset": self.dataset_hash,
-            "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling},
+            "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling, **self._stop_rule},
             "seed": self.seed,
             # Implementations round differently. The reference is left out, so that ids from before `impl` stay valid.
             **({"impl": self.impl} if self.impl != "torch" else {}),
         }
 
+    @property
+    def _stop_rule(self) -> dict[str, bool]:
+        """The rule that ends looping texts; empty without the rule, so that ids from before the rule stay valid."""
+        return {"stop_on_loop": True} if self.decoding.stop_on_loop else {}
+
     def describe(self) -> dict[str, Any]:
         """The contents of cell.yaml, which people and the analysis read."""
         decoding = dataclasses.asdict(self.decoding)
+        del decoding["stop_on_loop"]
         return {
             "cell_id": self.cell_id,
             "condition": content_hash(self._conditions),
@@ -58,7 +64,7 @@ class Cell:
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.describe(),
-            "decoding": {**decoding.pop("sampling"), **decoding},
+            "decoding": {**decoding.pop("sampling"), **decoding, **self._stop_rule},
             "impl": self.impl,
             "seed": self.seed,
         }

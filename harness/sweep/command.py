@@ -46,6 +46,8 @@ def main() -> None:
         from harness.sweep.estimate import describe
 
         print(describe([job for task in split(jobs, launcher) for job in task]))
+        if any(job.rounds for job in jobs):
+            print("With until=decided this is the most that can come: a decided cell gets no more draws.")
     else:
         launch(jobs, launcher)
 

@@ -97,6 +97,7 @@ def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedMode
             "dataset_origin": job.benchmark.origin,
             "expected": len(job.pairs),
             "draws": job.draws,
+            **({"rounds": list(job.rounds), "margin": job.margin} if job.rounds else {}),
             "random_weights": job.model.random_weights,
             "thinking_opened_by": model.thinking_opened_by,
             "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},

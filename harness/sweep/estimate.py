@@ -6,32 +6,34 @@ cells have stored; where they have stored none, it takes every text to be `max_n
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from analysis.records import COMPLETIONS_FILE, STATS_FILE, DecodeStats, ignore, read_rows, shard_files
+from analysis.records import COMPLETIONS_FILE, STATS_FILE, Completion, DecodeStats, ignore, read_rows, shard_files, view
 from compression.policy import Policy
 from harness.sweep.job import Job, read_shape
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
-_ENDLESS = 1 << 40
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_Length = view(Completion, "num_tokens")
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
     """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""
-    capacity = policy.capacity(question_length, _ENDLESS)
-    return None if capacity >= _ENDLESS else capacity - 1 - question_length
+    trigger = policy.trigger(question_length)
+    if trigger is None:
+        return None
+    first = max(trigger, question_length) + 1
+    # A policy that frees nothing needs a row for every token of a text that is one token longer.
+    return (
+        None if policy.capacity(question_length, first + 1 - question_length) > first else first - 1 - question_length
+    )
 
 
 def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:
     """Tokens to decode for a grid in one batch: each text once up to the last fork, and each branch from its own fork.
 
-    Every cell's texts count as long as those with the full cache, although compression may make texts longer.
-
-    Args:
-        lengths: generated tokens of each (problem, draw).
-        forks: each cell's step of its first eviction; None for a cell that never evicts.
+    Every cell's texts count as long as those with the full cache, although compression may make texts longer. `lengths`
+    are the generated tokens of each (problem, draw), and `forks` each cell's `first_eviction`.
     """
     total = 0
     for length in lengths:
@@ -45,30 +47,18 @@ def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
     return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Measurements of what a job's cells have stored so far.
+def measure(job: Job) -> tuple[list[int], float, float] | None:
+    """Measure what the job's cells have stored: lengths in tokens, tokens per second, bytes per completion.
 
-    Attributes:
-        lengths: generated tokens of each stored completion.
-        tokens_per_second: live tokens of all cells together, prefill included.
-        bytes_per_completion: size of the completions' files over the number of completions.
+    The speed counts the live tokens of all cells together, prefill included. None where nothing is stored.
     """
-
-    lengths: list[int]
-    tokens_per_second: float
-    bytes_per_completion: float
-
-
-def measure(job: Job) -> Measured | None:
-    """Measure the files of the job's cells; None where they have stored nothing."""
     lengths: list[int] = []
     size = seconds = tokens = 0.0
     for cell in job.cells:
         folder = job.run_directory / cell.cell_id
         for path in shard_files(folder, COMPLETIONS_FILE).values():
             size += path.stat().st_size
-            lengths += [int(row["num_tokens"]) for row in read_rows(path, on_bad=ignore)]
+            lengths += [row.num_tokens for row in read_rows(path, _Length, on_bad=ignore)]
         for path in shard_files(folder, STATS_FILE).values():
             for row in read_rows(path, DecodeStats, on_bad=ignore):
                 # Each cell of a stretch has a row of its own, which counts as its share of the stretch.
@@ -76,7 +66,7 @@ def measure(job: Job) -> Measured | None:
                 tokens += row.tokens_total / row.cells
     if not lengths or not seconds:
         return None
-    return Measured(lengths=lengths, tokens_per_second=tokens / seconds, bytes_per_completion=size / len(lengths))
+    return lengths, tokens / seconds, size / len(lengths)
 
 
 def describe(jobs: Sequence[Job]) -> str:
@@ -89,15 +79,15 @@ def _describe_job(job: Job) -> str:
     left, pairs = len(job.unfinished_cells()), len(job.own_pairs)
     question = max(len(p.prompt) for p in job.benchmark.problems) // _CHARACTERS_PER_TOKEN + 1
     found = measure(job)
-    lengths = found.lengths if found else [job.decoding.max_new_tokens]
+    lengths = found[0] if found else [job.decoding.max_new_tokens]
     forks = [first_eviction(cell.policy, question) for cell in job.cells]
     tokens = forked_tokens(lengths, forks) * pairs / len(lengths) * left / len(job.cells)
     fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
     if found:
         source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
-        pace, hours = found.tokens_per_second, tokens / found.tokens_per_second / 3600
-        disk = found.bytes_per_completion * pairs * len(job.cells) / 2**20
-        time_and_disk = f"time: {hours:.2f} hours at {pace:.0f} tokens/s; disk: {disk:.1f} MiB in all"
+        _, pace, size = found
+        disk = size * pairs * len(job.cells) / 2**20
+        time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; disk: {disk:.1f} MiB in all"
     else:
         source = f"every text {lengths[0]} long at most"
         time_and_disk = "time and disk: not known until a cell has stored something"

@@ -8,10 +8,10 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from analysis.records import TaskStatus, UserError, content_hash
+from analysis.safe import file_name
 
 HEARTBEAT_S = 5.0
 _ERROR_LINES = 12
@@ -19,16 +19,15 @@ _ERROR_LINES = 12
 
 def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
     """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
-    return f"{model}-{benchmark}-{shard.replace('/', 'of')}-{content_hash([sorted(cell_ids), shard])[:8]}"
+    names = (file_name(model), file_name(benchmark), shard.replace("/", "of"))
+    return "-".join([*names, content_hash([sorted(cell_ids), shard])[:8]])
 
 
 class Reporter:
     """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
 
-    A status that cannot be written does not stop the task.
-
-    Attributes:
-        counters: each returns the live tokens that one of the task's engines has decoded so far.
+    A status that cannot be written does not stop the task. Each of `counters` returns the live tokens that one of the
+    task's engines has decoded so far.
     """
 
     def __init__(self, run_directory: Path, status: TaskStatus) -> None:
@@ -46,9 +45,7 @@ class Reporter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end.set()
         self._thread.join()
         if error is None:

@@ -11,16 +11,17 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
-from analysis.records import WHOLE, CellProgress, Shard, State, TaskStatus, UserError
+from analysis.records import WHOLE, CellProgress, Pair, Shard, State, TaskStatus, UserError, content_hash
+from analysis.safe import folder_below
 from compression.policy import BudgetPolicy, Policy, Question
 from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
@@ -52,12 +53,25 @@ class GridAxes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """The settings of the report that a sequential sweep needs as well.
+
+    Attributes:
+        margin: a setting holds if it costs fewer points of Pass@1 than this.
+    """
+
+    margin: Annotated[float, Field(gt=0, lt=100, description="a number of points")] = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
     Attributes:
         decoding, seed, impl: those of every cell.
-        draws: completions per problem.
+        draws: completions per problem; in a round of a sequential job, those until the end of the round.
+        rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
+        margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
         slots: sequences decoded at once, None for as many as fit.
         resolved: the whole configuration, for provenance.
         shard: the part of the (problem, draw) pairs that this process takes.
@@ -76,6 +90,8 @@ class Job:
     run_directory: Path
     resolved: Mapping[str, Any]
     shard: Shard = WHOLE
+    rounds: tuple[int, ...] = ()
+    margin: float | None = None
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
 
@@ -90,28 +106,50 @@ class Job:
         return [problem.id for problem in self.benchmark.problems]
 
     @property
-    def pairs(self) -> list[tuple[str, int]]:
+    def pairs(self) -> list[Pair]:
         """(problem_id, draw) of every completion that each cell must have."""
         return list(itertools.product(self.problem_ids, range(self.draws)))
 
     @property
-    def own_pairs(self) -> list[tuple[str, int]]:
-        """The pairs of this job's shard."""
-        return self.shard.of(self.pairs)
+    def own_pairs(self) -> list[Pair]:
+        """The pairs of this job's shard, which has its part of every round."""
+        return [pair for job in self.in_rounds() for pair in job.new_pairs]
+
+    @property
+    def new_pairs(self) -> list[Pair]:
+        """The pairs of this job's shard in the job's last round."""
+        return self.shard.of(list(itertools.product(self.problem_ids, range(self.earlier_draws, self.draws))))
+
+    @property
+    def earlier_draws(self) -> int:
+        """The draws until the end of the round before the job's last one."""
+        return max((draws for draws in self.rounds if draws < self.draws), default=0)
+
+    def in_rounds(self) -> list[Job]:
+        """A job for each round up to `draws`; this job alone unless the job is sequential."""
+        return [replace(self, draws=draws) for draws in self.rounds if draws <= self.draws] or [self]
+
+    @property
+    def plan(self) -> str | None:
+        """A hash of all that decides, beside the grades, when a cell is decided; None unless the job is sequential."""
+        cell_ids = sorted(cell.cell_id for cell in self.cells)
+        return content_hash([cell_ids, self.problem_ids, self.rounds, self.margin]) if self.rounds else None
 
     def unfinished_cells(self) -> list[Cell]:
-        """The cells that are not marked DONE for all problems and draws of this job."""
-        return [c for c in self.cells if not is_done(self.run_directory, c, self.problem_ids, self.draws)]
+        """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
+        wanted = self.problem_ids, self.draws, self.plan
+        return [cell for cell in self.cells if not is_done(self.run_directory, cell, *wanted)]
 
-    def status(self, state: State) -> TaskStatus:
-        """A status of this job in which no completion is counted yet."""
+    def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
+        """A status of this job in which no completion is counted yet; `decided` has the draws of the decided cells."""
+        own_draws = [draw for _, draw in self.own_pairs]
         cells = {
             cell.cell_id: CellProgress(
                 model=self.model.name,
                 benchmark=self.benchmark.name,
                 policy=policy_label(cell.policy.identity()),
                 finished=0,
-                expected=len(self.own_pairs),
+                expected=sum(draw < decided.get(cell.cell_id, self.draws) for draw in own_draws),
             )
             for cell in self.cells
         }
@@ -141,6 +179,8 @@ def make_job(config: DictConfig) -> Job:
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.
     impl = checked_implementation(config.impl, check_installed)
     policies = build_policies(config)
+    margin = build(ReportConfig, "report", config.get("report", {})).margin
+    rounds = rounds_until(config.get("until"), draws, policies)
     benchmark = load_problems(benchmark_config)
     check_predictors(model, policies)
     cells = [
@@ -163,13 +203,36 @@ def make_job(config: DictConfig) -> Job:
         seed=seed,
         impl=impl,
         draws=draws,
+        rounds=rounds,
+        margin=margin if rounds else None,
         slots=slots,
-        run_directory=Path(str(config.results_dir)) / str(config.run_name),
+        run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
         shard=shard,
         command=command_line(),
         tracker=tracker,
     )
+
+
+def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[int, ...]:
+    """The draws per problem until the end of each round, 2, 4, 8, ..., `draws`; none where all cells get all draws.
+
+    Raises:
+        UserError: `until` is neither null nor decided, or the grid has nothing to decide.
+    """
+    if until is None:
+        return ()
+    if until != "decided":
+        raise UserError(f"until={until} is unknown: choose decided, or null for all draws of every cell.")
+    if draws < 2:
+        raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
+    names = {policy.name for policy in policies}
+    if "full" not in names or len(names) < 2:
+        raise UserError(
+            f"until=decided compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone: "
+            "let grid.policy name full and another policy, or give until=null."
+        )
+    return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
 
 
 def checked_implementation(name: Any, check: Callable[[str], None]) -> Implementation:

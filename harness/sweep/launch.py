@@ -1,12 +1,15 @@
 """Start jobs: in this process, as several processes of this machine, or as one SLURM array; submitit does the work."""
 
+import io
 import os
+import platform
 import shutil
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,9 +18,10 @@ from pydantic import Field
 from submitit.helpers import Checkpointable
 from tqdm import tqdm
 
-from analysis.command_line import FAILED, say
+from analysis.command_line import FAILED, guard_streams, say
 from analysis.records import Shard, TaskStatus, UserError, plain_disk_errors
 from harness.sweep.job import Job, checked_implementation
+from harness.sweep.scheduler import job_file, note_jobs, noted_jobs, read_tasks, waiting_jobs
 from kernels.implementation import check_available
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
@@ -28,7 +32,9 @@ class LauncherConfig:
     """How the jobs of a sweep are started. `conf/launcher/slurm.yaml` describes each field.
 
     `inline` runs one job after the other in this process, `local` up to `parallel` processes of this machine. `slurm`
-    submits one array, and the command returns once the array is submitted.
+    submits one array, and the command returns once the array is submitted. Sequential jobs (`until=decided`) are run
+    round by round: `local` starts processes for each round, and `slurm` submits an array for each, which waits for the
+    array before it.
 
     Raises:
         UserError: the signal would come before the task starts.
@@ -69,6 +75,7 @@ class RunJobs(Checkpointable):
         """Work through the jobs."""
         from harness.sweep.run import run  # imports torch, which the submitting process does not need
 
+        guard_streams()
         if failed := run(jobs):
             raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
 
@@ -88,34 +95,48 @@ def launch(jobs: Sequence[Job], launcher: LauncherConfig) -> None:
         for directory in directories:
             print(f"results: {directory}\nreport:  kvsweep-report {directory}")
         return
-    tasks = split(jobs, launcher)
+    rounds = [split(part, launcher) for part in by_round(jobs)]
     if launcher.kind != "slurm":
         for job in jobs:
             checked_implementation(job.impl, check_available)
     elif shutil.which("srun") is None:
         raise UserError("launcher=slurm finds no srun on this machine: submit from a login node of a SLURM cluster.")
-    for task in tasks:
-        for job in task:
-            _queue(job)
+    ahead = jobs_ahead(jobs) if launcher.kind == "slurm" else []
+    queued = [path for task in rounds[0] for job in task if (path := _queue(job))]
     if launcher.kind == "slurm":
-        submitted = submit(tasks, launcher)
-        print(f"submitted {len(submitted)} tasks as job {submitted[0].job_id.partition('_')[0]}")
+        for tasks in rounds:
+            try:
+                submitted = submit(tasks, launcher, ahead)
+            except BaseException:
+                for path in queued:
+                    path.unlink(missing_ok=True)
+                raise
+            ahead, queued = [submitted[0].job_id.partition("_")[0]], []
+            print(f"submitted {len(submitted)} tasks as job {ahead[0]}")
         for directory in directories:
             print(f"progress: kvsweep-status {directory} --watch\nreport:   kvsweep-report {directory}")
         return
     if launcher.kind == "local":
-        if failed := run_local(tasks, launcher):
-            sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
+        for tasks in rounds:
+            tasks = [task for task in tasks if any(job.unfinished_cells() for job in task)]
+            if tasks and (failed := run_local(tasks, launcher)):
+                sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
     else:
         from harness.sweep.run import run
 
-        if failures := run([job for task in tasks for job in task]):
+        if failures := run([job for tasks in rounds for task in tasks for job in task]):
             raise failures[0]
     from analysis.report.tables import summary_table  # imports pandas
 
     for directory in directories:
         print(summary_table(directory))
         print(f"results: {directory}\nreport:  kvsweep-report {directory}")
+
+
+def by_round(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The first round of every job, then the second round of those that have one, and so on."""
+    rounds = zip_longest(*(job.in_rounds() for job in jobs))
+    return [[job for job in part if job is not None] for part in rounds]
 
 
 def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
@@ -136,24 +157,56 @@ def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
     return [task for task in tasks if task]
 
 
-def _queue(job: Job) -> None:
+def _queue(job: Job) -> Path | None:
     """Write the status that the job is queued, unless the job runs already or has nothing left to do."""
     if not job.unfinished_cells():
-        return
+        return None
     status = job.status("queued")
+    status.host, status.pid = platform.node(), os.getpid()
     with suppress(OSError, ValueError):
         if TaskStatus.read(TaskStatus.path(job.run_directory, status.task)).seen(time.time()) == "running":
-            return
+            return None
     with plain_disk_errors(job.run_directory):
+        job_file(job.run_directory, status.task).unlink(missing_ok=True)
         status.write(job.run_directory)
+    return TaskStatus.path(job.run_directory, status.task)
 
 
-def submit(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> list[submitit.Job[None]]:
-    """Hand the tasks to SLURM as one array; returns at once.
+def jobs_ahead(jobs: Sequence[Job]) -> list[str]:
+    """The SLURM jobs that wait or run with cells of these jobs; prints a note of what happens to them."""
+    ahead: dict[str, None] = {}
+    queue = waiting_jobs() or {}
+    for directory in dict.fromkeys(job.run_directory for job in jobs):
+        cells = {cell.cell_id for job in jobs if job.run_directory == directory for cell in job.cells}
+        for task in read_tasks(directory):
+            if task.state in ("queued", "running") and cells & task.cells.keys():
+                place = f"process {task.pid} on {task.host}"
+                noted = [job for job in noted_jobs(directory, task.task) if job in queue] or [
+                    task.scheduler_job or place
+                ]
+                ahead |= dict.fromkeys(job.partition("_")[0] if task.scheduler_job else job for job in noted)
+    found = [job for job in ahead if job.isdigit()]
+    if found:
+        print(f"note: job {', '.join(found)} works on the same cells; the new tasks wait until it has ended.")
+    if other := [place for place in ahead if not place.isdigit()]:
+        print(
+            f"note: {', '.join(other)} works on the same cells; tasks that meet it there will fail: submit again then."
+        )
+    return found
+
+
+def submit(
+    tasks: Sequence[Sequence[Job]], launcher: LauncherConfig, ahead: Sequence[str] = ()
+) -> list[submitit.Job[None]]:
+    """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`; returns at once.
 
     Raises:
         UserError: this machine has no sbatch, or sbatch refuses the job.
     """
+    additional = dict(launcher.additional)
+    if ahead:
+        own = [str(additional["dependency"])] if "dependency" in additional else []
+        additional["dependency"] = ",".join([*own, f"afterany:{':'.join(ahead)}"])
     parameters = {
         "job_name": "kvsweep",
         "partition": launcher.partition,
@@ -166,14 +219,21 @@ def submit(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> list[sub
         "signal_delay_s": launcher.signal_delay_s,
         "array_parallelism": launcher.parallel or 1000,
         "setup": list(launcher.setup) or None,
-        "additional_parameters": dict(launcher.additional) or None,
+        "additional_parameters": additional or None,
     }
     executor = submitit.SlurmExecutor(folder=_logs(tasks), max_num_timeout=launcher.max_requeues)
     executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
     try:
-        return executor.map_array(RunJobs(), [list(task) for task in tasks])
+        with redirect_stderr(io.StringIO()):  # submitit prints what sbatch says, and so does the error
+            submitted = executor.map_array(RunJobs(), [list(task) for task in tasks])
     except (FileNotFoundError, submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
         raise UserError(f"launcher=slurm cannot submit: {error}") from error
+    note_jobs(
+        (job.run_directory, job.status("queued").task, entry.job_id)
+        for task, entry in zip(tasks, submitted, strict=True)
+        for job in task
+    )
+    return submitted
 
 
 def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:

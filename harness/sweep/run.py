@@ -6,24 +6,34 @@ from contextlib import ExitStack, suppress
 
 from tqdm import tqdm
 
+from analysis.records import TaskStatus
 from harness.grading.grader import Grader
 from harness.sweep.decode_cells import OpenCells, decode
 from harness.sweep.heartbeat import Reporter, last_lines
 from harness.sweep.job import Job
+from harness.sweep.rounds import UnfinishedRoundError, decided_cells
 from harness.sweep.store import CellLockedError, CellStore
 from harness.sweep.tracker import tracked
 
 
 def run(jobs: Sequence[Job]) -> list[Exception]:
-    """Work through all jobs and return the errors of those that failed; a failed job does not stop the others."""
+    """Work through all jobs and return the errors of those that failed; a failed job does not stop the others.
+
+    Of a sequential job that fails in one round, the later rounds are left out.
+    """
     failures: list[Exception] = []
-    total = sum(len(job.cells) * len(job.own_pairs) for job in jobs)
+    failed: dict[str, int] = {}
+    total = sum(len(job.cells) * len(job.new_pairs) for job in jobs)
     with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
         for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
+            if job.plan in failed and job.draws > failed[job.plan]:
+                continue
             try:
                 execute(job, grader, progress)
             except Exception as error:
                 failures.append(error)
+                if job.plan:
+                    failed.setdefault(job.plan, job.draws)
                 if len(jobs) > 1:
                     progress.write(f"{job.name} failed: {error}", file=sys.stderr)
     return failures
@@ -31,11 +41,13 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
 
 def execute(job: Job, grader: Grader, progress: tqdm) -> None:
     """Write the completions that the job's cells lack, grade them, mark the cells that are complete."""
-    cells = job.unfinished_cells()
-    progress.update(len(job.own_pairs) * (len(job.cells) - len(cells)))
+    unfinished = job.unfinished_cells()
+    decided = _decided_before(job, grader) if unfinished and job.earlier_draws else {}
+    cells = [cell for cell in unfinished if cell.cell_id not in decided]
+    progress.update(len(job.new_pairs) * (len(job.cells) - len(cells)))
     if not cells:
         return
-    status = job.status("running")
+    status = job.status("running", decided)
     with ExitStack() as stack:
         try:
             stores = {
@@ -53,10 +65,44 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             raise
         for cell_id, store in stores.items():
             status.cells[cell_id].finished = len(store.finished_pairs.intersection(job.own_pairs))
-            progress.update(status.cells[cell_id].finished)
+            progress.update(len(store.finished_pairs.intersection(job.new_pairs)))
         stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
         reporter = stack.enter_context(Reporter(job.run_directory, status))
         decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
         for store in stores.values():
             grader.grade_cell(store.directory, shard=job.shard)
-            store.mark_done(job.problem_ids, job.draws)
+        enough = _enough_draws(job, grader)
+        for cell_id, store in stores.items():
+            if cell_id in enough:
+                store.mark_done(job.problem_ids, enough[cell_id], job.plan)
+    if len(enough) < len(job.cells):  # there is another round
+        status.state = "queued"
+        with suppress(OSError):
+            status.write(job.run_directory)
+
+
+def _enough_draws(job: Job, grader: Grader) -> dict[str, int]:
+    """The draws of each cell that needs no more after this round; no cell while another shard still writes its part."""
+    if job.draws == max(job.rounds, default=job.draws):
+        return {cell.cell_id: job.draws for cell in job.cells}
+    with suppress(UnfinishedRoundError):
+        return decided_cells(job, job.draws, grader)
+    return {}
+
+
+def _decided_before(job: Job, grader: Grader) -> dict[str, int]:
+    """The cells that the earlier rounds have decided; those that a killed process left without DONE are marked."""
+    try:
+        decided = decided_cells(job, job.earlier_draws, grader)
+    except UnfinishedRoundError as error:
+        with suppress(OSError, ValueError):
+            status = TaskStatus.read(TaskStatus.path(job.run_directory, job.status("queued").task))
+            if status.state == "queued":
+                status.state, status.error = "stopped", str(error)
+                status.write(job.run_directory)
+        raise
+    for cell in job.unfinished_cells():
+        if cell.cell_id in decided:
+            with CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard) as store:
+                store.mark_done(job.problem_ids, decided[cell.cell_id], job.plan)
+    return decided

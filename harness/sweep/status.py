@@ -21,10 +21,13 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from analysis.command_line import FAILED, one_sentence
-from analysis.records import CELL_FILE, DONE_FILE, STATUS_FOLDER, State, TaskStatus, UserError, read_cell
+from analysis.records import CELL_FILE, DONE_FILE, BrokenCell, State, TaskStatus, UserError, read_cell
+from analysis.safe import visible
 from harness.sweep.heartbeat import policy_label
+from harness.sweep.scheduler import read_tasks
 
 STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
 # A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
@@ -74,17 +77,12 @@ def read_sweep(directory: Path) -> SweepStatus:
     """
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
-    now = time.time()
-    tasks = []
-    for path in sorted((directory / STATUS_FOLDER).glob("*.json")):
-        with suppress(ValueError, OSError):
-            task = TaskStatus.read(path)
-            task.state = task.seen(now)
-            tasks.append(task)
+    tasks = read_tasks(directory)
     cells = _cells_of_tasks(directory, tasks)
     for path in directory.glob(f"*/{CELL_FILE}"):
         if path.parent.name not in cells:
-            cells[path.parent.name] = _cell_without_task(path.parent)
+            with suppress(BrokenCell, OSError, KeyError, TypeError):
+                cells[path.parent.name] = _cell_without_task(path.parent)
     if not cells:
         raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
     running = [(task, max(task.heartbeat - task.started, 1e-9)) for task in tasks if task.state == "running"]
@@ -166,13 +164,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.watch:
             sweep = _watch(arguments.dir, arguments.interval)
         else:
-            Console().print(render(sweep, per_cell=arguments.cells))
+            _Console().print(render(sweep, per_cell=arguments.cells))
         _print_failures(sweep)
     sys.exit(FAILED if sweep.failed else 0)
 
 
+class _Console(Console):
+    """A console that shows every text as it is: without markup, and with escapes for control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
+
+
 def _watch(directory: Path, interval: float) -> SweepStatus:
-    with Live(console=Console(), refresh_per_second=4) as live:
+    with Live(console=_Console(), refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
             live.update(render(sweep))
@@ -222,6 +227,10 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Table:
 
 
 def _print_failures(sweep: SweepStatus) -> None:
+    waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
+    held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
+    for (job, reason), count in held.items():
+        print(f"\n{count} queued as job {job}, {reason}")
     for task in sweep.failed:
         job = f", job {task.scheduler_job}" if task.scheduler_job else ""
         print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")

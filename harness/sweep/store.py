@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import yaml
 from filelock import FileLock, Timeout
 
@@ -41,6 +42,7 @@ from analysis.records import (
     Shard,
     UserError,
     append_row,
+    decode,
     drop_torn_line,
     ignore,
     latest_rows,
@@ -56,6 +58,33 @@ LOCK_FILE = ".lock"
 
 # A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
 _SYNC_SECONDS = 1.0
+
+
+class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The contents of DONE: the stored completions, and the sizes of the files that hold them.
+
+    Attributes:
+        plans: the sequential jobs for which these draws are enough, because they have decided the cell (`Job.plan`).
+    """
+
+    completions: int
+    draws: int
+    problems: list[str]
+    files: dict[str, int]
+    plans: list[str] = []
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
+        try:
+            done = decode((directory / DONE_FILE).read_bytes(), cls)
+        except (OSError, ValueError):
+            return None
+        return done if done.files == _sizes(directory) and PROBLEMS_FILE in done.files else None
+
+    def covers(self, problem_ids: Collection[str], draws: int) -> bool:
+        """True if all draws of all these problems are stored."""
+        return set(problem_ids) <= set(self.problems) and draws <= self.draws
 
 
 class CellLockedError(UserError):
@@ -105,7 +134,7 @@ class CellStore:
 
     def read_finished_pairs(self) -> set[Pair]:
         """Read (problem_id, draw) of every completion that any shard has stored."""
-        return {row.key for path in self._files() for row in read_rows(path, PairRow, on_bad=ignore)}
+        return stored_pairs(self.directory)
 
     def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
         """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted."""
@@ -153,10 +182,11 @@ class CellStore:
             (self.directory / DONE_FILE).unlink(missing_ok=True)
             replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
 
-    def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
+    def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
         """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
 
-        DONE lists the problems, the draws and the sizes of the cell's files, so that `is_done` reads no rows.
+        DONE lists the problems, the draws and the sizes of the cell's files, so that `is_done` reads no rows. `plan` is
+        that of a sequential job for which these draws are enough.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / DONE_FILE
@@ -165,8 +195,12 @@ class CellStore:
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
-            done = {"completions": len(pairs), "draws": draws, "problems": list(problem_ids)}
-            replace_text(path, json.dumps({**done, "files": _sizes(self.directory)}) + "\n")
+            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=_sizes(self.directory))
+            if plan is not None:
+                earlier = Done.read(self.directory)
+                done = earlier if earlier and earlier.covers(problem_ids, draws) else done
+                done.plans = sorted({plan, *(earlier.plans if earlier else ())})
+            replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
         return True
 
     def _take_lock(self) -> None:
@@ -186,19 +220,16 @@ class CellStore:
         Path(f"{self._lock.lock_file}.owner").write_text(f"process {os.getpid()} on {platform.node()}")
 
 
-def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int) -> bool:
-    """True if DONE lists all these completions and the files have the sizes that DONE lists; reads no rows."""
-    directory = run_directory / cell.cell_id
-    try:
-        done = json.loads((directory / DONE_FILE).read_text())
-        return (
-            set(problem_ids) <= set(done["problems"])
-            and draws <= done["draws"]
-            and done["files"] == _sizes(directory)
-            and done["files"].keys() >= {PROBLEMS_FILE}
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def stored_pairs(directory: Path) -> set[Pair]:
+    """Read (problem_id, draw) of every completion of a cell that any shard has stored."""
+    files = shard_files(directory, COMPLETIONS_FILE).values()
+    return {row.key for path in files for row in read_rows(path, PairRow, on_bad=ignore)}
+
+
+def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
+    """True if DONE lists all these completions, or the plan of a sequential job; reads no rows."""
+    done = Done.read(run_directory / cell.cell_id)
+    return done is not None and (plan in done.plans or done.covers(problem_ids, draws))
 
 
 def _sizes(directory: Path) -> dict[str, int]:

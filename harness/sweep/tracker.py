@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,26 +24,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from tqdm import tqdm
 
-from analysis.records import (
-    COMPLETIONS_FILE,
-    GRADES_FILE,
-    OUTCOMES,
-    STATS_FILE,
-    WHOLE,
-    Completion,
-    DecodeStats,
-    Grade,
-    Shard,
-    State,
-    TaskStatus,
-    UserError,
-    ignore,
-    latest_rows,
-    leaves,
-    read_cell,
-    read_rows,
-    view,
-)
+from analysis import records
+from analysis.records import Completion, Shard, State, TaskStatus, UserError
+from analysis.safe import visible
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 _LOOK_S = 0.5
@@ -52,11 +36,7 @@ MLFLOW_CHARACTERS = 6000
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerConfig:
-    """The tracker of a job, and how often it gets values; `conf/tracker/wandb.yaml` describes each field.
-
-    Raises:
-        UserError: the package is not installed.
-    """
+    """The tracker of a job; `conf/tracker/wandb.yaml` describes each field. A missing package raises a UserError."""
 
     kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
     project: str = "kvsweep"
@@ -81,9 +61,7 @@ UNTRACKED = TrackerConfig()
 def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]) -> Iterator[None]:
     """Let a tracker follow this process's task while the block runs. Enter it before the task's `Reporter`.
 
-    Args:
-        task: the name of the task's status file.
-        cells: the cell_ids to follow; each becomes a run of the tracker.
+    `task` names the task's status file, and each of `cells`, the cell_ids to follow, becomes a run of the tracker.
     """
     process = _start(config, run_directory, task, cells) if config.kind != "none" else None
     try:
@@ -140,8 +118,7 @@ def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) ->
     settings = {"console": "off", "silent": True, "x_disable_stats": True}
     run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
     return TrackerRun(
-        log=lambda values, step: run.log(values, step=step),
-        finish=lambda ok: run.finish(exit_code=0 if ok else 1),
+        log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish(exit_code=0 if ok else 1)
     )
 
 
@@ -163,7 +140,7 @@ def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -
     found = client.get_experiment_by_name(project)
     experiment = client.create_experiment(project) if found is None else found.experiment_id
     run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
-    for path, value in leaves(config):
+    for path, value in records.leaves(config):
         client.log_param(run_id, ".".join(path), str(value)[:MLFLOW_CHARACTERS])
 
     def log(values: dict[str, float], step: int) -> None:
@@ -179,19 +156,15 @@ TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "tracki
 def follow(
     kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
 ) -> None:
-    """Report a task's cells to a tracker until the task ends.
-
-    Raises:
-        Exception: any error of the tracker's package; files that cannot be read.
-    """
+    """Report a task's cells to a tracker until the task ends. Any error of the tracker's package passes through."""
     path = TaskStatus.path(run_directory, task)
     while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
         time.sleep(_LOOK_S)  # the task has not begun: this is an earlier task's file
     runs = {}
     for cell_id in cells:
-        settings = {**read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
+        settings = {**records.read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
         cell = status.cells[cell_id]
-        part = "" if status.shard == str(WHOLE) else f" {status.shard}"
+        part = "" if status.shard == str(records.WHOLE) else f" {status.shard}"
         name = f"{cell.model} {cell.benchmark} {cell.policy}{part}"
         runs[cell_id] = TRACKERS[kind](project=project, group=run_directory.name, name=name, config=settings)
     step = 0
@@ -217,7 +190,7 @@ def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
     return {"completions": cell.finished, "progress": cell.finished / cell.expected, "tokens_per_second": speed}
 
 
-_Lengths = view(Completion, "num_tokens", "prompt_tokens", "peak_length")
+_Lengths = records.view(Completion, "num_tokens", "prompt_tokens", "peak_length")
 
 
 def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
@@ -225,15 +198,16 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
 
     `kept_memory` is as in the report, `kv_bytes_allocated` the largest KV cache of any stretch, all slots together.
     """
-    grades = Counter(row.outcome for row in latest_rows([folder / shard.file(GRADES_FILE)], Grade, on_bad=ignore))
+    latest = partial(records.latest_rows, on_bad=records.ignore)
+    grades = Counter(row.outcome for row in latest([folder / shard.file(records.GRADES_FILE)], records.Grade))
     if not grades:
         return {}
-    values: dict[str, float] = {name: grades[name] / grades.total() for name in OUTCOMES if name != "correct"}
-    if not read_cell(folder)["model"].get("random_weights"):
+    values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
+    if not records.read_cell(folder)["model"].get("random_weights"):
         values["pass_at_1"] = grades["correct"] / grades.total()
-    rows = list(latest_rows([folder / shard.file(COMPLETIONS_FILE)], _Lengths, on_bad=ignore))
+    rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))
     peak, full = sum(row.peak_length for row in rows), sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
-    stretches = read_rows(folder / shard.file(STATS_FILE), DecodeStats, on_bad=ignore)
+    stretches = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)
     allocated = max((row.kv_bytes_allocated for row in stretches), default=0)
     return {**values, "kept_memory": min(peak / full, 1.0), "kv_bytes_allocated": allocated}
 
@@ -249,7 +223,7 @@ def main() -> None:
         follow(kind, project, interval_s, Path(run_directory), *rest)
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())
-        print(_note(kind, f"{type(error).__name__}: {reason}"), file=terminal, flush=True)
+        print(visible(_note(kind, f"{type(error).__name__}: {reason}")), file=terminal, flush=True)
         sys.exit(1)
 
 

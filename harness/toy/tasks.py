@@ -1,4 +1,4 @@
-"""Five generated reasoning tasks: problems to evaluate on, and worked completions to train on.
+"""Five generated reasoning tasks: problems to evaluate on and to train on, and their worked solutions.
 
 Every task has a numeric answer. The answer needs facts that were worked out far back in the thinking, and the thinking
 never sums them up at its end, so a model whose cache dropped the wrong tokens cannot answer. Only in `restated` does the
@@ -184,21 +184,6 @@ TASKS: dict[str, Task] = {
     "restated": Task(ask=_ask_restated, solve=_solve_restated, train_sizes=range(3, 10), eval_sizes=range(6, 11)),
 }
 
-_OPENINGS = ("Let me go step by step. ", "Ok, let me see. ", "Let me start. ", "Hmm, let me think. ")
-_ENDINGS = ("Done.", "That is all.", "Ok, all done.")
-# A remark carries no new fact, so a good policy drops its tokens.
-_REMARKS = (
-    "",
-    "",
-    "Good, go on. ",
-    "Ok, next one. ",
-    "That looks right, let me go on. ",
-    "Check {equation} ok. ",
-    "Hmm, wait. Let me redo: {equation}. ",
-    "Wait, is it right? Yes, {equation}. ",
-    "Let me see again, {equation}. Fine, next one. ",
-)
-
 
 def is_held_out(question: str) -> bool:
     """True for the questions kept for evaluation and never trained on: 1 in 16 of all, chosen by a hash."""
@@ -207,40 +192,22 @@ def is_held_out(question: str) -> bool:
 
 def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> list[ToyProblem]:
     """The evaluation problems of a task: distinct, held out of training, and the same on each machine."""
-    spec = TASKS[task]
-    rng = Random(f"kvsweep-toy-{task}-eval-{seed}")
+    spec, rng = TASKS[task], Random(f"kvsweep-toy-{task}-eval-{seed}")
     found: dict[str, ToyProblem] = {}
     while len(found) < count:
         size = spec.eval_sizes[len(found) % len(spec.eval_sizes)]
         question = spec.ask(rng, size)
-        if question in found or not is_held_out(question):
-            continue
-        answer = spec.solve(question).answer
-        problem_id = f"{task}-{len(found):03d}"
-        found[question] = ToyProblem(id=problem_id, question=question, answer=answer, size=size)
+        if question not in found and is_held_out(question):
+            found[question] = ToyProblem(f"{task}-{len(found):03d}", question, spec.solve(question).answer, size)
     return list(found.values())
 
 
 def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[ToyProblem]:
     """An endless stream of problems for training; no question of an evaluation set is among them."""
-    spec = TASKS[task]
-    number = 0
+    spec, number = TASKS[task], 0
     while True:
         size = rng.choice(sizes)
         question = spec.ask(rng, size)
-        if is_held_out(question):
-            continue
-        answer = spec.solve(question).answer
-        yield ToyProblem(id=f"{task}-train-{number}", question=question, answer=answer, size=size)
-        number += 1
-
-
-def write_completion(task: str, question: str, rng: Random) -> str:
-    r"""A worked completion: thinking with random remarks, `</think>`, the needed facts, `\boxed{answer}`."""
-    solution = TASKS[task].solve(question)
-    thinking = [rng.choice(_OPENINGS)]
-    for step in solution.steps:
-        thinking.append(step.text)
-        thinking.append(rng.choice(_REMARKS).format(equation=step.equation))
-    thinking.append(rng.choice(_ENDINGS))
-    return f"{''.join(thinking)}</think>{solution.closing} \\boxed{{{solution.answer}}}"
+        if not is_held_out(question):
+            yield ToyProblem(f"{task}-train-{number}", question, spec.solve(question).answer, size)
+            number += 1

@@ -3,12 +3,15 @@ import torch
 
 from compression.cache import SlotCache
 from compression.policy import Selection
-from compression.recorders import ScoreRecorder
+from compression.recorders import ScoreRecorder, decayed_mass
 from compression.rows import CacheShape, Prefill
-from compression.signals import AttentionMass, PredictedImportance, RecentQueries
+from compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory
+from kernels.reference import causal_mass
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=4, dtype=torch.float32)
 MASS, QUERIES = AttentionMass(), RecentQueries(3)
+DECAYED, USE, MEMORY = AttentionMass(0.5), LastUse(0.9), RowMemory("test")
+PER_ROW = (MASS, DECAYED, USE, MEMORY)
 
 
 class FirstHidden(PredictedImportance):
@@ -22,7 +25,7 @@ MARKER = FirstHidden("none")
 
 
 def make_cache(slots=4, capacity=9, per_head=False):
-    signals = [MARKER, MASS, QUERIES]
+    signals = [MARKER, *PER_ROW, QUERIES]
     return SlotCache(
         SHAPE, slots=slots, capacity=capacity, device=torch.device("cpu"), signals=signals, per_head=per_head
     )
@@ -144,11 +147,12 @@ def test_copy_and_swap_carry_everything():
     admit(cache, 2, seed=0)
     admit(cache, 5, seed=1)
     step(cache, [2, 5])
+    cache.evict(1, Selection(keep=torch.arange(1, 6), written={MEMORY: torch.rand(2, 3, 6)}))
 
     def content(slot):
         n = int(cache.lengths[slot])
         rows = [t[slot, :, :n].clone() for layer in cache.slot_layers for t in (layer.keys, layer.values)]
-        recorded = [cache.recorders[s].read(slot, n, n - 1).clone().nan_to_num(-1) for s in (MARKER, MASS, QUERIES)]
+        recorded = [cache.recorders[s].read(slot, n, n - 1).clone().nan_to_num(-1) for s in (MARKER, *PER_ROW, QUERIES)]
         return [*rows, cache.positions[slot, 0, 0, :n].clone(), *recorded]
 
     first, second = content(0), content(1)
@@ -157,3 +161,60 @@ def test_copy_and_swap_carry_everything():
     for slot, expected in ((0, second), (1, first), (3, second)):
         assert all(map(torch.equal, content(slot), expected))
     assert np.array_equal(cache.lengths, cache.device_lengths.numpy())
+
+
+def test_what_a_policy_writes_goes_with_its_row():
+    cache = make_cache(per_head=True)
+    admit(cache, 5, seed=0)
+    read = cache.recorders[MEMORY].read
+    assert read(0, 5, 4).isnan().all()
+    values = torch.rand(2, 3, 5)
+    keep = torch.stack([torch.stack([torch.randperm(5)[:3].sort().values for _ in range(3)]) for _ in range(2)])
+    cache.evict(0, Selection(keep=keep, written={MEMORY: values}))
+    step(cache, [5])
+    assert torch.equal(read(0, 4, 5)[..., :3], values.gather(-1, keep))
+    assert read(0, 4, 5)[..., 3].isnan().all(), "a new row remembers nothing"
+    cache.evict(0, Selection(keep=torch.tensor([1, 3])))
+    assert torch.equal(read(0, 1, 5)[..., 0], values.gather(-1, keep)[..., 1]), "nothing written, nothing lost"
+    cache.live = 0
+    admit(cache, 2, seed=1)
+    assert read(0, 2, 1).isnan().all(), "another sequence"
+
+
+def test_last_uses_are_counted_one_query_at_a_time():
+    """Random masses and evictions over 60 steps, against lists."""
+    torch.manual_seed(0)
+    cache = make_cache(slots=2, capacity=12)
+    admit(cache, 3, seed=0)
+    rows = [[2, 0] for _ in range(3)]  # last use and longest interval
+    for now in range(3, 63):
+        cache.begin_step(torch.tensor([now]))
+        rows.append([now - 1, 0])
+        received = torch.rand(1, 3, len(rows)) * 1.2
+        for layer in range(2):
+            cache.observe(layer, torch.zeros(1, 6, 4), received)
+        for row, mass in zip(rows, received[0, 1].tolist(), strict=True):
+            if mass >= 0.9:
+                row[:] = now, max(row[1], now - row[0])
+        if len(rows) == 12:
+            keep = torch.randperm(12)[:7].sort().values
+            cache.evict(0, Selection(keep=keep))
+            rows = [rows[i] for i in keep]
+        assert cache.recorders[USE].read(0, len(rows), now)[:, 1, 1].T.tolist() == rows
+
+
+def test_decayed_mass_weighs_each_query_less_than_the_next():
+    torch.manual_seed(0)
+    for length, group, decay in [(1, 4, 0.8), (37, 7, 0.8), (150, 4, 0.97), (20, 4, 0.0), (20, 4, 1.0)]:
+        query, key = torch.randn(2 * group, length, 6), torch.randn(2, length, 6)
+        expected = torch.zeros(2, length, dtype=torch.float64)
+        for q in range(length):
+            for head in range(2 * group):
+                keys = key[head // group, : q + 1].double()
+                weights = torch.softmax(keys @ query[head, q].double() * 0.4, dim=0)
+                expected[head // group, : q + 1] += weights * decay ** (length - 1 - q)
+        for block in (8, 512):
+            found = decayed_mass(query, key, scaling=0.4, decay=decay, block=block)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        if decay == 1:
+            torch.testing.assert_close(found, causal_mass(query, key, scaling=0.4))

@@ -10,15 +10,23 @@ import pytest
 import torch
 
 from compression.policies.ablations import Bottom, NoQuestion, NoWindow
+from compression.policies.caote import CAOTE
 from compression.policies.dynts import DynTS
 from compression.policies.full import FullCache
+from compression.policies.gkv import GKV
 from compression.policies.h2o import H2O
+from compression.policies.inertia import Inertia
 from compression.policies.keydiff import KeyDiff
 from compression.policies.knorm import KNorm
+from compression.policies.lagkv import LagKV
+from compression.policies.last_use import LazyEviction, RaaS
+from compression.policies.longflow import LongFlow
 from compression.policies.oracle import Oracle, save_labels
 from compression.policies.oracle import _read as read_labels
 from compression.policies.random import Random
+from compression.policies.random_head import RandomHead
 from compression.policies.rkv import RKV
+from compression.policies.rpc import RPC
 from compression.policies.sepllm import SepLLM
 from compression.policies.snapkv import SnapKV
 from compression.policies.streaming_llm import StreamingLLM
@@ -27,7 +35,7 @@ from compression.policies.vase import VaSE
 from compression.policies.window import Window
 from compression.policy import BudgetPolicy, CacheView
 from compression.predictor import ImportancePredictor, save_predictor
-from compression.signals import AttentionMass, PredictedImportance, RecentQueries
+from compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries
 from harness.decode.engine import Engine
 from harness.decode.request import Branch, DecodingConfig, Request
 from harness.decode.sampling import SamplingConfig
@@ -253,6 +261,115 @@ def knorm(view, policy):
     return grid(view, lambda i, h, r: -float(view.keys[i][h, r].double().norm()))
 
 
+def random_head(view, policy):
+    numbers = view.uniform()
+    return grid(view, lambda i, h, r: float(numbers[i, h, r]))
+
+
+def lagkv(view, policy):
+    lag, first = policy.lag, policy.sinks
+    parts = (view.length - first) // lag
+
+    def spread(rows, start):
+        """A part's deviations over the channels, each channel scaled by its range in the next part, then a softmax."""
+        part, reference = rows[start : start + lag], rows[start + lag : start + 2 * lag]
+        low = reference.min(dim=0).values
+        scaled = (part - low) / (reference.max(dim=0).values - low)
+        mean = scaled.mean(dim=1, keepdim=True)
+        return torch.softmax((((scaled - mean) ** 2).sum(dim=1) / (rows.shape[1] - 1)).sqrt(), dim=0)
+
+    def score(i, h):
+        if parts < 2:
+            return [1.0 if r < first else (r - first) / view.length for r in range(view.length)]
+        found = [1.0] * view.length
+        keys, values = view.keys[i][h].double(), view.values[i][h].double()
+        for start in range(first, first + (parts - 1) * lag, lag):
+            of_part = ((spread(keys, start) + spread(values, start)) / 2).tolist()
+            for r, one in enumerate(of_part):
+                found[start + r] = sum((other, -q) < (one, -r) for q, other in enumerate(of_part)) / lag
+        return found
+
+    return [[score(i, h) for h in heads_of(view)] for i in layers_of(view)]
+
+
+def caote(view, policy):
+    def score(i, h):
+        rows = past_attention(view, policy, i, h, largest_logit=False)
+        a = torch.stack([pooled(r, policy.pooling, "mean") for r in rows]).mean(dim=0)
+        values = view.values[i][h, : len(a)].double()
+        output = sum(a[r] * values[r] for r in range(len(a)))
+        return torch.stack([a[r] / (1 - a[r]) * (values[r] - output).norm() for r in range(len(a))])
+
+    return outside_window(view, policy, score)
+
+
+def longflow(view, policy):
+    def score(i):
+        total = torch.zeros(view.length, dtype=torch.float64)
+        for h in heads_of(view):
+            for of_query_head in probabilities(view, i, h, 1)[:, 0]:
+                total += (of_query_head[:, None] * view.values[i][h].double()).abs().sum(dim=1)
+        return total.tolist()
+
+    return [[score(i) for _ in heads_of(view)] for i in layers_of(view)]
+
+
+def inertia(view, policy):
+    return grid(view, lambda i, h, r: float(view.signals[AttentionMass(policy.decay)][i, h, r]))
+
+
+def raas(view, policy):
+    return grid(view, lambda i, h, r: int(view.signals[LastUse(policy.threshold)][0, i, h, r]))
+
+
+def sigmoid_twice(x):
+    return 2 / (1 + math.exp(x)) if x < 700 else 0.0
+
+
+def lazyeviction(view, policy):
+    def score(i, h, r):
+        last, longest = view.signals[LastUse(policy.threshold)][:, i, h, r].tolist()
+        age = int(view.positions[i, h, -1]) - last
+        again = sigmoid_twice(longest - 1) if longest else 0.0
+        return sigmoid_twice(1 + age / (longest + 1e-5)) + again
+
+    return grid(view, score)
+
+
+def gkv(view, policy):
+    size = policy.observation_window
+
+    def score(i, h):
+        attention = probabilities(view, i, h, size)[:, :, : view.length - size].amax(dim=0).mean(dim=0)
+        remembered = view.signals[GKV.MEMORY][i, h].double()
+        memory = [
+            a if math.isnan(old) else max(a, policy.decay * old)
+            for a, old in zip((attention / attention.max()).tolist(), remembered.tolist(), strict=False)
+        ]
+        repeated = redundancy(view.keys[i][h].double(), policy.threshold)[: len(memory)]
+        mixed = policy.mix * pooled(memory, policy.pooling, "max")
+        return mixed - (1 - policy.mix) * repeated / repeated.max()
+
+    return outside_window(view, policy, score)
+
+
+def rpc(view, policy):
+    size, found = policy.observation_window, []
+    for i in layers_of(view):
+        queries = view.signals[RecentQueries(size)][i].double()
+        group = queries.shape[0] // len(heads_of(view))
+        kept = int((view.positions[i, 0] < view.question_length).sum()) if policy.question_rule != "free" else 0
+        heads = []
+        for q in range(queries.shape[0]):
+            keys = view.keys[i][q // group, kept : view.length - size].double()
+            # The released code takes the newest query twice, and the oldest of the window not at all.
+            each = [torch.softmax(keys @ queries[q, n] * view.scaling, dim=0) for n in (*range(1, size), size - 1)]
+            heads.append(sum(each) / size)
+        layer = pooled(sum(heads) / len(heads), policy.pooling, "mean").tolist()
+        found.append([[0.0] * kept + layer + [0.0] * size for _ in heads_of(view)])
+    return found
+
+
 # A text of 40 tokens whose labels fall from 1 at position 10 to 0 at position 29; none are known outside.
 LABELLED = (
     torch.arange(100, 140),
@@ -297,6 +414,15 @@ MATRIX = {
     "keydiff": (KeyDiff, {}, keydiff),
     "knorm": (KNorm, {}, knorm),
     "vase": (VaSE, {"observation_window": 5, "sinks": 2, "large": 0.2}, vase),
+    "random_head": (RandomHead, {}, random_head),
+    "inertia": (Inertia, {}, inertia),
+    "lagkv": (LagKV, {"sinks": 3, "lag": 13}, lagkv),
+    "caote": (CAOTE, {"observation_window": 5}, caote),
+    "longflow": (LongFlow, {}, longflow),
+    "raas": (RaaS, {}, raas),
+    "lazyeviction": (LazyEviction, {}, lazyeviction),
+    "gkv": (GKV, {"observation_window": 6, "pooling": 3}, gkv),
+    "rpc": (RPC, {"observation_window": 7}, rpc),
 }
 EVICTING = [name for name in MATRIX if name != "full"]
 # Newest rows that stay for certain, where these are not the local window.
@@ -310,9 +436,15 @@ NEWEST = {
     "rkv": 4,
     "rkv_paper": 4,
     "vase": 5,
+    "lagkv": 0,
+    "caote": 5,
+    "longflow": 1,
+    "gkv": 6,
+    "rpc": 7,
 }
 QUESTIONS = ("free", "pinned", "on_top")
-ITS_AUTHORS = {name: "pinned" for name in EVICTING if name.startswith(("dynts", "oracle", "no_window"))}
+PINNING = ("dynts", "oracle", "no_window", "random_head", "raas")
+ITS_AUTHORS = {"rpc": "on_top"} | {name: "pinned" for name in EVICTING if name.startswith(PINNING)}
 
 
 @pytest.fixture(autouse=True)
@@ -348,6 +480,14 @@ def make_view(length, question_length, *, answer_start=None, seed=0, holes=True,
         scores[own < question_length] = torch.nan
         signals[PredictedImportance(PREDICTOR)] = scores
     numbers = torch.rand(own.shape, generator=generator, dtype=torch.float64)
+    if per_head:
+        signals[AttentionMass(0.8)] = torch.rand(LAYERS, KV_HEADS, length, generator=generator).mul(20).round()
+        # Few different ages and intervals, so that many rows tie.
+        ages = torch.randint(0, 5, (LAYERS, KV_HEADS, length), generator=generator)
+        intervals = torch.randint(0, 4, ages.shape, generator=generator)
+        signals[LastUse(1e-4)] = torch.stack([own[..., -1:] - ages, intervals])
+        memory = torch.rand(LAYERS, KV_HEADS, length, generator=generator)
+        signals[GKV.MEMORY] = memory.masked_fill(memory < 0.3, torch.nan)
     return CacheView(
         problem_id="p0",
         draw=0,
@@ -374,6 +514,11 @@ def brute_force(name, policy, view):
     newest = NEWEST.get(name, policy.local_window)
     if name == "h2o":
         newest = round((policy.local_window + int((policy.budget + 1 - policy.local_window) * policy.keep_ratio)) / 2)
+    if name == "rpc":  # each eviction leaves as many more as the first one left outside the window
+        growth = int((policy.budget + 1 - policy.local_window) * policy.keep_ratio)
+        past = view.evictions * growth
+        total = on_top + policy.local_window + past
+        total += int((view.length - on_top - policy.local_window - past) * policy.keep_ratio)
     if name == "streaming_llm_dynts_code":
         total = min(view.length, total + policy.sinks)
     first_newest = max(on_top, view.length - newest)
@@ -431,10 +576,12 @@ def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen,
     prompt = toy_qwen.prompt_ids(problems("add")[0].question)
     request = Request(problem_id="p", draw=0, prompt_ids=prompt, branches=(Branch(cell_id="c", policy=policy),))
     decoding = DecodingConfig(name="greedy", max_new_tokens=90, sampling=SamplingConfig(temperature=0))
-    engine = Engine(toy_qwen, decoding=decoding, seed=0, slots=1, capacity=71, policies=[policy])
+    capacity = policy.capacity(len(prompt), 90)
+    assert name == "rpc" or capacity == 71
+    engine = Engine(toy_qwen, decoding=decoding, seed=0, slots=1, capacity=capacity, policies=[policy])
     list(engine.generate([request]))
-    # A first eviction leaves SepLLM so few rows that the text ends before a second.
-    assert len(compared) >= (1 if name == "sepllm" else 2)
+    # A first eviction leaves SepLLM so few rows that the text ends before a second; RPC's question lies on top.
+    assert len(compared) >= (1 if name in ("sepllm", "rpc") else 2)
     for view, kept, expected in compared:
         if name == "knorm":
             # In the first layer a token has one norm wherever it stands: rounding decides, as in the authors' code.
@@ -460,7 +607,7 @@ def test_all_policies_hold_the_same_after_an_eviction(name, question):
     view = make_view(65 + on_top, 5, per_head=policy.per_head, holes=False)
     kept = policy.select(view).keep.shape[-1]
     size = on_top + 20 + int(45 * 0.3)
-    assert policy.capacity(5, 1000) == 65 + on_top
+    assert name == "rpc" or policy.capacity(5, 1000) == 65 + on_top
     if name.startswith("sepllm"):
         assert kept <= size  # room that separators do not fill stays empty
     else:
@@ -566,6 +713,12 @@ def test_settings_out_of_range(settings, named):
         ("vase", {"large": 2.0}, "large=2.0"),
         ("h2o", {"recent": 1.5}, "recent=1.5"),
         ("vase", {"sinks": -1}, "sinks=-1"),
+        ("lagkv", {"sinks": -1}, "sinks=-1"),
+        ("lagkv", {"lag": 0}, "lag=0"),
+        ("inertia", {"decay": 1.5}, "decay=1.5"),
+        ("gkv", {"decay": -0.1}, "decay=-0.1"),
+        ("raas", {"threshold": 0.0}, "threshold=0.0"),
+        ("lazyeviction", {"threshold": math.nan}, "threshold=nan"),
         ("h2o", {"variant": "mine"}, "variant=mine"),
         ("keydiff", {"variant": "dynts_code"}, "variant=dynts_code is unknown: choose original"),
         ("no_question", {"question_on_top": True}, "question=on_top contradicts"),
@@ -629,3 +782,35 @@ def test_capacity_holds_every_length_the_rule_can_reach(question, on_top):
                 length = len(policy.select(make_view(length, question, holes=False)).keep)
         assert peak <= policy.capacity(question, 400)
         assert keep_ratio == 1.0 or policy.capacity(question, 400) <= max(128 + on_top * question, question) + 1
+
+
+def test_the_cache_of_rpc_grows_with_the_text():
+    """The published P 1024, R 32 and c 4, and a capacity that the longest text fills."""
+    policy = make("rpc", keep_ratio=0.25, local_window=32, budget=1024 + 32 - 1, observation_window=32)
+    question, generated, held, found, fullest = 100, 1, 100, [], 100
+    while generated < 6000:
+        before, held, generated = held, held + 1, generated + 1
+        fullest = max(fullest, held)
+        if before >= policy.trigger(question, len(found)):
+            found.append((generated, held - question, policy.length_after(held, question, len(found)) - question))
+            held = found[-1][-1] + question
+    # The n-th block of 1,024 tokens is complete when the window of 32 lies behind it; 256 more rows stay each time.
+    assert found == [(1024 * n + 33, 1024 + 256 * (n - 1) + 32, 256 * n + 32) for n in range(1, 6)]
+    assert fullest <= policy.capacity(question, 6000) <= fullest + 1  # the last token is never fed
+
+
+@pytest.mark.parametrize("question", [1, 40, 90])
+@pytest.mark.parametrize("rule", ["free", "on_top"])
+def test_the_capacity_of_rpc_holds_every_length_it_can_reach(question, rule):
+    for keep_ratio, local_window, tokens in itertools.product([0.1, 0.5, 0.9, 1.0], [7, 30], [1, 30, 31, 300]):
+        settings = {"keep_ratio": keep_ratio, "local_window": local_window, "budget": 50, "question": rule}
+        policy = make("rpc", **settings)
+        held, peak, evictions = question, question, 0
+        for _ in range(tokens - 1):
+            before, held = held, held + 1
+            peak = max(peak, held)
+            if before >= policy.trigger(question, evictions):
+                left = policy.length_after(held, question, evictions)
+                evictions, held = evictions + (left < held), left
+        capacity = policy.capacity(question, tokens)
+        assert peak <= capacity <= peak + 1, (keep_ratio, local_window, tokens)

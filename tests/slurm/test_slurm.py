@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -211,3 +212,136 @@ def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
     (run / spoiled / "provenance-2of4.json").rmdir()
     kvsweep(*SWEEP, "shard=2/4", f"results_dir={tmp_path}", environment=cluster)
     assert completions(run) == reference
+
+
+def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str], tmp_path: Path) -> None:
+    sweep = [*SWEEP, "benchmark.limit=12", "grid.keep_ratio=[0.2,0.8]", "draws=4", "until=decided"]
+    kvsweep(*sweep, f"results_dir={tmp_path / 'calm'}", environment=dict(os.environ, PYTHONPATH=str(ROOT)))
+    expected = completions(tmp_path / "calm/default")
+    assert {len(rows) for rows in expected.values()} == {2 * 12, 4 * 12}, "one cell at least is decided early"
+    run = tmp_path / "default"
+    first = submit(cluster, tmp_path, "launcher.shards=2", sweep=sweep)
+    wait(lambda: (run / "status").exists() and running_tasks(run), "a busy task")
+    assert len(set(slurm(cluster, "squeue", "--noheader", "--format=%A").split()) - {first}) >= 1, (
+        "the next array waits"
+    )
+    slurm(cluster, "scontrol", "requeue", f"{first}_0")
+    wait_until_empty(cluster)
+    assert completions(run) == expected
+    assert status(run, cluster)["states"] == {"done": 3}
+
+
+SMALL = ["benchmark.limit=6", "launcher.shards=2", "launcher.parallel=2"]
+
+
+def is_equal(run: Path, reference: dict[str, list[bytes]]) -> bool:
+    """True if a run of the first problems has the reference's rows of these problems, and each once."""
+    ids = {json.loads(line)["id"] for line in next(run.glob("*/problems.jsonl")).read_bytes().splitlines()}
+    first = {
+        cell: [line for line in lines if json.loads(line)["problem_id"] in ids] for cell, lines in reference.items()
+    }
+    return len(ids) == 6 and completions(run) == first
+
+
+def words(run: Path, cluster: dict[str, str]) -> str:
+    """What kvsweep-status tells a user, in one line."""
+    command = [sys.executable, "-m", "harness.sweep.status", str(run)]
+    ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
+    return " ".join(ended.stdout.split("\n\n", 1)[1].split())
+
+
+def record(case: str, told: str, equal: bool) -> None:
+    """Add a line to the table of results/published/slurm_cases.md where KVSWEEP_SLURM_TABLE names a file."""
+    assert equal, case
+    if table := os.environ.get("KVSWEEP_SLURM_TABLE"):
+        plain = re.sub(r"\S*-[0-9a-f]{8}\b", "TASK", re.sub(r"Try again with.*", "", told)).replace("|", "/")
+        with Path(table).open("a") as file:
+            file.write(f"| {case} | {plain.strip()} | equal |\n")
+
+
+def node(cluster: dict[str, str], state: str) -> None:
+    name = slurm(cluster, "sinfo", "--noheader", "--Node", "--format=%N").split()[0]
+    reason = [] if state == "resume" else ["reason=test"]
+    slurm(cluster, "scontrol", "update", f"nodename={name}", f"state={state}", *reason)
+
+
+def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
+    arguments = [*SWEEP, *SLURM, "launcher.partition=nowhere", f"results_dir={tmp_path}"]
+    command = [sys.executable, "-m", "harness.sweep.command", *arguments]
+    ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert "launcher=slurm cannot submit" in ended.stderr
+    assert "partition" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not list((tmp_path / "default/status").glob("*"))
+    record("wrong partition (`launcher.partition=nowhere`)", f"at submission: {ended.stderr}", equal=True)
+
+
+def test_a_submitting_host_that_dies_is_told(cluster: dict[str, str], tmp_path: Path) -> None:
+    for name, text in {"sbatch": "kill -9 $PPID", "srun": "true"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**cluster, "PATH": f"{tmp_path}:{cluster['PATH']}"}
+    kvsweep(*SWEEP, *SLURM, f"results_dir={tmp_path}", environment=environment, code=-9)
+    told = words(tmp_path / "default", cluster)
+    assert "stopped" in told
+    assert "the command that queued this task ended before the task began" in told
+    record("submission host gone before sbatch (kill -9 of the submitting process)", told, equal=True)
+
+
+def test_waiting_cancelled_and_second_submissions(
+    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    node(cluster, "drain")
+    try:
+        first = submit(cluster, tmp_path, *SMALL)
+        wait(lambda: "the nodes that it needs are down" in words(run, cluster), "a reason", 30)
+        waiting = words(run, cluster)
+        assert f"2 queued as job {first}, pending in SLURM" in waiting
+        slurm(cluster, "scancel", f"{first}_1")
+        wait(
+            lambda: f"job {first}_1 left SLURM's queue before it began" in words(run, cluster), "the cancelled task", 30
+        )
+        cancelled = words(run, cluster)
+        assert "Try again with" in cancelled
+        out = kvsweep(*SWEEP, *SLURM, *SMALL, f"results_dir={tmp_path}", environment=cluster)
+        assert f"note: job {first} works on the same cells" in out
+        second = out.split(" as job ")[1].split()[0]
+        wait(lambda: "the job that works on the same cells goes first" in words(run, cluster), "the dependency", 30)
+        behind = words(run, cluster)
+    finally:
+        node(cluster, "resume")
+    wait_until_empty(cluster)
+    equal = is_equal(run, reference)
+    assert status(run, cluster)["states"] == {"done": 3}, f"job {second}"
+    record("node drained, array of 2 shards waits", waiting, equal)
+    record("scancel of one task that waits", cancelled, equal)
+    record(f"second submission beside the array (which says: {out.splitlines()[0]})", behind, equal)
+
+
+def test_a_task_cancelled_at_work_and_a_node_that_goes_down(
+    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    first = submit(cluster, tmp_path, *SMALL)
+    wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
+    pids = [task.pid for task in running_tasks(run)]
+    for pid in pids:  # a quick machine would be done before it is struck
+        os.kill(pid, signal.SIGSTOP)
+    slurm(cluster, "scancel", f"{first}_1")
+    wait(lambda: f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster), "the cancelled task", 60)
+    cancelled = words(run, cluster)
+    try:
+        node(cluster, "down")
+        wait(lambda: f"1 queued as job {first}, pending in SLURM" in words(run, cluster), "the requeued task", 60)
+        down = words(run, cluster)
+    finally:
+        node(cluster, "resume")
+    wait_until_empty(cluster)
+    if status(run, cluster)["states"] != {"done": 3}:
+        submit(cluster, tmp_path, *SMALL)
+        wait_until_empty(cluster)
+    equal = is_equal(run, reference)
+    record("scancel of one task at work", cancelled, equal)
+    record("node down while a task works; the task is requeued when the node is back", down, equal)

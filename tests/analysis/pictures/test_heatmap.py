@@ -14,7 +14,8 @@ from analysis.numbers.grids import find_grids, missing_cells
 from analysis.numbers.metrics import cell_metrics
 from analysis.pictures.budget import budget_figure
 from analysis.pictures.heatmap import grid_figure, mean_figure
-from analysis.pictures.style import file_name, save_figure
+from analysis.pictures.style import save_figure
+from analysis.safe import file_name
 
 MakeCell = Callable[..., Path]
 

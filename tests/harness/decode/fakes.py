@@ -7,9 +7,13 @@ import torch
 
 from compression.attention import attend_slots
 from compression.policies.full import FullCache
+from compression.policies.gkv import GKV
 from compression.policies.h2o import H2O
+from compression.policies.inertia import Inertia
+from compression.policies.last_use import LazyEviction
 from compression.policies.random import Random
 from compression.policies.rkv import RKV
+from compression.policies.rpc import RPC
 from compression.policies.snapkv import SnapKV
 from compression.policies.window import Window
 from compression.rows import CacheShape
@@ -94,6 +98,10 @@ FAKE_POLICIES = [
     H2O(name="h2o", keep_ratio=0.4, local_window=3, budget=13, variant="dynts_code"),
     SnapKV(name="snapkv", keep_ratio=0.5, local_window=4, budget=10, observation_window=3),
     RKV(name="rkv", keep_ratio=0.5, local_window=4, budget=11, observation_window=2, variant="dynts_code"),
+    Inertia(name="inertia", keep_ratio=0.4, local_window=3, budget=10),
+    LazyEviction(name="lazyeviction", keep_ratio=0.4, local_window=3, budget=9, threshold=0.1),
+    GKV(name="gkv", keep_ratio=0.4, local_window=3, budget=9, observation_window=2),
+    RPC(name="rpc", keep_ratio=0.3, local_window=3, budget=9, observation_window=2, pooling=3),
 ]
 
 

@@ -17,12 +17,20 @@ from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache,
 from analysis.records import held_percents
 from compression.attention import use_slot_attention
 from compression.policies.ablations import Bottom, NoQuestion, NoWindow
+from compression.policies.caote import CAOTE
 from compression.policies.dynts import DynTS
+from compression.policies.gkv import GKV
 from compression.policies.h2o import H2O
+from compression.policies.inertia import Inertia
 from compression.policies.keydiff import KeyDiff
 from compression.policies.knorm import KNorm
+from compression.policies.lagkv import LagKV
+from compression.policies.last_use import LazyEviction, RaaS
+from compression.policies.longflow import LongFlow
 from compression.policies.random import Random
+from compression.policies.random_head import RandomHead
 from compression.policies.rkv import RKV
+from compression.policies.rpc import RPC
 from compression.policies.sepllm import SepLLM
 from compression.policies.snapkv import SnapKV
 from compression.policies.streaming_llm import StreamingLLM
@@ -31,7 +39,7 @@ from compression.policies.vase import VaSE
 from compression.policies.window import Window
 from compression.policy import CacheView
 from compression.predictor import ImportancePredictor, load_predictor, save_predictor
-from compression.signals import AttentionMass, RecentQueries
+from compression.signals import AttentionMass, LastUse, RecentQueries, RowMemory
 from harness.decode.engine import Engine
 from harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, is_untouched
 from harness.decode.sampling import sequence_key, uniforms_of_rows
@@ -139,12 +147,16 @@ def compare_with_generate(stock, model, texts, *, max_new_tokens):
 
 
 class Spy:
-    """Plain attention over whatever a DynamicCache holds, which keeps every query and counts what each row received."""
+    """Plain attention over whatever a DynamicCache holds, which keeps every query and what each row received."""
 
-    def __init__(self, config):
+    def __init__(self, config, signals):
         self.layers, self.kv_heads = config.num_hidden_layers, config.num_key_value_heads
         self.queries = [[] for _ in range(self.layers)]
-        self.mass = [torch.zeros(self.kv_heads, 0) for _ in range(self.layers)]
+        self.decay = next((s.decay for s in signals if isinstance(s, AttentionMass)), 1.0)
+        self.threshold = next((s.threshold for s in signals if isinstance(s, LastUse)), 1.0)
+        self.asked = [0] * self.layers
+        # Per row: attention received, last use, longest interval between two uses, what a policy wrote.
+        self.columns = [torch.zeros(4, self.kv_heads, 0) for _ in range(self.layers)]
 
     def attend(self, module, query, key, value, attention_mask, *, scaling, **_):
         layer, group = module.layer_idx, query.shape[1] // key.shape[1]
@@ -154,14 +166,38 @@ class Spy:
         hidden = torch.arange(columns) > torch.arange(columns - rows, columns)[:, None]
         logits = query @ key.repeat_interleave(group, dim=1).transpose(-1, -2) * scaling
         weights = logits.masked_fill(hidden, float("-inf")).softmax(-1)
-        received = weights[0].sum(dim=1).view(self.kv_heads, group, columns).sum(dim=1)
-        earlier = torch.nn.functional.pad(self.mass[layer], (0, columns - self.mass[layer].shape[1]))
-        self.mass[layer] = earlier + received
+        for row, received in enumerate(weights[0].unflatten(0, (self.kv_heads, group)).sum(dim=1).unbind(dim=1)):
+            self.count(layer, received[:, : columns - rows + row + 1], in_prefill=rows > 1 and row < rows - 1)
         return (weights @ value.repeat_interleave(group, dim=1)).transpose(1, 2), None
 
+    def count(self, layer, received, *, in_prefill):
+        """One query's attention, of all rows up to its own, which is new."""
+        now = self.asked[layer]
+        self.asked[layer] += 1
+        new = torch.tensor([0, now - 1, 0, torch.nan]).expand(self.kv_heads, 1, 4).movedim(-1, 0)
+        mass, last, interval, memory = torch.cat([self.columns[layer], new], dim=-1)
+        used = received >= self.threshold
+        interval = torch.where(used, torch.maximum(interval, now - last), interval)
+        last = torch.where(used, now, last)
+        if in_prefill:  # which counts as one use of all rows, by its last query
+            last, interval = torch.full_like(last, now), torch.zeros_like(interval)
+        self.columns[layer] = torch.stack([mass * self.decay + received, last, interval, memory])
+
+    def evict(self, keep, written):
+        for layer, columns in enumerate(self.columns):
+            if written:
+                [values] = written.values()
+                columns[3] = values[layer]
+            self.columns[layer] = columns.gather(-1, keep[layer].expand(4, -1, -1))
+
     def signal(self, signal, scores):
+        mass, last, interval, memory = torch.stack(self.columns, dim=1)
         if isinstance(signal, AttentionMass):
-            return torch.stack(self.mass)
+            return mass
+        if isinstance(signal, LastUse):
+            return torch.stack([last, interval])
+        if isinstance(signal, RowMemory):
+            return memory
         if isinstance(signal, RecentQueries):
             return torch.stack([torch.cat(q, dim=1)[:, -signal.window :] for q in self.queries])
         return scores
@@ -170,7 +206,7 @@ class Spy:
 @torch.inference_mode()
 def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_id):
     """One sequence over a DynamicCache that is gathered at each eviction, positions passed by hand."""
-    spy, cache, text, evictions = Spy(network.config), DynamicCache(), list(ids), []
+    spy, cache, text, evictions = Spy(network.config, policy.signals), DynamicCache(), list(ids), []
     AttentionInterface.register("spy", spy.attend)
     network.set_attn_implementation("spy")
     score = load_predictor(Path(policy.predictor)) if hasattr(policy, "predictor") else lambda h: h[..., 0]
@@ -183,7 +219,7 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
         output = network(**inputs, output_hidden_states=True)
         positions = torch.cat([positions, new.expand(spy.layers, spy.kv_heads, -1)], dim=-1)
         scores = torch.cat([scores, score(output.hidden_states[-1][0])])
-        if before >= (policy.trigger(len(ids)) or 10**9) and len(text) > len(ids):
+        if before >= (policy.trigger(len(ids), len(evictions)) or 10**9) and len(text) > len(ids):
             stream = sequence_key(seed, problem_id, 0, "select", len(evictions))
             own = positions if policy.per_head else positions[0, 0]
             answer = text[len(ids) :]
@@ -201,16 +237,18 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
                 scaling=spy.scaling,
                 signals={signal: spy.signal(signal, scores) for signal in policy.signals},
                 uniform=lambda stream=stream, own=own: uniforms_of_rows(stream, own),
+                evictions=len(evictions),
             )
-            keep = policy.select(view).keep
+            selection = policy.select(view)
+            keep = selection.keep
             evictions.append((len(text) - len(ids), positions.shape[-1], keep.shape[-1]))
             keep = keep.expand(spy.layers, spy.kv_heads, -1)
             positions = positions.gather(-1, keep)
             scores = scores[keep[0, 0]]
+            spy.evict(keep, selection.written)
             for index, layer in enumerate(cache.layers):
                 rows = keep[index][None, :, :, None].expand(-1, -1, -1, layer.keys.shape[-1])
                 layer.keys, layer.values = layer.keys.gather(2, rows), layer.values.gather(2, rows)
-                spy.mass[index] = spy.mass[index].gather(-1, keep[index])
         token = int(output.logits[0, -1].argmax())
         text.append(token)
         feed = [token]
@@ -248,6 +286,15 @@ POLICIES = {
     "keydiff": (KeyDiff, {}),
     "knorm": (RoundedKNorm, {}),
     "vase": (VaSE, {"observation_window": 4, "sinks": 1}),
+    "random_head": (RandomHead, {}),
+    "inertia": (Inertia, {}),
+    "lagkv": (LagKV, {"sinks": 2, "lag": 5}),
+    "caote": (CAOTE, {"observation_window": 4}),
+    "longflow": (LongFlow, {}),
+    "raas": (RaaS, {"threshold": 0.05}),
+    "lazyeviction": (LazyEviction, {"threshold": 0.05}),
+    "gkv": (GKV, {"observation_window": 4}),
+    "rpc": (RPC, {"observation_window": 4}),
 }
 
 

@@ -1,5 +1,7 @@
 """The real models without their weights: facts of their configurations, random builds, thinking in prompts."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,15 @@ import yaml
 from analysis.records import UserError
 from harness.models.config import ModelConfig
 from harness.models.load import load_model, read_architecture
-from harness.settings import build
-from harness.sweep.job import CONF
+from harness.predictor.recipe import compose_config
+from harness.settings import build, plain
 
 REAL = ("r1_qwen_7b", "r1_llama_8b", "qwen3_8b")
 SMALL = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 128, "vocab_size": 512}
 
 
 def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
-    values = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    values = plain(compose_config("config", [f"model={name}"]).model)
     if small:
         values["config"].update(SMALL)
         values.update(random_weights=True, dtype="float32", threads=1)
@@ -160,3 +162,60 @@ def test_the_papers_heatmap_runs_scaled_down(short: str, kvsweep: Any, write_pro
     assert all('"thinking_opened_by": "template"' in path.read_text() for path in run.glob("*/provenance.json"))
     assert len(list(run.glob("*/DONE"))) == 5
     assert any('"evictions":[{' in path.read_text() for path in run.glob("*/completions.jsonl"))
+
+
+class _Runs:
+    """An object whose pickle makes a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("safetensors_only", [True, False])
+def test_a_pickle_that_runs_code_is_refused_in_a_sentence(
+    safetensors_only: bool, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    folder = pickled(tiny_model_dir, tmp_path, {"x": _Runs(tmp_path / "ran")})
+    with pytest.raises(UserError, match="cannot be loaded") as refused:
+        load_model(of_folder(folder, safetensors_only=safetensors_only))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_of_tensors_loads_where_it_is_asked_for(tiny_model_dir: Path, tmp_path: Path) -> None:
+    whole = load_model(of_folder(tiny_model_dir)).network.state_dict()
+    found = load_model(of_folder(pickled(tiny_model_dir, tmp_path, dict(whole)), safetensors_only=False))
+    assert all(torch.equal(value, whole[name]) for name, value in found.network.state_dict().items())
+
+
+@pytest.mark.parametrize("damage", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_file_of_a_model_is_one_sentence(damage: str, tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (folder / damage).write_bytes((folder / damage).read_bytes()[:50])
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_model(of_folder(folder))
+
+
+def test_code_beside_a_model_is_not_run(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    described = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps({**described, "model_type": "own", "auto_map": own}))
+    (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    with pytest.raises(UserError, match="model=tiny"):
+        load_model(of_folder(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def of_folder(folder: Path, **fields: Any) -> ModelConfig:
+    return ModelConfig(name="tiny", title="Tiny", path=str(folder), threads=1, **fields)
+
+
+def pickled(model: Path, folder: Path, values: Any) -> Path:
+    """A copy of the model's folder with a pickle of the values in place of its safetensors."""
+    shutil.copytree(model, folder / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save(values, folder / "model/pytorch_model.bin")
+    return folder / "model"

@@ -310,7 +310,7 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
         "path": "owner/other", "revision": "abd", "dtype": "float16", "random_weights": True, "think_end": "</t>",
         "think_start": "<t>", "force_think": True, "config": {"model_type": "llama"}, "special_tokens": {"bos": "<b>"},
         "name": "other", "title": "Other", "device": "cpu", "threads": 2, "predictor": "/p",
-        "max_new_tokens": 401, "sampling": SamplingConfig(temperature=0.6, top_p=0.9, top_k=20),
+        "max_new_tokens": 401, "stop_on_loop": True, "sampling": SamplingConfig(temperature=0.6, top_p=0.9, top_k=20),
         "keep_ratio": 0.31, "local_window": 17, "budget": 129, "question": "free",
     }  # fmt: skip
     cell = synthetic()
@@ -428,6 +428,7 @@ def cell_id(compose: Callable[..., Any], tiny: list[str], tiny_policy: list[str]
     [
         "draws=5", "benchmark.limit=1", "slots=3", "results_dir=/elsewhere", "run_name=other", "model.title=T",
         "benchmark.title=T", "model.device=cpu", "model.threads=2", "model.name=mine", "benchmark.name=mine",
+        "report.margin=3", "decoding.stop_on_loop=false",
     ],
 )  # fmt: skip
 def test_what_cannot_change_an_output_leaves_the_id(override: str, cell_id: Callable[..., str]) -> None:
@@ -439,7 +440,7 @@ def test_what_cannot_change_an_output_leaves_the_id(override: str, cell_id: Call
     [
         "benchmark=toy_add", "benchmark.count=119", "benchmark.prompt=boxed", "seed=1", "model.dtype=bfloat16",
         "model.random_weights=true", "policy.keep_ratio=0.3", "policy=random", "decoding.max_new_tokens=41",
-        "decoding=dynts",
+        "decoding=dynts", "decoding.stop_on_loop=true",
     ],
 )  # fmt: skip
 def test_what_can_change_an_output_changes_the_id(override: str, cell_id: Callable[..., str]) -> None:

@@ -13,8 +13,8 @@ from harness.toy.tasks import (
     is_held_out,
     problems,
     training_problems,
-    write_completion,
 )
+from scripts.toy_completions import write_completion
 
 PINNED = {
     "chain": "d7ec5a06fae657e26b7c54d797e3ed09a7e26ad646d3f9863f3fe9975ce66476",

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from harness.toy.tasks import TASKS, training_problems, write_completion
+from harness.toy.tasks import TASKS, training_problems
+from scripts.toy_completions import write_completion
 from scripts.toy_tokenizer import build_tokenizer
 
 

@@ -1,0 +1,34 @@
+"""CAOTE (arXiv 2504.14051): the rows whose loss would change the attention's output most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compression.policies.observation import ObservationPolicy
+from compression.policy import CacheView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CAOTE(ObservationPolicy):
+    """a / (1 - a) * |v - o|: the error of the output o = sum of a * v if the row alone goes, per layer and head.
+
+    The attention a is that of the observation window over the rows before it, averaged over queries and over each group
+    of heads. How sure: the formula is the paper's (section 3); window, softmax and the clamp of a to [1e-6, 1 - 1e-6]
+    are read in Random-Attention's engine (kvcompress/engine/cache_utils.py, mode caote), not in the authors' own code.
+    """
+
+    observation_window: int = 64
+    pooling: int = 1
+
+    def head_scores(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, rows outside the window] error of the output."""
+        import torch
+
+        weights = self.attention(view, past_only=True).mean(dim=2).clamp(1e-6, 1 - 1e-6)
+        values = torch.stack(list(view.values))[:, :, : weights.shape[-1]].to(weights.dtype)
+        output = (weights[..., None] * values).sum(dim=-2, keepdim=True)
+        return weights / (1 - weights) * (values - output).norm(dim=-1)

@@ -1,0 +1,69 @@
+"""Policies that keep what was used lately: RaaS (arXiv 2502.11147) and LazyEviction (arXiv 2506.15969)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from compression.policies.variant import VariantPolicy
+from compression.policy import CacheView, Question
+from compression.signals import LastUse, Signal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaaS(VariantPolicy):
+    """The rows that were used last stay, per layer and head (Algorithm 1): a cache of least recently used rows.
+
+    A step uses a row if it pays the row at least `threshold`. Attention is summed over each group of query heads here,
+    so that the threshold is passed more easily than by one query head. Rows stay alone here, in pages of 16 there; many
+    rows go at the budget here, one page there. Since a step uses many rows, the local window stays here. How sure: the
+    rule of the paper's first version, from summaries; in the final one a step uses half of the rows.
+
+    Attributes:
+        threshold: attention from which a row counts as used, above 0.
+
+    Raises:
+        ValueError: a threshold that is not above 0.
+    """
+
+    QUESTION: ClassVar[Question] = "pinned"
+
+    threshold: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.threshold > 0:
+            raise ValueError(f"policy.threshold={self.threshold} is out of range: above 0.")
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """Times and intervals of use."""
+        return (LastUse(self.threshold),)
+
+    def head_scores(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, length] position of the query that used the row last."""
+        last, _ = view.signals[LastUse(self.threshold)]
+        return last.double()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyEviction(RaaS):
+    """The rows that are likely to be used again, from their last use and the longest interval between two uses.
+
+    2 / (1 + exp(1 + age / (interval + 1e-5))), where age is the time since the last use, and 2 / (1 + exp(interval -
+    1)) more if the row was ever used. The local window stays. How sure: read in a copy of the released code
+    (LazyEviction/model/kv_utils.py and temp_cacheobs.py), which holds a row per query head and so compares each head's
+    own attention with the threshold; here it is summed over each group.
+    """
+
+    QUESTION: ClassVar[Question] = "free"
+
+    def head_scores(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, length] expected use."""
+        last, interval = view.signals[LastUse(self.threshold)].double()
+        age = view.positions[..., -1:] - last
+        again = 2 / (1 + (interval - 1).exp())
+        return 2 / (1 + (1 + age / (interval + 1e-5)).exp()) + again.masked_fill(interval == 0, 0)

@@ -1,0 +1,43 @@
+"""LongFlow (arXiv 2603.11504): the rows that the newest query takes most from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compression.policies.observation import newest_attention
+from compression.policies.variant import VariantPolicy
+from compression.policy import CacheView
+from compression.signals import RecentQueries, Signal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongFlow(VariantPolicy):
+    """Attention of the newest query times the 1-norm of the value, summed over the heads of a layer.
+
+    All heads of a layer keep the same rows. In the released code (models/ours.py) one row goes at every step, in whose
+    place the newest is written, so the newest stays; here many rows go at the budget. How sure: the sum was read in the
+    released code; its pruning of long prompts by SnapKV is left out.
+    """
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """The newest query."""
+        return (RecentQueries(1),)
+
+    @property
+    def newest_kept(self) -> int:
+        """The newest row."""
+        return 1
+
+    def head_scores(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, length] contribution, the same for all heads of a layer."""
+        import torch
+
+        values = torch.stack(list(view.values)).float().abs().sum(dim=-1)  # [layers, kv_heads, length]
+        attention = newest_attention(view, RecentQueries(1), 1)[:, :, 0]
+        grouped = attention.unflatten(1, (values.shape[1], -1)).sum(dim=2)
+        return (grouped * values).sum(dim=1, keepdim=True).expand_as(values)

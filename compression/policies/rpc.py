@@ -1,0 +1,77 @@
+"""RPC (arXiv 2505.13866): a cache that grows with the text, as the newest queries choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from compression.policies.observation import ObservationPolicy
+from compression.policy import CacheView, Question
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RPC(ObservationPolicy):
+    """Reasoning Path Compression: at each eviction int((budget + 1 - local_window) * keep_ratio) rows more stay.
+
+    The first eviction has the size of all other policies. From then on trigger and size grow together, so that about
+    `keep_ratio` of the text stays, however long it is. The published P, R and c (1024, 32, 4) are budget P + R - 1,
+    local_window and observation_window R, keep_ratio 1 / c.
+
+    Scores (rpc/rpc_utils.py): softmax of the window's queries over the rows between question and window, averaged over
+    the queries and all heads of a layer, mean-pooled. All heads of a layer keep the same rows. How sure: read in the
+    released code, which counts the newest query twice and leaves out the oldest of the window.
+    """
+
+    QUESTION: ClassVar[Question] = "on_top"
+
+    observation_window: int = 32
+    pooling: int = 7
+
+    def trigger(self, question_length: int, evictions: int = 0) -> int | None:
+        """Cache length at which eviction fires: what stayed of the evictions before, and one budget's text."""
+        return self.budget + self._on_top(question_length) + evictions * self._growth
+
+    def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
+        """Rows right after an eviction: those of the evictions before, and the common size of the others."""
+        grown = evictions * self._growth
+        return super().length_after(length - grown, question_length) + grown
+
+    def capacity(self, question_length: int, max_new_tokens: int) -> int:
+        """The most rows of the longest text, found by going through its evictions."""
+        unpruned = question_length + max_new_tokens
+        written = length = fullest = question_length
+        for evictions in range(max_new_tokens):
+            due = max(self.trigger(question_length, evictions) or 0, length) + 1
+            written += due - length
+            if written > unpruned:
+                break
+            fullest, length = max(fullest, due), self.length_after(due, question_length, evictions)
+            if length == due:
+                return unpruned
+        return max(fullest, unpruned - written + due)
+
+    def head_scores(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, rows outside the window] pooled attention, the same for all heads of a layer."""
+        import torch
+        from torch.nn.functional import pad
+
+        layers = []
+        for layer, (queries, keys) in enumerate(zip(view.signals[self._queries], view.keys, strict=True)):
+            kept = 0 if self.question_rule == "free" else int(view.question[layer, 0].sum())
+            apart = min(kept, view.length - self.observation_window)
+            scores = view.operations.observation_scores(
+                torch.cat([queries[:, 1:], queries[:, -1:]], dim=1),
+                keys[:, apart:],
+                scaling=view.scaling,
+                past_only=True,
+                pooling=self.pooling,
+            )
+            layers.append(pad(scores.mean(dim=(0, 1)), (apart, 0)).expand(len(keys), -1))
+        return torch.stack(layers)
+
+    @property
+    def _growth(self) -> int:
+        return self.size - self.local_window

@@ -1,0 +1,695 @@
+"""Attack every command and count what is lost, doubled or changed, the tracebacks, and the code that ran.
+
+The commands are killed at random moments, meet full disks, damaged files, hostile rows and small limits, and each
+result is compared with that of an undisturbed run. All commands write to a pseudo-terminal. A find becomes a line of
+scripts/attack_corpus.jsonl. Prints one table and, as its last line, one JSON object; exit code 1 says that a number
+that must be zero is not.
+
+    python scripts/attack.py          the short form, which CI runs
+    python scripts/attack.py --long   200 kills, every line of the corpus, 8 kinds of damage, 3 states of the disk
+"""
+
+import argparse
+import csv
+import json
+import os
+import pty
+import random
+import re
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from analysis.records import COMPLETIONS_FILE, PairRow, decode, shard_files
+
+ROOT = Path(__file__).resolve().parents[1]
+CORPUS = Path(__file__).with_name("attack_corpus.jsonl")
+GRID = [
+    "model=toy_qwen",
+    "benchmark=toy_chain",
+    "grid.policy=[full,dynts,h2o]",
+    "policy.budget=96",
+    "policy.keep_ratio=0.4",
+    "policy.local_window=32",
+    "policy.question_on_top=true",
+    "slots=2",
+]
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
+PATIENCE_S = 600.0
+# What a terminal would act on; a carriage return belongs to the progress bar.
+RAW = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
+TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|Exception ignored")
+MARK = "ran_by_attack"
+
+
+@dataclass
+class Tally:
+    """The counts of one attack; all but `tried` must be 0."""
+
+    tried: int = 0
+    lost: int = 0
+    doubled: int = 0
+    changed: int = 0
+    tracebacks: int = 0
+    code_run: int = 0
+    raw_controls: int = 0
+
+    def __iadd__(self, other: "Tally") -> "Tally":
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        return self
+
+    @property
+    def is_clean(self) -> bool:
+        return not any(getattr(self, field.name) for field in fields(self)[1:])
+
+
+# --- Commands -----------------------------------------------------------------------------------------------
+
+
+class Command:
+    """A console script that runs on a pseudo-terminal of its own.
+
+    Args:
+        script: its name, such as kvsweep-report.
+        fresh: start an interpreter; otherwise a fork of this process runs it, which has imported everything.
+        limits: what to do in the new process before the script begins.
+    """
+
+    def __init__(
+        self, script: str, *arguments: str | Path, cwd: Path, fresh: bool = False, limits: Callable[[], None] = int
+    ) -> None:
+        self.name = script
+        self.said = b""
+        self.code: int | None = None
+        words = [script, *map(str, arguments)]
+        self.pid, self._terminal = pty.fork()
+        if self.pid:
+            termios.tcsetwinsize(self._terminal, (50, 200))
+            return
+        os.chdir(cwd)
+        os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
+        entry = script.removeprefix("kvsweep-")
+        limits()
+        if fresh:
+            program = f"import sys; sys.argv[0] = {script!r}; from harness.console import {entry}; sys.exit({entry}())"
+            os.execv(sys.executable, [sys.executable, "-P", "-c", program, *words[1:]])
+        _run_here(entry, words)
+
+    def watch(self, seconds: float = PATIENCE_S) -> bool:
+        """Read what the command says until it ends or the time is over; returns True if it has ended."""
+        end = time.monotonic() + seconds
+        while self.code is None and (left := end - time.monotonic()) > 0:
+            if not select.select([self._terminal], [], [], min(left, 0.2))[0]:
+                self._reap(os.WNOHANG)
+                continue
+            piece = b""
+            with suppress(OSError):  # every process has closed the terminal
+                piece = os.read(self._terminal, 1 << 16)
+            self.said += piece
+            if not piece:
+                self._reap(0)
+        return self.code is not None
+
+    def _reap(self, how: int) -> None:
+        pid, status = os.waitpid(self.pid, how)
+        if pid:
+            self.code = os.waitstatus_to_exitcode(status)
+            with suppress(OSError):
+                while select.select([self._terminal], [], [], 0)[0] and (piece := os.read(self._terminal, 1 << 16)):
+                    self.said += piece
+            os.close(self._terminal)
+
+    def end(self) -> "Command":
+        """Wait for the end; raises RuntimeError if the command hangs."""
+        if not self.watch():
+            self.send(signal.SIGKILL)
+            self.watch()
+            raise RuntimeError(f"{self.name} did not end: {self.said[-2000:]!r}")
+        return self
+
+    def send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def tally(self) -> Tally:
+        """What the terminal saw."""
+        tracebacks = bool(TRACEBACK.search(self.said))
+        raw = bool(RAW.search(self.said))
+        if tracebacks or raw:
+            print(f"{self.name} ({self.code}) said {self.said[-3000:]!r}", file=sys.stderr)
+        return Tally(tried=1, tracebacks=tracebacks, raw_controls=raw)
+
+
+def _run_here(entry: str, words: list[str]) -> None:
+    """Run a console script in this forked process, and end the process as the interpreter would."""
+    import traceback
+
+    import harness.console
+
+    code: Any = 1
+    sys.argv = words
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
+    try:
+        code = getattr(harness.console, entry)() or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def run(script: str, *arguments: str | Path, cwd: Path, **how: Any) -> Command:
+    return Command(script, *arguments, cwd=cwd, **how).end()
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------
+
+
+def rows(results: Path) -> dict[str, Counter[bytes]]:
+    """Every cell's whole lines of completions, each with its count."""
+    found: dict[str, Counter[bytes]] = {}
+    for cell in results.glob("default/*/"):
+        for path in shard_files(cell, COMPLETIONS_FILE).values():
+            if path.is_file():
+                found.setdefault(cell.name, Counter()).update(path.read_bytes().split(b"\n")[:-1])
+    return found
+
+
+def compared(expected: dict[str, Counter[bytes]], found: dict[str, Counter[bytes]]) -> Tally:
+    """The numbers of pairs that are lost, doubled, or have another row than expected."""
+    tally = Tally()
+    for cell_id, lines in expected.items():
+        here = found.get(cell_id, Counter())
+        pairs = Counter(_pair(line) for line in here.elements())
+        tally.lost += len({_pair(line) for line in lines} - pairs.keys())
+        tally.doubled += sum(count - 1 for count in pairs.values())
+        tally.changed += sum((here - lines).values())
+    return tally
+
+
+def _pair(line: bytes) -> Any:
+    try:
+        return decode(line, PairRow).key
+    except ValueError:
+        return line
+
+
+def files(folder: Path, *suffixes: str) -> dict[str, bytes]:
+    """The contents of the files with these suffixes, by their place in the folder."""
+    paths = [path for path in folder.rglob("*") if path.suffix in suffixes and not path.name.startswith(".")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+# --- Attacks ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Field:
+    """The place of the attacks: an undisturbed run, and scratch space.
+
+    Attributes:
+        calm: the results folder of the undisturbed run, finished, graded and reported.
+        life: seconds that the run took in a process of its own.
+        scale: how large an attack is, from the short form's 0 to the long form's 1.
+    """
+
+    scratch: Path
+    grid: list[str]
+    calm: Path
+    life: float
+    dice: random.Random
+    long: bool
+
+    def sweep(self, results: Path, *more: str) -> list[str]:
+        return [*self.grid, f"results_dir={results}", *more]
+
+    def copy(self, name: str) -> Path:
+        """A copy of the undisturbed run's results."""
+        shutil.rmtree(self.scratch / name, ignore_errors=True)
+        return shutil.copytree(self.calm, self.scratch / name)
+
+    def finished(self, results: Path, *more: str) -> Tally:
+        """Finish a run after an attack and compare its rows."""
+        ended = run("kvsweep", *self.sweep(results, *more), cwd=self.scratch)
+        tally = ended.tally()
+        if ended.code:
+            print(f"the last run ended with {ended.code}: {ended.said[-2000:]!r}", file=sys.stderr)
+            tally.lost += 1
+        tally += compared(rows(self.calm), rows(results))
+        return tally
+
+
+def prepare(scratch: Path, *, long: bool, seed: int) -> Field:
+    """Import everything once, so that a fork needs no import, and make the undisturbed run."""
+    import harness.inspect.draw
+    import harness.predictor.train
+    import harness.sweep.run  # noqa: F401
+
+    problems, tokens = (30, 300) if long else (6, 160)
+    grid = [*GRID, f"benchmark.limit={problems}", f"decoding.max_new_tokens={tokens}"]
+    field = Field(scratch, grid, scratch / "calm", 0.0, random.Random(seed), long)
+    start = time.monotonic()
+    run("kvsweep", *field.sweep(field.calm), cwd=scratch, fresh=True)
+    field.life = time.monotonic() - start
+    return field
+
+
+def kill_sweeps(field: Field, kills: int) -> Tally:
+    """Kill two shards of a running sweep again and again, start each again at once, then let both end."""
+    results, tally, made = field.scratch / "storm", Tally(), 0
+    shards = ("shard=1/2", "shard=2/2")
+
+    def start(shard: str) -> Command:
+        return Command("kvsweep", *field.sweep(results, shard), cwd=field.scratch, fresh=True)
+
+    running = {shard: start(shard) for shard in shards}
+    while made < kills:
+        shard = field.dice.choice(shards)
+        number = SIGNALS[made % len(SIGNALS)]
+        if not running[shard].watch(field.dice.uniform(0, field.life)):
+            made += 1
+            strike(running[shard], number)
+        else:  # the shard is done: its cells lose their mark and some rows, so that there is work again
+            for path in results.glob(f"default/*/completions-{shard[6]}of2.jsonl"):
+                path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: field.dice.randrange(4)]))
+        tally += running[shard].tally()
+        running[shard] = start(shard)
+    for command in running.values():
+        command.send(signal.SIGKILL)
+        command.watch()
+    tally.tried = made
+    for shard in shards:
+        tally += run("kvsweep", *field.sweep(results, shard), cwd=field.scratch).tally()
+    tally += compared(rows(field.calm), rows(results))
+    return tally
+
+
+def strike(command: Command, number: signal.Signals) -> None:
+    """Send the signal and see the command's end; a stopped one goes on for a moment and is killed."""
+    command.send(number)
+    if number == signal.SIGSTOP:
+        time.sleep(0.3)
+        command.send(signal.SIGCONT)
+        command.watch(0.5)
+        command.send(signal.SIGKILL)
+    command.end()
+
+
+def readers(folder: Path, scratch: Path) -> dict[str, tuple[list[str | Path], Path, tuple[str, ...]]]:
+    """Each command but kvsweep: its arguments, the folder that it writes to, and the files there that must be equal."""
+    run_folder = folder / "default"
+    cell = next((path.parent for path in sorted(run_folder.glob("*/DONE"))), run_folder)
+    pages = (".csv", ".md", ".tex", ".html")
+    head = ["all", "recipe=toy", "recipe.toy_problems=8", "recipe.epochs=1", "decoding.max_new_tokens=120"]
+    return {
+        "kvsweep-grade": ([run_folder, "--all"], run_folder, (".jsonl",)),
+        "kvsweep-status": ([run_folder, "--cells"], run_folder / "none", ()),
+        "kvsweep-report": ([run_folder, "--completions", "50"], run_folder / "report", pages),
+        "kvsweep-compare": ([run_folder, run_folder], run_folder / "none", ()),
+        "kvsweep-export": ([run_folder, "--token-ids"], run_folder / "export", (".parquet", ".md")),
+        "kvsweep-trace": ([cell, "--out", scratch / "trace"], scratch / "trace", (".csv",)),
+        "kvsweep-predictor": ([*head, f"recipe.out={scratch / 'head'}"], scratch / "head", (".jsonl",)),
+    }
+
+
+def kill_readers(field: Field, kills: int) -> Tally:
+    """Kill every other command at random moments, run it once more to its end, and compare what it wrote."""
+    tally = Tally()
+    plan = readers(field.copy("killed"), field.scratch / "struck")
+    calm = readers(field.copy("read"), field.scratch / "peace")
+    for place, (script, (arguments, written, suffixes)) in enumerate(plan.items()):
+        peace = Command(script, *calm[script][0], cwd=field.scratch, fresh=True)
+        start = time.monotonic()
+        peace.end()
+        life = time.monotonic() - start
+        for kill in range(place, kills, len(plan)):
+            command = Command(script, *arguments, cwd=field.scratch, fresh=True)
+            if not command.watch(field.dice.uniform(0, life)):
+                strike(command, SIGNALS[(kill // len(plan) + place) % len(SIGNALS)])
+            tally += command.tally()
+        last = run(script, *arguments, cwd=field.scratch)
+        tally += last.tally()
+        tally.tried -= 1
+        if last.code != peace.code:
+            print(f"{script} ended with {last.code}, undisturbed with {peace.code}", file=sys.stderr)
+            tally.lost += 1
+        expected, found = files(calm[script][1], *suffixes), files(written, *suffixes)
+        changed = [name for name in expected if _plain(found.get(name)) != _plain(expected[name])]
+        if changed:
+            print(f"{script}: {changed} differ", file=sys.stderr)
+        tally.changed += len(changed)
+    return tally
+
+
+def _plain(data: bytes | None) -> bytes | None:
+    """A file's contents without the names of the folders and the times that differ from run to run."""
+    return data and re.sub(rb"killed|read|struck|peace|\"seconds\": [\d.]+|\d{4}-\d\d-\d\dT[\d:.+]+", b"", data)
+
+
+def interrupt_local(field: Field, times: int) -> Tally:
+    """Press Ctrl-C, which the terminal sends to every process in front, while launcher=local works."""
+    tally = Tally()
+    for _ in range(times):
+        results = field.scratch / "local"
+        sweep = field.sweep(results, "launcher=local", "launcher.shards=2")
+        command = Command("kvsweep", *sweep, cwd=field.scratch, fresh=True)
+        command.watch(field.dice.uniform(0.5, field.life))
+        with suppress(OSError):
+            os.write(command._terminal, b"\x03")
+        command.end()
+        tally += command.tally()
+        if command.code not in (0, 130, -signal.SIGINT):
+            print(f"Ctrl-C ended launcher=local with {command.code}: {command.said[-1000:]!r}", file=sys.stderr)
+            tally.changed += 1
+    time.sleep(2)  # the workers that were cancelled let go of their locks
+    tally += field.finished(results, "shard=1/2")
+    tally += field.finished(results, "shard=2/2")
+    tally.lost = sum(compared(rows(field.calm), rows(results)).lost for _ in (0,))
+    tally.tried = times
+    return tally
+
+
+# Damage to the files of a cell: what happens to one file of it.
+DAMAGE: dict[str, Callable[[Path, random.Random], None]] = {
+    "torn last line": lambda path, dice: path.write_bytes(path.read_bytes()[: -dice.randint(2, 40)]),
+    "cut in the middle": lambda path, dice: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "missing": lambda path, dice: path.unlink(),
+    "empty": lambda path, dice: path.write_bytes(b""),
+    "zeros at the end": lambda path, dice: path.write_bytes(path.read_bytes()[:-50] + bytes(50)),
+    "noise in the middle": lambda path, dice: path.write_bytes(_noise(path.read_bytes(), dice)),
+    "a line of something else": lambda path, dice: path.write_bytes(b'[1, {"problem_id": 3}]\n' + path.read_bytes()),
+    "a missing line": lambda path, dice: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:])),
+}
+
+
+def _noise(data: bytes, dice: random.Random) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + dice.randbytes(20) + data[middle + 20 :]
+
+
+def damage(field: Field, kinds: Sequence[str]) -> Tally:
+    """Damage each kind of file of a finished run, let every command read it, finish it, compare."""
+    tally = Tally()
+    names = (COMPLETIONS_FILE, "grades.jsonl", "problems.jsonl", "stats.jsonl", "cell.yaml", "provenance.json", "DONE")
+    for kind in kinds:
+        results = field.copy("damaged")
+        for cell in sorted(results.glob("default/*/")):
+            for name in field.dice.sample(names, len(names) if field.long else 3):
+                if (cell / name).is_file():
+                    DAMAGE[kind](cell / name, field.dice)
+        for path in results.glob("default/status/*.json"):
+            DAMAGE[kind](path, field.dice)
+        plan = readers(results, field.scratch / "damage")
+        for script in plan if field.long else ("kvsweep-status", "kvsweep-export", "kvsweep-grade"):
+            if script != "kvsweep-predictor":
+                tally += run(script, *plan[script][0], cwd=field.scratch).tally()
+                tally.tried -= 1
+        # A row that lost its problems file or its DONE is asked for again by a sweep that looks at every cell.
+        for path in results.glob("default/*/DONE"):
+            path.unlink()
+        tally += field.finished(results)
+    return tally
+
+
+@contextmanager
+def small_disk(place: Path, kilobytes: int) -> Iterator[bool]:
+    """A file system of this size at the place, if this user may mount one; yields whether there is one."""
+    place.mkdir(parents=True, exist_ok=True)
+    options = ["-t", "tmpfs", "-o", f"size={kilobytes}k", "kvsweep-attack", str(place)]
+    mounted = os.getuid() == 0 and subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def limit_file_size() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+
+
+def limit_memory() -> None:
+    # The process has torch's libraries in it already; this leaves it some hundred megabytes to work with.
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + (400 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def disks(field: Field, states: Sequence[str]) -> Tally:
+    """A sweep and its readers meet a disk that is full or cannot be written to, and go on when it is mended."""
+    tally = Tally()
+    for state in states:
+        place = field.scratch / "disk"
+        shutil.rmtree(place, ignore_errors=True)
+        with small_disk(place, 60 if state == "full" else 20_000) as mounted:
+            limits: Callable[[], None] = int
+            if state == "file too large" or not mounted:
+                limits = limit_file_size
+            elif state == "read-only":
+                shutil.copytree(field.calm / "default", place / "default")
+                for path in place.glob("default/*/completions.jsonl"):
+                    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+                subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+            ended = run("kvsweep", *field.sweep(place), cwd=field.scratch, limits=limits)
+            tally += ended.tally()
+            tally.lost += ended.code != 2  # one sentence of a disk that cannot be written to
+            if ended.code != 2:
+                print(f"{state}: {ended.code} {ended.said[-1500:]!r}", file=sys.stderr)
+            for script in ("kvsweep-status", "kvsweep-grade", "kvsweep-report", "kvsweep-export"):
+                arguments = readers(place, field.scratch / "disks")[script][0]
+                tally += run(script, *arguments, cwd=field.scratch, limits=limits).tally()
+                tally.tried -= 1
+            if mounted:
+                subprocess.run(["mount", "-o", "remount,rw,size=100m", str(place)], check=True)
+            last = field.finished(place)
+            last.tried = 0
+            tally += last
+    return tally
+
+
+def rivals(field: Field) -> Tally:
+    """Two writers of one cell, and shards of different counts one after the other."""
+    results = field.scratch / "rivals"
+    pair = [Command("kvsweep", *field.sweep(results), cwd=field.scratch) for _ in range(2)]
+    tally = Tally()
+    for command in pair:
+        tally += command.end().tally()
+    if not {command.code for command in pair} <= {0, 3}:
+        tally.lost += 1
+    results = field.scratch / "counts"
+    for shard in ("1/3", "2/2", "1/1"):
+        tally += run("kvsweep", *field.sweep(results, f"shard={shard}"), cwd=field.scratch).tally()
+    tally += compared(rows(field.calm), rows(results))
+    tally += field.finished(field.scratch / "rivals")
+    return tally
+
+
+def small_limits(field: Field) -> Tally:
+    """Few open files with many cells, and little memory."""
+    results, tally = field.scratch / "few", Tally()
+    axes = "grid.local_window=[" + ",".join(str(n) for n in range(16, 16 + (40 if field.long else 20))) + "]"
+    many = field.sweep(results, axes, "grid.keep_ratio=[0.2,0.3,0.4,0.5]", "benchmark.limit=1", "run_name=many")
+    ended = run("kvsweep", *many, "decoding.max_new_tokens=8", cwd=field.scratch, limits=limit_files)
+    tally += ended.tally()
+    if ended.code:
+        print(f"ulimit -n 128: {ended.code} {ended.said[-1500:]!r}", file=sys.stderr)
+        tally.lost += 1
+    for script, (arguments, _, _) in readers(field.copy("memory"), field.scratch / "memories").items():
+        tally += run(script, *arguments, cwd=field.scratch, limits=limit_memory).tally()
+    tally += run("kvsweep", *field.sweep(field.scratch / "low"), cwd=field.scratch, limits=limit_memory).tally()
+    last = field.finished(field.scratch / "low")
+    last.tried = 0
+    tally += last
+    return tally
+
+
+# --- Hostile rows -------------------------------------------------------------------------------------------
+
+
+def corpus() -> list[dict[str, Any]]:
+    """The hostile rows: each has a `name`, and a `text` for any place of a text or a `line` for any file of lines."""
+    return [json.loads(line) for line in CORPUS.read_text().splitlines()]
+
+
+def hostile(field: Field, entries: Sequence[dict[str, Any]]) -> Tally:
+    """Put each text into problems, rows, titles and statuses, and let every command work on them."""
+    tally = Tally()
+    for entry in entries:
+        entry_tally = Tally(tried=1)
+        results = field.copy("hostile")
+        text = entry.get("text", entry.get("line", "")) * entry.get("times", 1)
+        text = text.replace("MARK", str(field.scratch / MARK))
+        problems = _hostile_problems(field, text, raw="line" in entry)
+        small = ["benchmark.limit=2", "decoding.max_new_tokens=16", "grid.policy=[full,dynts]", "run_name=own"]
+        own = field.sweep(results, f"benchmark.path={problems}", "benchmark.source=file", *small)
+        for part in (own, [*own, f"benchmark.prompt={problems}"]):
+            entry_tally += run("kvsweep", *part, cwd=field.scratch).tally()
+        _plant(results / "default", text, raw="line" in entry)
+        plan = readers(results, field.scratch / "traced")
+        cell = next(path.parent for path in sorted((results / "default").glob("*/DONE")))
+        plan["kvsweep-predictor"] = (["traces", "recipe=toy", f"recipe.out={field.scratch / 'stolen'}"], cell, ())
+        plan["kvsweep-predictor"][0].append(f"recipe.import_from={cell}")
+        for script, (arguments, _, _) in plan.items():
+            ended = run(script, *arguments, cwd=field.scratch)
+            entry_tally += ended.tally()
+            if ended.code not in (0, 1, 2):
+                print(f"{entry['name']}: {script} ended with {ended.code}: {ended.said[-1500:]!r}", file=sys.stderr)
+                entry_tally.lost += 1
+        left = {cell_id: lines - (lines - rows(field.calm)[cell_id]) for cell_id, lines in rows(results).items()}
+        entry_tally += compared(rows(field.calm), left)
+        entry_tally.code_run += _ran(field.scratch, results)
+        if not entry_tally.is_clean:
+            print(f"corpus {entry['name']}: {entry_tally}", file=sys.stderr)
+        entry_tally.tried = 1
+        tally += entry_tally
+    return tally
+
+
+def _hostile_problems(field: Field, text: str, *, raw: bool) -> Path:
+    path = field.scratch / "hostile.jsonl"
+    if raw:
+        path.write_bytes(text.encode("utf-8", "surrogatepass") + b'\n{"id": 1, "problem": "1+1?", "answer": 2}\n')
+    else:
+        lines = [{"id": text, "problem": f"What is {text}?", "answer": 7}, {"id": "b", "problem": text, "answer": 8}]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _plant(run_folder: Path, text: str, *, raw: bool) -> None:
+    """Put the text into every file of a run's cells, beside the rows that are there."""
+    for number, cell in enumerate(sorted(path.parent for path in run_folder.glob("*/DONE"))):
+        if raw:
+            for name in (COMPLETIONS_FILE, "grades.jsonl", "stats.jsonl", "provenance.json", "cell.yaml", "DONE"):
+                if number == 0 or name.endswith(".jsonl"):
+                    with (cell / name).open("ab") as file:
+                        file.write(text.encode("utf-8", "surrogatepass") + b"\n")
+            continue
+        for name, own in {
+            COMPLETIONS_FILE: {"problem_id": text, "text": f"{text}</think>{text} \\boxed{{{text}}}"},
+            "grades.jsonl": {"problem_id": text, "answer": text, "gold": "7"},
+            "problems.jsonl": {"id": text, "prompt": text, "gold": "7"},
+        }.items():
+            with (cell / name).open("a+") as file:
+                file.seek(0)
+                first = json.loads(file.readline())
+                file.write(json.dumps({**first, **own}) + "\n")
+        settings = yaml.safe_load((cell / "cell.yaml").read_text())
+        settings["model"]["title"] = settings["benchmark"]["title"] = settings["policy"]["mode"] = text
+        settings["model"]["name"] = settings["decoding"]["name"] = text
+        with suppress(UnicodeEncodeError):
+            (cell / "cell.yaml").write_text(yaml.safe_dump(settings))
+        told = json.loads((cell / "provenance.json").read_text())
+        told["packages"] = {text: text}
+        told["stretches"][0]["command"] = [text]
+        (cell / "provenance.json").write_text(json.dumps(told))
+    for path in run_folder.glob("status/*.json"):
+        status = json.loads(path.read_text())
+        status |= {"state": "failed", "error": text, "command": text, "task": text, "host": text}
+        for cell_status in status["cells"].values():
+            cell_status |= {"model": text, "benchmark": text, "policy": text}
+        path.write_text(text if raw else json.dumps(status))
+
+
+class _Page(HTMLParser):
+    """Counts what a page would run that kvsweep did not put there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        names = {name for name, _ in attributes}
+        values = [value or "" for name, value in attributes if name in ("src", "href")]
+        inert = tag == "script" and ("nonce" in names or ("type", "application/json") in attributes)
+        self.runs += tag in {"iframe", "object", "embed", "svg"} or (tag == "script" and not inert)
+        self.runs += any(name.startswith("on") for name in names)
+        self.runs += any(value.strip().lower().startswith("javascript:") or value == "x" for value in values)
+
+
+def _ran(scratch: Path, results: Path) -> int:
+    """How much of the text from outside has run or would run: as a program, in a page, in a spreadsheet."""
+    mark = scratch / MARK
+    ran = int(mark.exists())
+    mark.unlink(missing_ok=True)
+    for path in results.rglob("*.html"):
+        page = _Page()
+        page.feed(path.read_text())
+        ran += page.runs
+    for path in [*results.rglob("*.csv"), *(scratch / "traced").rglob("*.csv")]:
+        with path.open(newline="") as file:
+            cells = [cell for row in csv.reader(file) for cell in row[:8]]
+        ran += any(len(cell) > 1 and cell[0] in "=+-@" and not re.fullmatch(r"[+-][\d.e+-]+", cell) for cell in cells)
+    for path in results.rglob("*.md"):
+        ran += bool(re.search(r"(?<!\\)<(script|img)", re.sub(r"`[^`]*`", "", path.read_text())))
+    return ran
+
+
+# --- The table ----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run the attacks and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--long", action="store_true", help="the long form")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", help="names of attacks")
+    parser.add_argument("--scratch", type=Path, help="an empty folder to work in, which is kept")
+    options = parser.parse_args()
+    csv.field_size_limit(sys.maxsize)
+    with tempfile.TemporaryDirectory(prefix="kvsweep-attack-") as folder:
+        if options.scratch:
+            options.scratch.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        field = prepare((options.scratch or Path(folder)).resolve(), long=options.long, seed=options.seed)
+        long, entries = options.long, corpus()
+        attacks: dict[str, Callable[[], Tally]] = {
+            "kills of sweeps": lambda: kill_sweeps(field, 90 if long else 4),
+            "kills of other commands": lambda: kill_readers(field, 112 if long else 7),
+            "Ctrl-C, launcher=local": lambda: interrupt_local(field, 8 if long else 1),
+            "hostile rows": lambda: hostile(field, entries if long else field.dice.sample(entries, 2)),
+            "damaged files": lambda: damage(field, [*DAMAGE] if long else field.dice.sample([*DAMAGE], 2)),
+            "disks": lambda: disks(field, ("full", "read-only", "file too large")[: 3 if long else 1]),
+            "two writers": lambda: rivals(field),
+            "small limits": lambda: small_limits(field),
+        }
+        found = {}
+        for name, attack in attacks.items():
+            if options.only is None or name in options.only:
+                start = time.monotonic()
+                found[name] = attack()
+                print(f"{name}: {time.monotonic() - start:.0f} s, {found[name]}", file=sys.stderr)
+    heads = [field.name.replace("_", " ") for field in fields(Tally)]
+    print("| attack | " + " | ".join(heads) + " |\n|---" * 1 + "|---" * len(heads) + "|")
+    for name, tally in found.items():
+        print(f"| {name} | " + " | ".join(str(getattr(tally, field.name)) for field in fields(Tally)) + " |")
+    seconds = round(time.monotonic() - started, 1)
+    print(json.dumps({"seconds": seconds, **{name: vars(tally) for name, tally in found.items()}}))
+    sys.exit(not all(tally.is_clean for tally in found.values()))
+
+
+if __name__ == "__main__":
+    main()
