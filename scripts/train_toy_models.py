@@ -317,7 +317,9 @@ class Training:
             "steps": self.step,
             "train_seconds": round(self.seconds),
             "final_loss": round(self.loss, 4),
-            "train_sizes": {task: f"{TASKS[task].train_sizes[0]}-{TASKS[task].train_sizes[-1]}" for task in self.args.tasks},
+            "train_sizes": {
+                task: f"{TASKS[task].train_sizes[0]}-{TASKS[task].train_sizes[-1]}" for task in self.args.tasks
+            },
             "accuracy_by_size": final,
             "versions": {
                 "python": platform.python_version(),
@@ -335,7 +337,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="folder of checkpoint and log; default: OUT.work")
     parser.add_argument("--start", type=Path, help="trained model to start from; default: random weights")
     parser.add_argument(
-        "--tasks", type=lambda text: text.split(","), default=["chain", "add", "regs", "groups"], help="tasks, with commas"
+        "--tasks",
+        type=lambda text: text.split(","),
+        default=["chain", "add", "regs", "groups"],
+        help="tasks, with commas",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=17_000_000, help="padded tokens to train on")

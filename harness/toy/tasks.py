@@ -1,8 +1,8 @@
 """Five generated reasoning tasks: problems to evaluate on and to train on, and their worked solutions.
 
 Every task has a numeric answer. The answer needs facts that were worked out far back in the thinking, and the thinking
-never sums them up at its end, so a model whose cache dropped the wrong tokens cannot answer. Only in `restated` does the
-thinking repeat all values every two steps, as real reasoning does, so that an evicted first mention is not lost.
+never sums them up at its end, so a model whose cache dropped the wrong tokens cannot answer. The thinking of `restated`
+alone repeats all values every two steps, as real reasoning does, so that an evicted first mention is not lost.
 Arithmetic is modulo 10; only `add` carries.
 """
 

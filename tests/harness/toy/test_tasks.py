@@ -67,7 +67,13 @@ def solve_restated(question: str) -> int:
     return solve_regs(question.replace("Set all ", "Set "))
 
 
-SOLVERS = {"chain": solve_chain, "add": solve_add, "regs": solve_regs, "groups": solve_groups, "restated": solve_restated}
+SOLVERS = {
+    "chain": solve_chain,
+    "add": solve_add,
+    "regs": solve_regs,
+    "groups": solve_groups,
+    "restated": solve_restated,
+}
 
 
 @pytest.mark.parametrize("task", TASKS)
