@@ -1,5 +1,6 @@
 """How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from analysis.records import UserError
 from analysis.safe import visible
 
 FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
+# Faults of the machine or of a folder, which a user can mend and no program can.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG}
+_NO_WAY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR}
 
 
 @contextmanager
@@ -17,6 +21,7 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
     """Let a command's body end as a command should; usable as `with one_sentence(...)` and as a decorator of `main`.
 
     A UserError ends the process with its sentence and BAD_INPUT, or with the error's own `exit_code` where it has one;
+    so does a disk that is full or may not be written to; memory that does not suffice ends it with FAILED;
     Ctrl-C ends it with the sentence `interrupted` and INTERRUPTED; a closed stdout ends it with FAILED and no word.
     From here on stdout and stderr show control characters as escapes (`guard_streams`).
     """
@@ -30,6 +35,12 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(say(program, interrupted, INTERRUPTED))
+    except OSError as error:
+        if error.errno not in _NO_ROOM | _NO_WAY:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        reason = f"{place}{error.strerror}: mend that or name another folder, then run the same command again."
+        sys.exit(say(program, reason, BAD_INPUT))
     except MemoryError:
         sys.exit(say(program, "the memory does not suffice; what is stored stays.", FAILED))
     except UserError as error:

@@ -52,12 +52,15 @@ def in_words(table: pd.DataFrame) -> str:
     rows: Any = table.itertuples()
     lines = [
         f"{row.model_title} | {row.benchmark_title}: {formats.setting(row)}: "
-        f"{formats.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, "
+        f"{formats.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
+        f"{formats.percent(row.low, signed=True)} to {formats.percent(row.high, signed=True)}, "
         f"p {formats.p_value(row.p)}, Holm {formats.p_value(row.p_holm)}"
         for row in rows
     ]
     clear = int((table["p_holm"] < 0.05).sum())
-    return "\n".join([*lines, f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%)."])
+    rest = f" The other {len(table) - clear} are not shown to differ." if clear < len(table) else ""
+    closing = f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%).{rest}"
+    return "\n".join([*lines, closing])
 
 
 @one_sentence("kvsweep-compare")

@@ -18,6 +18,7 @@ from analysis import words as formats
 from analysis.command_line import one_sentence
 from analysis.load import load_problems, load_settings, skipped
 from analysis.records import Completion, Grade, UserError, read_shards, replace_text, replacing
+from analysis.safe import markdown_text
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
@@ -28,6 +29,8 @@ GATED = "gated"  # The texts of problems whose licence says so may not be passed
 ROWS_AT_ONCE = 100
 SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M", 10_000_000: "1M<n<10M"}
 
+# The names and titles that stand in the card's sentences.
+CARD_NAMES = ("model", "model_title", "benchmark", "benchmark_title", "policy", "decoding", "licence", "revision")
 CELL_HEADS = ("cell", "model", "benchmark", "policy", "completions", "Pass@1", "cut at the limit")
 COLUMN_HEADS = ("column", "type", "meaning")
 _TEXT = pa.string()
@@ -144,6 +147,7 @@ def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: b
     `table` has the cells as `load_settings` returns them, and `data` is the folder with their Parquet files. `problems`
     says if the texts of gated problems are included.
     """
+    table = table.assign(**{name: table[name].map(lambda text: markdown_text(str(text))) for name in CARD_NAMES})
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:16]

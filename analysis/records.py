@@ -112,11 +112,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     separators: ClassVar[tuple[str, str]] = (",", ":")
 
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Build the row from a parsed JSON object; raises ValueError where a field is missing or of another type."""
-        return msgspec.convert(row, cls)
-
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, in the order of their declaration."""
         return msgspec.to_builtins(self)

@@ -11,6 +11,8 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 _FORMULA = re.compile(r"(?![+-][\d.]+\Z)[=+\-@\t\r].")
 # What nearly every file system allows for a name.
 LONGEST_NAME = 255
+# A picture with a longer title would take minutes to draw.
+LONGEST_TEXT = 500
 
 
 def visible(text: str) -> str:
@@ -22,9 +24,10 @@ def visible(text: str) -> str:
 
 
 def in_one_line(value: Any) -> Any:
-    """A setting, or a dictionary or list of settings, whose texts are `visible` and have no line breaks."""
+    """A setting, or a dictionary or list of settings, whose texts are `visible`, without line breaks and not long."""
     if isinstance(value, str):
-        return visible(" ".join(value.splitlines()))
+        text = visible(" ".join(value[: 2 * LONGEST_TEXT].splitlines()))
+        return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
     if isinstance(value, dict):
         return {in_one_line(name): in_one_line(item) for name, item in value.items()}
     return [in_one_line(item) for item in value] if isinstance(value, list) else value

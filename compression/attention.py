@@ -46,15 +46,18 @@ def slot_attention(
 
 
 def attend_slots(cache: SlotCache, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """One layer's attention of a decode step, which the cache's recorders take in; returns [live, q_heads, head_dim].
+    """One layer's attention of a decode step, which the cache's recorders take in; returns [tokens, q_heads, head_dim].
 
-    query [live, q_heads, head_dim]; keys and values as the cache's `update` returned them.
+    query [tokens, q_heads, head_dim]; keys and values as the cache's `update` returned them. Tokens beyond the step's
+    slots fill a block and attend to nothing.
     """
+    slots = len(cache.step_lengths)
     output, mass = cache.operations.decode_attention(
-        query, keys, values, cache.step_lengths, scaling=scaling, return_mass=cache.needs_mass
+        query[:slots], keys, values, cache.step_lengths, scaling=scaling, return_mass=cache.needs_mass
     )
-    cache.observe(layer, query, mass)
-    return output
+    cache.observe(layer, query[:slots], mass)
+    filling = len(query) - slots
+    return nn.functional.pad(output, (0, 0, 0, 0, 0, filling)) if filling else output
 
 
 def use_slot_attention(model: nn.Module) -> None:

@@ -5,17 +5,19 @@ are live. An eviction moves the kept rows to the front and lowers the length; th
 So a slot never needs more than its `capacity`, which depends on the budget and not on the length of the text.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from compression.policy import Selection
 from compression.recorders import keep_columns
 from compression.rows import CacheShape, Prefill
 from compression.signals import Signal
+from kernels.blocks import ROW_BLOCK, whole_blocks
 from kernels.implementation import Implementation, operations
 
 
@@ -33,12 +35,12 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one new row per slot of the step, [slots, kv_heads, 1, head_dim]; return all rows of those slots."""
+        """Write one new row per slot of the step, [slots or more, kv_heads, 1, head_dim]; return those slots' rows."""
         at = self._cache.write_at
         slots, stepping = self._cache.slot_ids[: len(at)], len(at)
-        seen = self.keys.shape[2] if self._cache.ragged else self._cache.longest
-        self.keys[slots, :, at] = key_states[:, :, 0]
-        self.values[slots, :, at] = value_states[:, :, 0]
+        seen = self._cache.seen
+        self.keys[slots, :, at] = key_states[:stepping, :, 0]
+        self.values[slots, :, at] = value_states[:stepping, :, 0]
         return self.keys[:stepping, :, :seen], self.values[:stepping, :, :seen]
 
     def wipe(self, slot: int, length: int) -> None:
@@ -76,6 +78,7 @@ class SlotCache(Cache):
         signals: the signals to record.
         per_head: whether some policy keeps different rows in each layer and head; if so, each has its own positions.
         impl: the implementation that attends, scores and evicts.
+        invariant: whether a step over whole blocks of tokens gives each slot the same bits, whatever the other slots.
     """
 
     def __init__(
@@ -88,9 +91,12 @@ class SlotCache(Cache):
         signals: Iterable[Signal] = (),
         per_head: bool = False,
         impl: Implementation = "torch",
+        invariant: bool = False,
     ) -> None:
-        self.operations = operations(impl)
+        self.operations, self.invariant = operations(impl), invariant
         self.ragged: bool = self.operations.RAGGED
+        # The products of a step: with `invariant` the operations' own, which in torch need whole blocks of tokens.
+        self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
         size = (slots, shape.kv_heads, capacity, shape.head_dim)
         self.slot_layers = [SlotLayer(self, size, shape.dtype, device) for _ in range(shape.layers)]
         super().__init__(layers=list(self.slot_layers))
@@ -131,6 +137,13 @@ class SlotCache(Cache):
     def longest(self) -> int:
         """Rows of the longest live slot."""
         return int(self.lengths[: self.live].max(initial=0))
+
+    @property
+    def seen(self) -> int:
+        """Rows of each slot that a step's attention is given, at least those of the longest live slot."""
+        if self.ragged:
+            return self.capacity
+        return min(whole_blocks(self.longest, ROW_BLOCK), self.capacity) if self.invariant else self.longest
 
     def admit(self, prefill: Prefill) -> int:
         """Copy a prefilled prompt into the first slot after the live ones and make the slot live; return the slot.
@@ -178,9 +191,9 @@ class SlotCache(Cache):
             recorder.on_attention(layer, self.step_positions, query, mass)
 
     def end_step(self, hidden: Tensor) -> None:
-        """Record the last hidden states [slots, hidden_size] of the tokens that this step wrote."""
+        """Record the last hidden states [slots or more, hidden_size] of the tokens that this step wrote."""
         for recorder in self.recorders.values():
-            recorder.on_token(self.slot_ids[: len(hidden)], self.write_at, hidden)
+            recorder.on_token(self.slot_ids[: len(self.write_at)], self.write_at, hidden)
 
     def evict(self, slot: int, selection: Selection) -> None:
         """Keep the selected rows of one slot, in order, and free its other rows."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,7 +158,15 @@ class BudgetPolicy(Policy):
         ValueError: a field out of its range; two spellings that contradict each other.
     """
 
-    SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "question", "question_on_top")
+    SHARED: ClassVar[tuple[str, ...]] = (
+        "keep_ratio",
+        "local_window",
+        "budget",
+        "rows",
+        "every",
+        "question",
+        "question_on_top",
+    )
     QUESTION: ClassVar[Question] = "free"  # as the policy's authors have it
 
     keep_ratio: float
@@ -267,3 +277,23 @@ class BudgetPolicy(Policy):
 
     def _on_top(self, question_length: int) -> int:
         return question_length if self.question_rule == "on_top" else 0
+
+
+def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
+    """The keep_ratio and budget that go back to `rows` rows when a step has found `every` more.
+
+    Other papers say their sizes so. The published trigger looks at the length before the step, so rows + every + 1 rows
+    are cut. The ratio is the decimal of fewest digits with which BudgetPolicy's rounding gives exactly `rows`.
+
+    Raises:
+        ValueError: no row is left beside the window.
+    """
+    if rows <= local_window:
+        raise ValueError(
+            f"policy.rows={rows} leaves no row beside policy.local_window={local_window}: "
+            "choose more rows or a smaller window."
+        )
+    budget, kept = rows + every, rows - local_window
+    outside = budget + 1 - local_window
+    ratios = (math.ceil(kept / outside * 10**digits) / 10**digits for digits in itertools.count(1))
+    return {"keep_ratio": next(ratio for ratio in ratios if int(outside * ratio) == kept), "budget": budget}

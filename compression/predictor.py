@@ -2,13 +2,14 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from compression.predictor_card import CARD_FILE, WEIGHTS_FILE, read_card
 
@@ -28,11 +29,14 @@ class ImportancePredictor(nn.Module):
         sizes = [hidden_size, *self.widths, 1]
         self.layers = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in itertools.pairwise(sizes))
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [..., hidden_size] to importance scores [...], all positive."""
-        for layer in self.layers:
-            hidden = nn.functional.softplus(layer(hidden))
-        return hidden.squeeze(-1)
+    def forward(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
+        """Map hidden states [..., hidden_size] to importance scores [...], all positive; `linear` multiplies."""
+        for weight in self.parameters():
+            # A product with a single column rounds otherwise for other numbers of tokens, one with 16 does not.
+            columns = weight if len(weight) > 1 else weight.expand(16, -1)
+            # Softplus; torch's own rounds otherwise at the end of a tensor.
+            hidden = -functional.logsigmoid(-linear(hidden, columns))
+        return hidden[..., 0]
 
 
 def save_predictor(predictor: ImportancePredictor, directory: Path, metadata: Mapping[str, Any]) -> None:

@@ -28,7 +28,10 @@ class Recorder:
         """Prepare for a step that will write row `at` [live] of slots `rows` [live], at original `positions` [live]."""
 
     def on_token(self, rows: Tensor, at: Tensor, hidden: Tensor) -> None:
-        """Take in a step that wrote row `at` [live] of slots `rows` [live]; hidden states [live, hidden_size]."""
+        """Take in a step that wrote row `at` [live] of slots `rows` [live].
+
+        The hidden states, [live or more, hidden_size], may go on beyond the live slots.
+        """
 
     def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         """Take in attention: positions [live], query [live, q_heads, head_dim], mass [live, kv_heads, rows]."""
@@ -58,7 +61,7 @@ class ScoreRecorder(Recorder):
 
     def on_token(self, rows: Tensor, at: Tensor, hidden: Tensor) -> None:
         """Score the rows that the step wrote."""
-        self.scores[rows, at] = self.score(hidden).float()
+        self.scores[rows, at] = self.score(hidden)[: len(rows)].float()
 
     def evict(self, slot: int, keep: Tensor) -> None:
         """Move the kept rows' scores to the front."""

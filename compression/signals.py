@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ class PredictedImportance(Signal):
         from compression.recorders import ScoreRecorder
 
         predictor = load_predictor(Path(self.directory), dtype=shape.dtype).to(device)
-        return ScoreRecorder(predictor, slots, capacity, device)
+        return ScoreRecorder(partial(predictor, linear=operations.linear), slots, capacity, device)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,22 @@ def describe_hardware() -> dict[str, Any]:
     }
 
 
+def describe_arithmetic(*, invariant: bool, impl: str, dtype: str) -> dict[str, Any]:
+    """Settings of this process that the bits of a completion depend on, beside its cell, the packages and the hardware.
+
+    With `invariant` the bits depend on nothing else, so that stretches which agree in all of it can be mixed.
+    """
+    import torch
+
+    return {
+        "invariant": invariant,
+        "impl": impl,
+        "dtype": dtype,
+        "threads": torch.get_num_threads(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
 def describe_stretch() -> dict[str, Any]:
     """This process: the time now, its command, code and machine."""
     return {

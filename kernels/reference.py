@@ -6,20 +6,36 @@ them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` 
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool1d, max_pool1d
+from torch.nn.functional import avg_pool1d, max_pool1d, pad
+
+from kernels.blocks import TOKEN_BLOCK, whole_blocks
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
 RAGGED = False
 
+# Rows per product of weights and values. Of more rows, torch's product of several query heads sums in stretches whose
+# bounds depend on the number of rows. One or two query heads need neither these blocks nor those of TOKEN_BLOCK heads.
+_VALUES_BLOCK = 128
+_FEW_HEADS = 2
+
 
 def _wide(tensor: Tensor) -> Tensor:
     """Convert to float32; float64 stays, so that float64 inputs give results exact enough to test the twins."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Product of inputs [tokens, width] and weight [outputs, width], plus bias [outputs]: [tokens, outputs].
+
+    On the CPU a token's outputs have the same bits in every multiple of `kernels.implementation.TOKEN_BLOCK` tokens.
+    """
+    return torch.nn.functional.linear(inputs, weight, bias)
 
 
 def decode_attention(
@@ -40,14 +56,26 @@ def decode_attention(
     """
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
+    group = grouped.shape[2]
+    if group > _FEW_HEADS:
+        grouped = pad(grouped, (0, 0, 0, whole_blocks(group, TOKEN_BLOCK) - group))
     # [slots, kv_heads or 1, capacity]
     live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)
     logits = torch.matmul(grouped * scaling, keys.transpose(-1, -2))
     logits.masked_fill_(~live[:, :, None], float("-inf"))
-    # [slots, kv_heads, group, capacity], in float32 at least
+    # [slots, kv_heads, group or more, capacity], in float32 at least
     weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    output = torch.matmul(weights.to(values.dtype), values).reshape(slots, -1, head_dim)
-    return output, weights.sum(dim=2) if return_mass else None
+    output = _mix(weights.to(values.dtype), values)[:, :, :group].reshape(slots, -1, head_dim)
+    # Not sum(dim=2), whose order depends on the number of rows.
+    return output, reduce(torch.add, weights.unbind(dim=2)[:group]) if return_mass else None
+
+
+def _mix(weights: Tensor, values: Tensor) -> Tensor:
+    """The product of weights [..., group, rows] and values [..., rows, head_dim], to which dead rows add nothing."""
+    if weights.shape[-2] <= _FEW_HEADS:
+        return torch.matmul(weights, values)
+    blocks = zip(weights.split(_VALUES_BLOCK, dim=-1), values.split(_VALUES_BLOCK, dim=-2), strict=True)
+    return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
 
 
 def compact(rows: Tensor, keep: Tensor) -> None:

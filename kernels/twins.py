@@ -3,6 +3,7 @@
 from kernels.compact import compact_layers
 from kernels.decode_attention import decode_attention
 from kernels.importance_labels import causal_mass, importance_labels
+from kernels.linear import linear
 from kernels.observation import observation_scores
 from kernels.redundancy import redundancy
 
@@ -12,6 +13,7 @@ __all__ = [
     "compact_layers",
     "decode_attention",
     "importance_labels",
+    "linear",
     "observation_scores",
     "redundancy",
 ]

@@ -50,7 +50,7 @@ GRID = [
     "slots=2",
 ]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
-PATIENCE_S = 600.0
+PATIENCE_S = 400.0
 # What a terminal would act on; a carriage return belongs to the progress bar.
 RAW = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
 TRACEBACK = re.compile(rb"Traceback \(most recent call last\)|Exception ignored")
@@ -94,8 +94,8 @@ class Command:
     def __init__(
         self, script: str, *arguments: str | Path, cwd: Path, fresh: bool = False, limits: Callable[[], None] = int
     ) -> None:
-        self.name = script
-        self.said = b""
+        self.name, self.is_fresh = script, fresh
+        self.said, self.hangs = b"", False
         self.code: int | None = None
         words = [script, *map(str, arguments)]
         self.pid, self._terminal = pty.fork()
@@ -136,11 +136,11 @@ class Command:
             os.close(self._terminal)
 
     def end(self) -> "Command":
-        """Wait for the end; raises RuntimeError if the command hangs."""
+        """Wait for the end; a command that hangs is killed and counts as lost."""
         if not self.watch():
+            self.hangs = True
             self.send(signal.SIGKILL)
             self.watch()
-            raise RuntimeError(f"{self.name} did not end: {self.said[-2000:]!r}")
         return self
 
     def send(self, number: signal.Signals) -> None:
@@ -151,9 +151,9 @@ class Command:
         """What the terminal saw."""
         tracebacks = bool(TRACEBACK.search(self.said))
         raw = bool(RAW.search(self.said))
-        if tracebacks or raw:
+        if tracebacks or raw or self.hangs:
             print(f"{self.name} ({self.code}) said {self.said[-3000:]!r}", file=sys.stderr)
-        return Tally(tried=1, tracebacks=tracebacks, raw_controls=raw)
+        return Tally(tried=1, lost=self.hangs, tracebacks=tracebacks, raw_controls=raw)
 
 
 def _run_here(entry: str, words: list[str]) -> None:
@@ -228,15 +228,14 @@ class Field:
     """The place of the attacks: an undisturbed run, and scratch space.
 
     Attributes:
-        calm: the results folder of the undisturbed run, finished, graded and reported.
-        life: seconds that the run took in a process of its own.
-        scale: how large an attack is, from the short form's 0 to the long form's 1.
+        calm: the results folder of the undisturbed run, finished and graded.
+        lives: seconds of that run in an interpreter of its own (True), and in a fork that needs no import (False).
     """
 
     scratch: Path
     grid: list[str]
     calm: Path
-    life: float
+    lives: dict[bool, float]
     dice: random.Random
     long: bool
 
@@ -252,6 +251,11 @@ class Field:
         """Finish a run after an attack and compare its rows."""
         ended = run("kvsweep", *self.sweep(results, *more), cwd=self.scratch)
         tally = ended.tally()
+        if ended.code == 2 and b"grades" in ended.said and b"delete that line" in ended.said:
+            for path in results.glob("default/*/grades*.jsonl"):  # as the sentence says
+                path.unlink()
+            ended = run("kvsweep", *self.sweep(results, *more), cwd=self.scratch)
+            tally.tracebacks += ended.tally().tracebacks
         if ended.code:
             print(f"the last run ended with {ended.code}: {ended.said[-2000:]!r}", file=sys.stderr)
             tally.lost += 1
@@ -265,28 +269,34 @@ def prepare(scratch: Path, *, long: bool, seed: int) -> Field:
     import harness.predictor.train
     import harness.sweep.run  # noqa: F401
 
-    problems, tokens = (30, 300) if long else (6, 160)
+    problems, tokens = (12, 240) if long else (6, 160)
     grid = [*GRID, f"benchmark.limit={problems}", f"decoding.max_new_tokens={tokens}"]
-    field = Field(scratch, grid, scratch / "calm", 0.0, random.Random(seed), long)
-    start = time.monotonic()
-    run("kvsweep", *field.sweep(field.calm), cwd=scratch, fresh=True)
-    field.life = time.monotonic() - start
+    field = Field(scratch, grid, scratch / "calm", {}, random.Random(seed), long)
+    for fresh in (True, False):
+        shutil.rmtree(field.calm, ignore_errors=True)
+        start = time.monotonic()
+        run("kvsweep", *field.sweep(field.calm), cwd=scratch, fresh=fresh)
+        field.lives[fresh] = time.monotonic() - start
     return field
 
 
 def kill_sweeps(field: Field, kills: int) -> Tally:
-    """Kill two shards of a running sweep again and again, start each again at once, then let both end."""
+    """Kill two shards of a running sweep again and again, start each again at once, then let both end.
+
+    Of four processes one starts an interpreter of its own, so that start-up is struck too.
+    """
     results, tally, made = field.scratch / "storm", Tally(), 0
     shards = ("shard=1/2", "shard=2/2")
 
     def start(shard: str) -> Command:
-        return Command("kvsweep", *field.sweep(results, shard), cwd=field.scratch, fresh=True)
+        fresh = field.dice.random() < 0.25
+        return Command("kvsweep", *field.sweep(results, shard), cwd=field.scratch, fresh=fresh)
 
     running = {shard: start(shard) for shard in shards}
     while made < kills:
         shard = field.dice.choice(shards)
         number = SIGNALS[made % len(SIGNALS)]
-        if not running[shard].watch(field.dice.uniform(0, field.life)):
+        if not running[shard].watch(field.dice.uniform(0, field.lives[running[shard].is_fresh])):
             made += 1
             strike(running[shard], number)
         else:  # the shard is done: its cells lose their mark and some rows, so that there is work again
@@ -338,13 +348,15 @@ def kill_readers(field: Field, kills: int) -> Tally:
     plan = readers(field.copy("killed"), field.scratch / "struck")
     calm = readers(field.copy("read"), field.scratch / "peace")
     for place, (script, (arguments, written, suffixes)) in enumerate(plan.items()):
-        peace = Command(script, *calm[script][0], cwd=field.scratch, fresh=True)
-        start = time.monotonic()
-        peace.end()
-        life = time.monotonic() - start
+        lives = {}
+        for fresh in (True, False):
+            start = time.monotonic()
+            peace = run(script, *calm[script][0], cwd=field.scratch, fresh=fresh)
+            lives[fresh] = time.monotonic() - start
         for kill in range(place, kills, len(plan)):
-            command = Command(script, *arguments, cwd=field.scratch, fresh=True)
-            if not command.watch(field.dice.uniform(0, life)):
+            fresh = field.dice.random() < 0.25
+            command = Command(script, *arguments, cwd=field.scratch, fresh=fresh)
+            if not command.watch(field.dice.uniform(0, lives[fresh])):
                 strike(command, SIGNALS[(kill // len(plan) + place) % len(SIGNALS)])
             tally += command.tally()
         last = run(script, *arguments, cwd=field.scratch)
@@ -373,7 +385,7 @@ def interrupt_local(field: Field, times: int) -> Tally:
         results = field.scratch / "local"
         sweep = field.sweep(results, "launcher=local", "launcher.shards=2")
         command = Command("kvsweep", *sweep, cwd=field.scratch, fresh=True)
-        command.watch(field.dice.uniform(0.5, field.life))
+        command.watch(field.dice.uniform(0.5, field.lives[True]))
         with suppress(OSError):
             os.write(command._terminal, b"\x03")
         command.end()
@@ -564,6 +576,8 @@ def hostile(field: Field, entries: Sequence[dict[str, Any]]) -> Tally:
         entry_tally.code_run += _ran(field.scratch, results)
         if not entry_tally.is_clean:
             print(f"corpus {entry['name']}: {entry_tally}", file=sys.stderr)
+        elif field.long:
+            print(f"corpus {entry['name']}: nothing", file=sys.stderr)
         entry_tally.tried = 1
         tally += entry_tally
     return tally
@@ -611,7 +625,7 @@ def _plant(run_folder: Path, text: str, *, raw: bool) -> None:
         status |= {"state": "failed", "error": text, "command": text, "task": text, "host": text}
         for cell_status in status["cells"].values():
             cell_status |= {"model": text, "benchmark": text, "policy": text}
-        path.write_text(text if raw else json.dumps(status))
+        path.write_bytes((text if raw else json.dumps(status)).encode("utf-8", "surrogatepass"))
 
 
 class _Page(HTMLParser):
@@ -639,12 +653,16 @@ def _ran(scratch: Path, results: Path) -> int:
         page = _Page()
         page.feed(path.read_text())
         ran += page.runs
+        if page.runs:
+            print(f"{path}: {page.runs}", file=sys.stderr)
     for path in [*results.rglob("*.csv"), *(scratch / "traced").rglob("*.csv")]:
         with path.open(newline="") as file:
             cells = [cell for row in csv.reader(file) for cell in row[:8]]
         ran += any(len(cell) > 1 and cell[0] in "=+-@" and not re.fullmatch(r"[+-][\d.e+-]+", cell) for cell in cells)
     for path in results.rglob("*.md"):
-        ran += bool(re.search(r"(?<!\\)<(script|img)", re.sub(r"`[^`]*`", "", path.read_text())))
+        if found := re.search(r"(?<!\\)<(script|img).*", re.sub(r"`[^`]*`", "", path.read_text())):
+            print(f"{path}: {found[0]}", file=sys.stderr)
+            ran += 1
     return ran
 
 
@@ -656,6 +674,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--long", action="store_true", help="the long form")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", default="", help="only the hostile rows whose name holds this")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N hostile rows")
     parser.add_argument("--only", nargs="*", help="names of attacks")
     parser.add_argument("--scratch", type=Path, help="an empty folder to work in, which is kept")
     options = parser.parse_args()
@@ -665,16 +685,16 @@ def main() -> None:
             options.scratch.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         field = prepare((options.scratch or Path(folder)).resolve(), long=options.long, seed=options.seed)
-        long, entries = options.long, corpus()
+        long, entries = options.long, [entry for entry in corpus()[options.first :] if options.rows in entry["name"]]
         attacks: dict[str, Callable[[], Tally]] = {
-            "kills of sweeps": lambda: kill_sweeps(field, 90 if long else 4),
-            "kills of other commands": lambda: kill_readers(field, 112 if long else 7),
-            "Ctrl-C, launcher=local": lambda: interrupt_local(field, 8 if long else 1),
-            "hostile rows": lambda: hostile(field, entries if long else field.dice.sample(entries, 2)),
+            "hostile rows": lambda: hostile(field, entries if long or options.rows else field.dice.sample(entries, 2)),
             "damaged files": lambda: damage(field, [*DAMAGE] if long else field.dice.sample([*DAMAGE], 2)),
             "disks": lambda: disks(field, ("full", "read-only", "file too large")[: 3 if long else 1]),
             "two writers": lambda: rivals(field),
             "small limits": lambda: small_limits(field),
+            "kills of sweeps": lambda: kill_sweeps(field, 90 if long else 4),
+            "kills of other commands": lambda: kill_readers(field, 112 if long else 7),
+            "Ctrl-C, launcher=local": lambda: interrupt_local(field, 8 if long else 1),
         }
         found = {}
         for name, attack in attacks.items():

@@ -4,6 +4,7 @@
     python scripts/bench_engine.py --curve           # milliseconds of a step against generated length, full and dynts
     python scripts/bench_engine.py --sizes 50 2000   # tokens/s and memory against the number of problems
     python scripts/bench_engine.py --workers 2       # two processes on shards beside one process
+    python scripts/bench_engine.py --invariance --slots 1 20 64  # invariant=true beside false, per second of CPU time
 
 All contenders decode the same problems with the same sampling on one thread, one after the other in each round;
 figures are medians over rounds. Only tokens that end up in a completion count, not those that a padded batch computes
@@ -15,6 +16,7 @@ dynts, at the mean length of a slot. The last line is one JSON object.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
@@ -59,6 +61,8 @@ def main() -> None:
         report(args, {"milliseconds_of_a_step": found})
     elif args.workers:
         report(args, {"tokens_per_second": workers(args)})
+    elif args.invariance:
+        report(args, {"invariance": invariance(args)})
     elif args.sizes:
         report(args, {"by_problems": sizes(args)})
     else:
@@ -110,12 +114,18 @@ def prepare(args: argparse.Namespace, problems: int) -> tuple[Job, LoadedModel, 
 
 
 def ours(
-    job: Job, model: LoadedModel, prompts: Prompts, policy: Policy, slots: int, shares: dict[str, float]
+    job: Job,
+    model: LoadedModel,
+    prompts: Prompts,
+    policy: Policy,
+    slots: int,
+    shares: dict[str, float],
+    invariant: bool = True,
 ) -> Callable[[], int]:
     requests = ask(prompts, policy)
 
     def run() -> int:
-        engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=0, slots=slots)
+        engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=0, slots=slots, invariant=invariant)
         tokens = sum(completion.num_tokens for _, completion in engine.generate(requests))
         shares.update({part: getattr(engine.clock, part) / engine.clock.wall for part in PARTS})
         return tokens
@@ -299,6 +309,32 @@ def sizes(args: argparse.Namespace) -> dict[int, dict[str, float]]:
     return found
 
 
+def invariance(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Live tokens per second of CPU time with and without `invariant`, in alternating rounds; medians.
+
+    A problem per slot, four at least. The ratio is the median of the rounds' ratios.
+    """
+    job, model, prompts = prepare(args, args.problems)
+    found = {}
+    for cell, slots in itertools.product(job.cells, args.slots):
+        asked = prompts[: max(4, slots)]
+        runs = {flag: ours(job, model, asked, cell.policy, slots, {}, flag) for flag in (True, False)}
+        rates: dict[bool, list[float]] = {flag: [] for flag in runs}
+        for number in range(args.rounds + 1):
+            for flag in sorted(runs, reverse=number % 2 > 0):
+                start = time.process_time()
+                rates[flag].append(runs[flag]() / (time.process_time() - start))
+        ratios = [with_ / without for with_, without in zip(rates[True][1:], rates[False][1:], strict=True)]
+        label = f"{cell.policy.name}, {slots} slots"
+        found[label] = {
+            "with": statistics.median(rates[True][1:]),
+            "without": statistics.median(rates[False][1:]),
+            "ratio": statistics.median(ratios),
+        }
+        print(f"{label:20}" + "".join(f"{name:>10} {value:8.3f}" for name, value in found[label].items()), flush=True)
+    return found
+
+
 def workers(args: argparse.Namespace) -> dict[int, float]:
     """Tokens per second of one process and of several on shards of the same problems, alternating; medians."""
     rates: dict[int, list[float]] = {1: [], args.workers: []}
@@ -347,6 +383,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--curve", action="store_true")
     parser.add_argument("--output", help="picture of the curve")
     parser.add_argument("--workers", type=int, metavar="N")
+    parser.add_argument("--invariance", action="store_true")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PROBLEMS")
     return parser.parse_args()
 

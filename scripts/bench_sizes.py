@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -40,6 +41,7 @@ def measured(module: str, *arguments: object, limits: Callable[[], None] = int) 
         os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         out = os.open(os.devnull, os.O_WRONLY)
         os.dup2(out, 1)
+        os.dup2(out, 2)
         os.execv(sys.executable, [sys.executable, "-m", module, *map(str, arguments)])
     _, status, usage = os.wait4(pid, 0)
     seconds = time.perf_counter() - start
@@ -81,7 +83,7 @@ def opened(path: Path) -> float | None:
         options = webdriver.ChromeOptions()
         for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
             options.add_argument(word)
-        driver = webdriver.Chrome(options=options)
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     except Exception as error:  # selenium raises its own, or has no browser
         print(f"no browser: {error}", file=sys.stderr)
         return None

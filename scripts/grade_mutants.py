@@ -950,10 +950,33 @@ def formula(rng: random.Random) -> Case:
     return with_texts(case, rng)
 
 
+def everyday(rng: random.Random) -> Case:
+    """Units, times, ordinals, money, cases and words as problems in words have them."""
+    a, b = rng.sample(range(2, 60), 2)
+    h, m = rng.randint(1, 11), rng.randint(10, 58)
+    word, other = rng.sample(["circle", "rectangle", "scalene", "positive", "Saturday"], 2)
+    gold, wrong, right = rng.choice([
+        (rf"{a} \text{{ cm}}", [rf"{a} \text{{ m}}", rf"{a}\text{{ cm}}^2", rf"{a} \text{{ km}}", rf"{a}.5 \text{{ cm}}"], [rf"{a} \text{{ centimeters}}", f"{a} cm", f"{a}"]),
+        (rf"{a} \text{{ square inches}}", [rf"{a + 1} \text{{ square inches}}", rf"{a} \text{{ cubic inches}}"], [rf"{a} \text{{ in}}^2", rf"{a} \text{{ inches}}^2", f"{a}"]),
+        (rf"{a}^\circ", [rf"{a} \text{{ radians}}", rf"{a + 1}^\circ"], [f"{a}°", rf"{a} \text{{ degrees}}", rf"\angle A = {a}^\circ"]),
+        (rf"{h}:{m} \text{{ p.m.}}", [rf"{h}:{m} \text{{ a.m.}}", f"{h}:{m} AM", f"{h}:{m + 1} p.m.", f"{h}{m}"], [f"{h}:{m} PM", rf"{h}:{m}\text{{ pm}}", f"{h}:{m}"]),
+        (rf"{a} \text{{ hours }} {b} \text{{ minutes}}", [rf"{b} \text{{ hours }} {a} \text{{ minutes}}", f"{a}", f"{b}"], [rf"{a}\text{{ hours }}{b}\text{{ minutes}}"]),
+        (rf"{a}\text{{th}}", [rf"{a + 1}\text{{th}}", f"{a * 10}"], [rf"{a}^{{\text{{th}}}}", rf"{a}^{{th}}", f"{a}th", f"{a}"]),
+        (rf"\text{{{word}}}", [rf"\text{{{other}}}", rf"\text{{not a {word}}}", rf"\text{{{word}s}}"], [rf"\text{{a {word}}}", rf"\text{{The {word}}}"]),
+        (rf"\begin{{cases}} {a}x & x<{b} \\ x+7 & x\geq {b} \end{{cases}}",
+         [rf"\begin{{cases}} {a + 1}x & x<{b} \\ x+7 & x\geq {b} \end{{cases}}", rf"\begin{{cases}} {a}x & x\leq {b} \\ x+7 & x > {b} \end{{cases}}"],
+         [rf"\begin{{cases}} {a}x, & \text{{if }} x<{b}, \\ 7+x & \text{{if }} x\ge {b} \end{{cases}}"]),
+        (rf"\pm {a}, \pm {b}", [f"{a}, {b}", rf"\pm {a}", rf"\pm {a}, {b}"], [f"{a}, -{a}, -{b}, {b}", rf"x = \pm {b}, \pm {a}"]),
+        (rf"\begin{{pmatrix}} {a} \\ -{b} \end{{pmatrix}}", [rf"\begin{{pmatrix}} {a} & -{b} \end{{pmatrix}}", rf"\begin{{pmatrix}} -{b} \\ {a} \end{{pmatrix}}"], [rf"\begin{{bmatrix}} {a} \\[1ex] -{b} \end{{bmatrix}}"]),
+        (rf"\langle {a}, {b} \rangle", [rf"\langle {b}, {a} \rangle", rf"\langle {a}, -{b} \rangle"], [rf"\left\langle {a}, {b} \right\rangle"]),
+    ])  # fmt: skip
+    return Case("everyday", gold, mutants=[("other", w) for w in wrong], rewrites=[("same", r) for r in right])
+
+
 KINDS: tuple[Callable[[random.Random], Case], ...] = (
     integer, integer, fraction, decimal, scientific, root, pi_multiple, polynomial, polynomial, function, function, point, set_of, list_of, points,
     interval, union, inequality, chain, equation, equation, assignment, assignments, matrix, matrix, base, words, option, letter, imaginary, marked,
-    expression_of_numbers, formula, formula,
+    expression_of_numbers, formula, formula, everyday,
 )  # fmt: skip
 
 

@@ -101,16 +101,19 @@ def paired_answers(chance: np.ndarray, draws: int) -> np.ndarray:
 
 
 def at_the_margin(simulations: int, problems: int, draws: int, mean: float, alike: float) -> dict:
-    """Simulate grids of 20 cells that all lose exactly the margin."""
+    """Simulate grids of 5 cells that all lose exactly the margin."""
     found: dict[str, list[float]] = {}
     rounds = sorted({2**i for i in range(1, draws.bit_length()) if 2**i <= draws} | {draws})
     for _ in range(simulations):
-        for exact, population in ((True, "these"), (False, "like_these")):
-            full, *cells = paired_answers(chances(problems, 20, mean, MARGIN, alike, exact), draws)
+        for exact, population, named in (
+            (True, "these", "these problems"),
+            (False, "like_these", "problems like these"),
+        ):
+            full, *cells = paired_answers(chances(problems, 5, mean, MARGIN, alike, exact), draws)
             grid = dict(enumerate(cells))
             decisions = decide_grid(grid, full, population=population).values()  # type: ignore[arg-type]
-            found.setdefault(f"holds, {population}", []).extend(one.label == "holds" for one in decisions)
-            found.setdefault(f"interval covers, {population}", []).extend(
+            found.setdefault(f"holds, {named}", []).extend(one.label == "holds" for one in decisions)
+            found.setdefault(f"interval covers, {named}", []).extend(
                 one.low <= -MARGIN <= one.high for one in decisions
             )
             if exact and len(rounds) > 1:
@@ -125,7 +128,7 @@ def as_good_as_planned(simulations: int, problems: int, draws: int, mean: float,
     """Plan with a first run of cells that lose nothing, and repeat the run with the planned draws or problems."""
     by_draws, by_problems, loses = [], [], []
     for _ in range(simulations):
-        chance = chances(problems, 20, mean, 0.0, alike, exact=True)
+        chance = chances(problems, 5, mean, 0.0, alike, exact=True)
         full, *cells = paired_answers(chance, draws)
         loses.append(any(one.label == "loses" for one in decide_grid(dict(enumerate(cells)), full).values()))
         full_again, cell_again = paired_answers(chance[:2], draws_to_hold(cells[0], full))
@@ -163,8 +166,10 @@ def main() -> None:
         name = f"summary grid: between {between}, assumed {assumed}"
         jobs.append((name, lambda a=(between, assumed): summary_grids(count, 0.45, *a)))  # type: ignore[misc]
     for problems, draws, mean, alike in (
-        *((problems, 8, mean, alike) for problems in (30, 60, 100) for mean in (0.45, 0.87) for alike in (1.0, 0.9)),
-        *((problems, draws, 0.45, 0.9) for problems in (30, 100) for draws in (1, 2, 16)),
+        *((problems, 8, mean, 0.9) for problems in (30, 60, 100) for mean in (0.45, 0.87)),
+        *((60, draws, 0.45, 0.9) for draws in (1, 2, 4, 16)),
+        (60, 8, 0.45, 1.0),
+        (60, 8, 0.45, 0.6),
     ):
         name = f"at the margin: {problems} problems, {draws} draws, mean {mean}, alike {alike}"
         jobs.append((name, lambda a=(problems, draws, mean, alike): at_the_margin(count, *a)))  # type: ignore[misc]

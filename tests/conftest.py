@@ -73,11 +73,27 @@ def tiny_predictor_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_model_dir: Path, tiny_predictor_dir: Path) -> list[str]:
+def tiny_statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random statistics of the tiny model's queries."""
+    import torch
+
+    from compression.policies.triattention import save_statistics
+
+    path = tmp_path_factory.mktemp("tiny_statistics") / "statistics.safetensors"
+    torch.manual_seed(2)
+    mean = torch.randn(2, 4, 4, dtype=torch.complex64)
+    rotation = {"inverse_frequencies": 0.1 ** torch.arange(4), "attention_scaling": torch.tensor(1.0)}
+    save_statistics(path, {"mean": mean, "mean_size": 1.2 * mean.abs(), **rotation}, {"hidden_size": 32})
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_model_dir: Path, tiny_predictor_dir: Path, tiny_statistics: Path) -> list[str]:
     """Overrides that put the tiny model in place of any other and keep every text short."""
     return [
         f"model.path={tiny_model_dir}",
         f"model.predictor={tiny_predictor_dir}",
+        f"model.statistics={tiny_statistics}",
         "model.threads=1",
         "benchmark.limit=3",
         "decoding.max_new_tokens=40",

@@ -246,6 +246,7 @@ def test_every_key_and_choice_exists(code: str, compose: Callable[..., Any]) -> 
     configs = [
         compose("launcher=slurm", "tracker=wandb"),
         compose("model=r1_qwen_7b"),
+        compose("policy=kvpress"),
         OmegaConf.load(CONF / "predictor/r1.yaml"),
     ]
     missing = object()

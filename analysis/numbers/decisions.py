@@ -90,8 +90,8 @@ def level_of_round(rounds: int, total_level: float = LEVEL) -> float:
     """The error level of each of `rounds` looks at growing data, such that all of them together err by `total_level`.
 
     Bonferroni's split holds for any rounds, whatever their sizes, and together with Holm's correction over the cells.
-    Pocock's (1977) constant levels are a little larger (0.0091 for four rounds, not 0.00625), but hold only for rounds
-    of equal size and normal scores.
+    Pocock's (1977) constant levels are a little larger (0.0091 for four rounds, not 0.00625), but are valid only for
+    rounds of equal size and normal scores.
     """
     return total_level / rounds
 
@@ -254,7 +254,7 @@ def _bound(pairs: _Pairs, level: float, population: Population, *, side: int) ->
         return math.nan
     most = float(special.ndtri(level)) ** 2 / _effective_size(pairs, level, population)
     inside, outside = pairs.difference, float(side)
-    for _ in range(50):
+    for _ in range(30):  # to a billionth
         middle = (inside + outside) / 2
         score, variance = _score(pairs.won, pairs.lost, middle)
         if score**2 > most * variance:

@@ -7,12 +7,12 @@ import pandas as pd
 from analysis.load import Run
 from analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from analysis.numbers.metrics import cell_metrics, graded_rows
-from analysis.numbers.verdict import PanelVerdict, panel_verdicts
+from analysis.numbers.verdict import PanelVerdict, panel_verdicts, policy_verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers; the verdicts are those of all grids' panels."""
+    """A run with its numbers; the verdicts are those of all grids' panels, `policies` those of a run without grids."""
 
     run: Run
     metrics: pd.DataFrame
@@ -20,6 +20,7 @@ class Findings:
     grids: list[PolicyGrid]
     settings: list[SharedSetting]
     verdicts: list[PanelVerdict]
+    policies: list[PanelVerdict]
 
 
 def analyse(run: Run, margin: float | None = None) -> Findings:
@@ -28,4 +29,6 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     grids, settings = find_grids(metrics), shared_settings(metrics)
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
     models = list(metrics["model"].unique())
-    return Findings(run=run, metrics=metrics, models=models, grids=grids, settings=settings, verdicts=verdicts)
+    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
+    named = {"models": models, "grids": grids, "settings": settings, "verdicts": verdicts, "policies": policies}
+    return Findings(run=run, metrics=metrics, **named)

@@ -1,4 +1,4 @@
-"""Sentences about a grid: signal or noise, where eviction acted, which cells hold up, how equal the memory is."""
+"""Sentences about a grid: which settings hold, if settings matter, where eviction acted, how equal the memory is."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,26 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
     return found
 
 
+def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
+    """The verdict on each model and benchmark of a shared setting: which policies hold, lose accuracy or are open."""
+    found = []
+    for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
+        first = cells.iloc[0]
+        lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
+        for decision, heading in (("holds", "Hold"), ("loses", "Lose accuracy"), ("open", "Open")):
+            rows: Any = cells[cells["decision"] == decision].sort_values("diff_to_full", ascending=False).itertuples()
+            named = [f"{words.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
+            if named:
+                lines.append(f"{heading}, with the difference to the full cache in points: {'; '.join(named)}.")
+        title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
+        found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
+    return found
+
+
+def _signed(difference: float) -> str:
+    return words.percent(difference, signed=True)
+
+
 def _unfinished(cells: pd.DataFrame) -> str:
     stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
     of = "" if words.missing(expected) else f" of {expected:,.0f}"
@@ -73,17 +93,15 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     known = cells[cells["decision"].notna()]
     if known.empty:
         return ["There is no full cache to compare with."]
-    counts = known["decision"].value_counts()
-    holds, loses, is_open = (int(counts.get(label, 0)) for label in ("holds", "loses", "open"))
-    margin = known["margin"].iloc[0]
-    less = f"less than {100 * margin:g} point{'' if margin == 0.01 else 's'} against the full cache"
-    if holds:
+    decisions = set(known["decision"])
+    less = f"less than {_points(known['margin'].iloc[0])} against the full cache"
+    if "holds" in decisions:
         chosen = known[known["decision"] == "holds"].sort_values("kept_rows").iloc[0]
         headline = (
             f"Recommended: {words.axes(chosen[POINT])}, the smallest cache that holds. It loses {less} "
             f"({_difference(chosen)}) and keeps {words.percent(chosen['kept_rows'])}% of the rows."
         )
-    elif is_open:
+    elif "open" in decisions:
         chosen = known[known["decision"] == "open"].sort_values("these_low").iloc[-1]
         headline = (
             f"No setting is shown to hold, that is, to lose {less}. The nearest is {words.axes(chosen[POINT])} "
@@ -96,41 +114,46 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
             f"({words.axes(best[POINT])}, {_interval(best)}).",
             f"{_size(known)}.",
         ]
+    return [headline, _counts(known), _population(chosen)]
+
+
+def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
+    holds, loses, is_open = (int((cells["decision"] == label).sum()) for label in ("holds", "loses", "open"))
     left = f", {is_open} {'is' if is_open == 1 else 'are'} open (neither is shown)" if is_open else ""
-    return [headline, f"{_size(known)}: {holds} hold, {loses} lose accuracy{left}.", _population(chosen)]
+    return f"{_size(cells, what)}: {holds} hold{'s' * (holds == 1)}, {loses} lose{'s' * (loses == 1)} accuracy{left}."
+
+
+def _points(margin: float) -> str:
+    return f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
 
 
 def _difference(row: Any) -> str:
-    return f"difference {words.percent(row['diff_to_full'], signed=True)} points, {_interval(row)}"
+    return f"difference {_signed(row['diff_to_full'])} points, {_interval(row)}"
 
 
 def _interval(row: Any) -> str:
-    low, high = (words.percent(row[name], signed=True) for name in ("these_low", "these_high"))
+    low, high = (_signed(row[name]) for name in ("these_low", "these_high"))
     return f"{100 * row['confidence']:.3g}% interval {low} to {high}"
 
 
-def _size(cells: pd.DataFrame) -> str:
-    draws = _draws(cells)
+def _size(cells: pd.DataFrame, what: str = "settings") -> str:
+    draws = (cells["graded"] / cells["problems"]).round().astype("int64")
     each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
-    size = f"{len(cells)} settings on {cells['problems'].max()} problems, {each} draw{'' if each == '1' else 's'} each"
+    size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {each} draw{'' if each == '1' else 's'} each"
     rounds = cells["rounds"].iloc[0].split()
     if not rounds:
         return size
     return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more)"
 
 
-def _draws(cells: pd.DataFrame) -> pd.Series:
-    return (cells["graded"] / cells["problems"]).round().astype("int64")
-
-
 def _to_show(row: Any, settings: int) -> str:
     """What would show that an open setting holds."""
-    if row["these_high"] < 0:
-        return f"Its interval lies below 0, but among {settings} settings one such interval shows no loss yet."
+    doubt = f"Its interval lies below 0, but among {settings} settings one such interval shows no loss yet. "
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
     return (
-        f"If it is as good as the full cache, {draws} draw{'' if draws == '1' else 's'} per problem would show it, or "
-        f"{problems} problems like these with as many draws as here (90% power)."
+        f"{doubt if row['these_high'] < 0 else ''}If it is as good as the full cache, {draws} "
+        f"draw{'' if draws == '1' else 's'} per problem would show it, or {problems} problems like these with as many "
+        "draws as here (90% power)."
     )
 
 
@@ -141,7 +164,7 @@ def _population(row: Any) -> str:
             f"With one draw per problem, the interval is about these {row['problems']} problems and about other "
             "problems like these."
         )
-    low, high = (words.percent(row[name], signed=True) for name in ("diff_low", "diff_high"))
+    low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
     there = "holds there too" if row["diff_low"] > -row["margin"] else "is open there"
     return (
         f"This is about these {row['problems']} problems, with new draws of the answers. About other problems like "
@@ -279,7 +302,7 @@ def spread_in_words(setting: SharedSetting, model: str) -> str:
         return "not known yet"
     lengths = [f"{_range(known[name])} {moment}" for name, moment in MOMENTS.items() if known[name].notna().any()]
     of_all = "" if len(known) == len(means) else f" of {len(means)}"
-    return f"{len(known)}{of_all} policies hold {', '.join(lengths)} (tokens)"
+    return f"{len(known)}{of_all} policies keep {', '.join(lengths)} (tokens)"
 
 
 def _range(lengths: pd.Series) -> str:

@@ -141,7 +141,7 @@ def _heatmaps(panels: list[Panel], title: str, scale: Scale = "own") -> Figure:
             _heatmap(figure.add_subplot(rows, columns, place + 1), panel, limits[place], scale)
         figure.suptitle(title, fontsize=11)
         # A line of this size has about 18 letters to the inch.
-        figure.supxlabel(fill(_footnote(panels, scale), int(18 * size[0])), fontsize=7.5, color="0.3")
+        figure.supxlabel(_footnote(panels, scale, int(18 * size[0])), fontsize=7.5, color="0.3")
     return figure
 
 
@@ -180,9 +180,11 @@ def _mark_missing(axes: Axes, row: int, column: int, label: Any) -> None:
     axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", color="0.2", bbox=box)
 
 
-def _footnote(panels: list[Panel], scale: Scale) -> str:
+def _footnote(panels: list[Panel], scale: Scale, letters: int) -> str:
     unit = "Pass@1 in %, ± standard error over problems"
     if scale == "diff_from_full":
         unit = "Pass@1 minus the full cache's, in points, on the same pairs"
     shown = "".join(panel.full_cache + "".join(panel.labels.to_numpy().ravel()) for panel in panels)
-    return "   ".join([unit, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown)])
+    entries = [unit, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown)]
+    # A line breaks between two entries only.
+    return fill("   ".join(entry.replace(" ", "\u00a0") for entry in entries), letters).replace("\u00a0", " ")

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from analysis.load import Run, load_problems, load_texts
+from analysis.loops import find_loop
 from analysis.numbers.metrics import graded_rows
 from analysis.records import Completion, replace_text
 from analysis.report.rendering import script_json
@@ -90,7 +91,9 @@ def _problems(folder: Path, rows: pd.DataFrame, limit: int, tokenizer: Tokenizer
 
 def _text_data(row: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
     events = [[e.step, e.length_before, e.length_after] for e in row.evictions]
-    data = {"text": row.text, "evictions": events}
+    data: dict[str, Any] = {"text": row.text, "evictions": events}
+    if row.stop_reason != "stop" and (loop := find_loop(row.token_ids)):
+        data["loop"] = [loop.period, loop.count]
     lengths = token_lengths(row, tokenizer) if any(e.held for e in row.evictions) else None
     if lengths is None:
         return data

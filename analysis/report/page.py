@@ -31,7 +31,7 @@ def run_page(found: Findings, pictures: list[Picture], embedded: dict[str, str],
     metrics = found.metrics
     return _page(
         found.run.directory.resolve().name,
-        found.verdicts,
+        found.verdicts or found.policies,
         pictures,
         run=found.run,
         state=_state(found),
@@ -168,9 +168,13 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
 
 def _draws(metrics: pd.DataFrame) -> str:
     """The draws per problem, and that the sweep was sequential."""
+    listed = _listed(metrics["draws"].sort_values().map(words.number))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if text]
-    listed = _listed(metrics["draws"].map(words.number))
-    return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, until a cell was decided" if rounds else listed
+    if not rounds:
+        return listed
+    return (
+        f"{listed}; sequential: in rounds of {'; '.join(rounds)}, until a cell was decided, which leaves it fewer draws"
+    )
 
 
 def _listed(values: Iterable[Any]) -> str:

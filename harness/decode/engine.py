@@ -12,8 +12,9 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from analysis.records import Completion, Eviction, StopReason
+from analysis.records import Completion, Eviction, StopReason, UserError
 from compression.cache import SlotCache
 from compression.policy import CacheView, Policy
 from harness.decode.clock import Clock
@@ -25,7 +26,25 @@ from harness.decode.sampling import sample, sequence_key, uniform
 from harness.decode.slots import SlotState, SlotTable
 from harness.decode.view import view_slot
 from harness.models.load import LoadedModel
+from kernels.blocks import TOKEN_BLOCK, whole_blocks
 from kernels.implementation import Implementation
+
+
+def is_invariant(setting: bool | None, device: torch.device, impl: Implementation) -> bool:
+    """The setting, or its default: true on the CPU, where its cost is known; false on a GPU.
+
+    Raises:
+        UserError: true on a GPU whose products are torch's, which choose their tiles by the number of slots.
+    """
+    on_cpu = device.type == "cpu"
+    if setting and not on_cpu and impl == "torch":
+        raise UserError("invariant=true needs impl=triton on a GPU: choose that, or invariant=false.")
+    return on_cpu if setting is None else setting
+
+
+def _fill_block(column: Tensor) -> Tensor:
+    """Append zeros to numbers per token, [tokens], up to a whole block."""
+    return pad(column, (0, whole_blocks(len(column), TOKEN_BLOCK) - len(column)))
 
 
 class Engine:
@@ -42,6 +61,7 @@ class Engine:
         capacity: rows per slot, at least what any request's policy needs.
         policies: the policies of all requests to come, whose signals the cache then records.
         impl: the implementation of the cache's operations.
+        invariant: whether a completion is bit for bit the same whatever else is decoded with it; None: on the CPU.
     """
 
     def __init__(
@@ -54,6 +74,7 @@ class Engine:
         capacity: int,
         policies: Iterable[Policy],
         impl: Implementation = "torch",
+        invariant: bool | None = None,
     ) -> None:
         self.model, self.decoding, self.seed = model, decoding, seed
         device, policies = model.device, list(policies)
@@ -66,9 +87,10 @@ class Engine:
             signals=dict.fromkeys(signal for policy in policies for signal in policy.signals),
             per_head=any(policy.per_head for policy in policies),
             impl=impl,
+            invariant=is_invariant(invariant, device, impl),
         )
         self.table = SlotTable(self.cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)
-        self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders))
+        self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), invariant=self.cache.invariant)
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
         # Whether the host may start a step before it has read the ends of the last one, and whether those are unread.
         self.ahead, self.unread = device.type == "cuda", False
@@ -86,6 +108,7 @@ class Engine:
         seed: int,
         slots: int | None = None,
         impl: Implementation = "torch",
+        invariant: bool | None = None,
     ) -> Self:
         """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests."""
         capacity = needed_capacity(requests, decoding)
@@ -98,6 +121,7 @@ class Engine:
             capacity=capacity,
             policies=dict.fromkeys(branch.policy for branch in branches),
             impl=impl,
+            invariant=invariant,
         )
 
     @torch.inference_mode()
@@ -162,8 +186,10 @@ class Engine:
         tokens, positions = self.table.tokens[:rows], self.table.positions[:rows]
         with self.clock.time("forward"):
             self.cache.place_step(positions)
+            if self.cache.invariant and not self.cache.ragged:
+                tokens, positions = _fill_block(tokens), _fill_block(positions)
             hidden = self.model.step_hidden(tokens, positions, self.cache)
-            logits = self.model.logits(hidden)
+            logits = self.model.logits(hidden, self.cache.linear)[:rows]
         with self.clock.time("scoring"):
             self.cache.end_step(hidden)
         return logits

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from analysis.records import Completion, UserError
 from compression.policy import Policy
 from harness.settings import build
+from kernels.blocks import ROW_BLOCK, whole_blocks
 
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
 ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)
@@ -141,6 +142,7 @@ def is_untouched(completion: Completion, policy: Policy) -> bool:
 
 
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
-    """Rows per slot that suffice for every branch of the requests."""
+    """Rows per slot that suffice for every branch of the requests, a whole number of attention's blocks."""
     limit = decoding.max_new_tokens
-    return max(b.policy.capacity(len(r.prompt_ids), limit) for r in requests for b in r.branches)
+    rows = max(b.policy.capacity(len(r.prompt_ids), limit) for r in requests for b in r.branches)
+    return whole_blocks(rows, ROW_BLOCK)

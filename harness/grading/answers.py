@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from analysis.records import Outcome
-from harness.grading.expressions import TEXT, compare, is_unit, readable
+from harness.grading.expressions import TEXT, compare, readable
 from harness.models.thinking import ThinkTags
 
 AnswerKind = Literal["integer", "expression", "letter"]
@@ -71,7 +71,8 @@ def explain(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict
     answer = extract_answer(text, kind, reading)
     if answer is None:
         return Verdict(None, "no_answer", "no thinking that ends, no last box that closes, and no stated conclusion")
-    equal, why, *forms = (_KINDS[kind].lenient_compare if reading.lenient else _KINDS[kind].compare)(answer, gold)
+    compared = _lenient_compare if reading.lenient and kind != "letter" else _KINDS[kind].compare
+    equal, why, *forms = compared(answer, gold)
     return Verdict(answer, "correct" if equal else "wrong", why, (forms[0], forms[1]))
 
 
@@ -84,7 +85,8 @@ def extract_answer(text: str, kind: AnswerKind, rule: Rule = Rule()) -> str | No
     characters of it. Time grows linearly with the text.
     """
     if rule.lenient:
-        return _KINDS[kind].lenient_extract(text.rsplit(rule.tags.end, 1)[-1])
+        text = text.rsplit(rule.tags.end, 1)[-1]
+        return _lenient_letter(text) if kind == "letter" else _lenient_extract(text)
     answer_text = text if rule.answer_from == "whole_text" else answer_part(text, rule.tags)
     answer = None if answer_text is None else _KINDS[kind].extract(answer_text)
     return answer and answer[:_MAX_ANSWER_CHARS]
@@ -104,153 +106,128 @@ def answer_part(text: str, tags: ThinkTags = _DEFAULT_TAGS) -> str | None:
 # A backslash takes its next character along, so that the escaped braces of \{1,2\} do not count.
 _BRACES = re.compile(r"\\boxed\s*+\{|\\.|[{}]", re.DOTALL)
 _NOT_BLANK = re.compile(r"\S")
+_JOINED = re.compile(r"\}[\s$)\\]*,?[\s$(\\]*(?:and|or)?[\s$(\\]*\\boxed\s*\{")
 
 
-def last_box(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` that is neither empty nor inside another; braces must balance.
+def _boxes(text: str) -> list[slice]:
+    r"""What stands in every `\boxed{...}` that is neither empty nor inside another.
 
-    None if there is no box, or if the last one is never closed: an earlier box does not stand in for it. One
-    pass over the text, without recursion.
+    Nothing if the last box is never closed: an earlier one does not stand in for it. One pass, without recursion.
     """
     open_braces: list[tuple[int, bool]] = []
-    last = (0, 0)
+    boxes: list[slice] = []
     for match in _BRACES.finditer(text):
         token = match.group()
         if token == "{" or token.startswith("\\boxed"):
             open_braces.append((match.end(), token != "{"))
         elif token == "}" and open_braces:
             start, is_box = open_braces.pop()
-            # A box that encloses the last one closes after it, and so takes its place.
             if is_box and _NOT_BLANK.search(text, start, match.start()):
-                last = (start, match.start())
-    unclosed = any(is_box and start > last[1] for start, is_box in open_braces)
-    return None if unclosed else text[slice(*last)].strip() or None
+                while boxes and boxes[-1].start > start:
+                    boxes.pop()
+                boxes.append(slice(start, match.start()))
+    last = boxes[-1].stop if boxes else 0
+    return [] if any(is_box and start > last for start, is_box in open_braces) else boxes
 
 
-_TAIL_CHARS = 1500
-_ANSWER_IS = re.compile(
-    r"(?:answer(?:\s+is(?:\s+(?:indeed|definitely|therefore|thus))?|\s*:)\**\s*:?)\s*\**\s*(?P<value>[^\n]+?)\s*\**$",
-    re.IGNORECASE,
-)
-_IS_ANSWER = re.compile(
-    r"^(?:.*\b(?:confident|sure) that|so,?|thus,?|therefore,?)\s+(?P<value>\S.{0,200}?)\s+is\s+"
-    r"(?:indeed\s+)?(?:the\s+)?(?:correct|right|final)(?:\s+(?:answer|solution|number|value|result))?\b",
-    re.IGNORECASE,
-)
-_CONCLUDES = re.compile(r"^(?:so|thus|hence|therefore|in conclusion|finally|the)\b|confident that", re.IGNORECASE)
-_ENDS_IN = re.compile(
-    r".*\b(?:is|are|was|equals|be|by)(?:\s+(?:indeed|definitely|exactly|just|simply|therefore|thus))*\s*:?"
-    r"\s*(?P<value>\S.*)$|.*[=≈]\s*(?P<result>\S.*)$",
-    re.DOTALL,
-)
-_BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
+def last_box(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` (`_boxes`), or None."""
+    boxes = _boxes(text)
+    return text[boxes[-1]].strip() if boxes else None
+
+
+_TAIL_CHARS, _TAIL_SENTENCES = 1500, 8
 _HEDGE = re.compile(
-    r"\?|\b(?:wait|but|maybe|perhaps|might|alternatively|however|let me (?!know)|suppose|assume|if)\b", re.IGNORECASE
+    r"\?|\b(?:wait|maybe|perhaps|may|might|could|alternatively|let me (?!know)|suppose|assume)\b", re.IGNORECASE
 )
-_REMARK = re.compile(
-    r"^(?:I think|I'm |I am |I've |I don't |That|Let me know|This |Yes|Everything|It |No matter)|^<\|", re.IGNORECASE
-)
+_REMARK, _CONCLUDES = re.compile("That |Yes"), re.compile(r"(?:so|thus|hence|therefore|the)\b", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\\$*<])|\n\s*\n|\n(?=[A-Z*#<-])")
+_BREAKS_OFF = re.compile(r"(?:[\w,+=(^{\\-]|:\**)$")
+_DISPLAYED, _FORMULA = re.compile(r"\\\[|\$\$"), re.compile(r"\d|\\[A-Za-z]|\([A-F]\)")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\$+|\*\*")
-_BREAKS_OFF = re.compile(r"[\w,+=(^:{\\-]$")
+_BOLD = re.compile(r"\*\*([^*\n]*[^*\n:])\*\*(?!:)")
+_STATES = re.compile(
+    r"(?:.*\b(?:that|think|so|thus|therefore),?\s+)?(?P<subject>\S.{0,200}?)\s+is\s+(?:indeed\s+)?(?:the\s+)?"
+    r"(?:correct|right|final)\b.*|.*\banswer\s*:\**(?P<answer>.+)|"
+    r".*\b(?:is|are|was|equals|be|by)(?:\s+(?:indeed|definitely|exactly|just|simply|therefore|thus))*\s*:?\s*\**"
+    r"(?P<value>[^\s*].*)|.*[=≈](?P<result>.+)",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def stated_answer(text: str) -> str | None:
     """The answer that a text without a box states at its end, or None.
 
-    "The answer is X", or a last sentence that concludes (So, Thus, Therefore, The ...) and ends "is X" or "= X", or
-    holds one thing in bold; remarks such as "I think that's the answer." may follow it. A sentence that hedges or asks
-    states nothing, and neither does a text that breaks off.
+    It is the last thing in bold, after "is", or after "=" that holds a number or a formula, or that is called the
+    answer. A text that hedges or asks after it states nothing, and neither does one that breaks off.
     """
     tail = re.sub(r"(?:\s*<\|[^<>|]*\|>)+\s*$", "", text[-_TAIL_CHARS:]).rstrip()
-    if not tail or _BREAKS_OFF.search(tail):
+    sentences = [sentence.strip() for sentence in _SENTENCE_END.split(tail) if sentence.strip()]
+    if _BREAKS_OFF.search(tail):
         return None
-    for sentence in [s.strip() for s in _SENTENCE_END.split(tail) if s.strip()][:-6:-1]:
-        bold, ending = _BOLD.findall(sentence), _ENDS_IN.match(sentence.rstrip(".! \n"))
-        if _HEDGE.search(sentence):
+    for sentence in sentences[: -_TAIL_SENTENCES - 1 : -1]:
+        if _HEDGE.search(sentence) or _DISPLAYED.match(sentence):
             return None
-        if stated := _IS_ANSWER.search(sentence) or _ANSWER_IS.search(sentence.rstrip(".! ")):
-            return _value(stated["value"])
-        if _CONCLUDES.search(sentence) or (len(bold) == 1 and re.search(r"[=≈]\s*\*\*[^*]+\*\*$", sentence)):
-            value = (ending["value"] or ending["result"]) if ending else ""
-            # "is continuous, and a = 5": after words the last side counts, "is y = 2x" states an equation.
-            value = value.rpartition("=")[2] if re.match(r"[^=]*(?<!\\)\b[A-Za-z]{4}", value) else value
-            return _value(bold[0] if len(bold) == 1 else value)
-        if not _REMARK.match(sentence):
+        if _REMARK.match(sentence):
+            continue
+        clause = re.split(r", (?:which|because|since|where)\b", sentence)[0].rstrip(".! \n")
+        bold, states = _BOLD.findall(sentence), _STATES.fullmatch(clause)
+        broken = (sentence[0].islower() and not bold) or sentence.count("}") > sentence.count("{")
+        if broken and not _CONCLUDES.match(sentence):
+            return None
+        value = bold[0] if len(bold) == 1 else next(filter(None, states.groups())) if states else ""
+        if re.match(r"[^=]*(?<!\\)\b[A-Za-z]{4}", value):
+            value = value.rpartition("=")[2]  # "is continuous, and a = 5"
+        value = _DELIMITERS.sub("", value).strip(" .\n")
+        if value and (_FORMULA.search(value) or re.search("answer (?:is|:)", sentence)):
+            return value
+        if _FORMULA.search(sentence):
             return None
     return None
-
-
-def _value(text: str) -> str | None:
-    return _DELIMITERS.sub("", text).strip(" .\n") or None
 
 
 def _given(answer_text: str) -> str | None:
     return last_box(answer_text) if "\\boxed" in answer_text else stated_answer(answer_text)
 
 
-_JOINED_BOXES = re.compile(
-    r"\\boxed\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[\s$)\\]*,?[\s$(\\]*(?:and|or)?[\s$(\\]*(?=\\boxed)"
-)
-
-
 def _extract_expression(answer_text: str) -> str | None:
     r"""As `_given`; boxes that only "and", "or" or a comma parts (`\boxed{2} and \boxed{3}`) are one list."""
-    answer, start = _given(answer_text), answer_text.rfind("\\boxed")
-    joined = list(_JOINED_BOXES.finditer(answer_text, max(0, start - _MAX_ANSWER_CHARS)))
-    while answer and joined and joined[-1].end() == start:
-        match = joined.pop()
-        answer, start = f"{last_box(match.group())}, {answer}", match.start()
-    return answer
+    boxes = _boxes(answer_text)
+    if not boxes:
+        return _given(answer_text)
+    first = len(boxes) - 1
+    while first and _JOINED.fullmatch(answer_text[boxes[first - 1].stop : boxes[first].start][:60]):
+        first -= 1
+    return ", ".join(dict.fromkeys(answer_text[box].strip() for box in boxes[first:]))
 
 
-_SPACE = r"\s|~|\\[ ,;:!]|\\q?quad(?![A-Za-z])|\\?\$"
-_UNIT = rf"{TEXT}\{{[^{{}}]*+\}}"
-# An option label, or what the value is the value of: "(B) 5", "x = 5", "m+n = 5".
-_LABEL = rf"{TEXT}\{{\s*+\(?[A-E]\)\s*+\}}|\([A-E]\)|[A-Za-z]\s*+(?:\+\s*+[A-Za-z]\s*+)*+="
-_DIGITS = r"[1-9][0-9]{0,2}(?:(?:,(?:\\[!,])?|\{,\}(?:\\!)?|\\,)[0-9]{3})++(?![0-9])|[0-9]++"
-_DEGREES = r"°|\\degrees?(?![A-Za-z])|\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})"
 _INTEGER = re.compile(
-    rf"(?:{_SPACE})*+(?:{_LABEL})?(?:{_SPACE})*+"
-    rf"(?P<sign>[-+\u2212]?)\s*+(?P<digits>{_DIGITS})(?:\.0*+)?"
-    rf"(?P<units>(?:{_SPACE}|\\?%|{_DEGREES}|{_UNIT}(?:\^(?:[23]|\{{[23]\}}))?)*+)"
+    r"(?:\\boxed ?)?\{*\s*(?:\([A-E]\)|[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(?P<integer>-? ?[0-9]+)(?:\.0*)?\s*\}*"
 )
-_UNIT_WORDS = re.compile(rf"{TEXT}\{{([^{{}}]*+)\}}")
-_WRAPPED = re.compile(rf"(?:{TEXT}|\\boxed\s*+)?\{{(?P<inside>.*)\}}", re.DOTALL)
 
 
 def parse_integer(text: str) -> str | None:
     r"""The canonical decimal text of an integer as answers write it, or None if it is not one.
 
-    Read through: leading zeros, `27.0`, thousands separators (`1,625`, `1{,}625`, `10,\!080`), `$`, `\%`,
-    degrees, units in `\text{}` after the number, a leading option label or `x =`, and `\text{27}` or braces
-    around the whole. Nothing is calculated and no number is searched for: `\frac{4}{2}`, `2^3`, `27 or 28`
-    and `3 \text{ million}` are not integers, and neither is a text of more than 500 characters.
+    Read through: leading zeros, `27.0`, `\text{27}`, braces around the whole, a leading option label or `x =`, and
+    what `readable` drops, such as thousands separators and units. Nothing is calculated and no number is searched for:
+    `\frac{4}{2}`, `27 or 28` and `3 \text{ million}` are no integers, nor is a text of more than 500 characters.
     """
-    text = text.strip()
-    if len(text) > _MAX_ANSWER_CHARS:
-        return None
-    while (match := _INTEGER.fullmatch(text)) is None:
-        wrapped = _WRAPPED.fullmatch(text)
-        if wrapped is None:
-            return None
-        text = wrapped["inside"].strip()
-    if not all(is_unit(words) for words in _UNIT_WORDS.findall(match["units"])):
-        return None
-    digits = re.sub(r"[^0-9]", "", match["digits"]).lstrip("0") or "0"
-    return f"-{digits}" if match["sign"] in ("-", "\u2212") and digits != "0" else digits
+    match = _INTEGER.fullmatch(readable(text).text) if len(text) <= _MAX_ANSWER_CHARS else None
+    return str(int(match["integer"].replace(" ", ""))) if match else None
 
 
 def _extract_integer(answer_text: str) -> str | None:
     answer = _given(answer_text)
-    if answer and "\\boxed" not in answer_text and (result := parse_integer(answer.rpartition("=")[2])):
-        return result  # "so the sum is 2 + 3 = 5"
     return answer and (parse_integer(answer) or answer)
 
 
 def _compare_integers(answer: str, gold: str) -> tuple[bool, str, str, str]:
+    """Integers as they stand; what is none, such as a root, is calculated."""
     wanted = parse_integer(gold) or ""
-    return answer == wanted, "integers are equal digit by digit", answer, wanted
+    if parse_integer(answer):
+        return answer == wanted, "integers are equal digit by digit", answer, wanted
+    return compare(answer, wanted)
 
 
 def _expression_gold(gold: str) -> str | None:
@@ -272,7 +249,7 @@ def _extract_letter(answer_text: str) -> str | None:
     """The letter of the last box; without a box the last "Answer: C" or bold C, else the one "(C)" of the last line."""
     if "\\boxed" in answer_text:
         box = last_box(answer_text)
-        match = _LETTER_WRAPPED.fullmatch(_UNIT_WORDS.sub(r"\1", box).strip()) if box else None
+        match = _LETTER_WRAPPED.fullmatch(re.sub(rf"{TEXT}\{{([^{{}}]*+)\}}", r"\1", box).strip()) if box else None
         return match["letter"] if match else box
     tail = answer_text[-_TAIL_CHARS:]
     stated = [*_LETTER_STATED.finditer(tail), *_LETTER_BOLD.finditer(tail)]
@@ -300,14 +277,14 @@ _RELATIVE_ERROR = 1e-4
 
 def _lenient_extract(text: str) -> str | None:
     """The last box, closed or not; else what follows the last "answer is"; else the last number."""
-    start = text.rfind("\\boxed")
-    if start >= 0:
-        found = last_box(text[start:]) or text[start + len("\\boxed") :].strip().lstrip("{").split("$")[0]
-    elif (start := text.rfind("answer is")) >= 0:
-        found = text[start + len("answer is") :].strip(" :*").split(".\n")[0].split("\n")[0].rstrip(".")
+    _, boxed, box = text.rpartition("\\boxed")
+    _, stated, answer = text.rpartition("answer is")
+    if boxed:
+        found = last_box(boxed + box) or box.strip().lstrip("{").split("$")[0]
+    elif stated:
+        found = answer.strip(" :*").split(".\n")[0].split("\n")[0].rstrip(".")
     else:
-        numbers = _ANY_NUMBER.findall(text)
-        found = numbers[-1].replace(",", "") if numbers else ""
+        found = (_ANY_NUMBER.findall(text) or [""])[-1].replace(",", "")
     return found.strip()[:_MAX_ANSWER_CHARS] or None
 
 
@@ -327,32 +304,20 @@ def _lenient_letter(text: str) -> str | None:
     return found[-1] if found else None
 
 
-_Compare = Callable[[str, str], tuple[bool, str, str, str]]
+class _Kind(NamedTuple):
+    """One kind of answer.
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Kind:
-    """One kind of answer: how to read it, how to write its gold, and when both are equal; strictly and leniently.
-
-    `extract` returns None where no answer is given, and the text as it stands where one is given that is not
-    of this kind. `compare` returns the verdict, the rule that decided, and both sides as compared.
+    `extract` returns None where no answer is given, and the text as it stands where one is given that is not of this
+    kind; `gold` writes a reference answer; `compare` returns the verdict, the rule that decided, and both sides.
     """
 
     extract: Callable[[str], str | None]
     gold: Callable[[str], str | None]
-    compare: _Compare
-    lenient_extract: Callable[[str], str | None] = _lenient_extract
-    lenient_compare: _Compare = _lenient_compare
+    compare: Callable[[str, str], tuple[bool, str, str, str]]
 
 
 _KINDS: dict[AnswerKind, _Kind] = {
-    "integer": _Kind(extract=_extract_integer, gold=parse_integer, compare=_compare_integers),
-    "expression": _Kind(extract=_extract_expression, gold=_expression_gold, compare=compare),
-    "letter": _Kind(
-        extract=_extract_letter,
-        gold=_letter_gold,
-        compare=_compare_letters,
-        lenient_extract=_lenient_letter,
-        lenient_compare=_compare_letters,
-    ),
+    "integer": _Kind(_extract_integer, parse_integer, _compare_integers),
+    "expression": _Kind(_extract_expression, _expression_gold, compare),
+    "letter": _Kind(_extract_letter, _letter_gold, _compare_letters),
 }

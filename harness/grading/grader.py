@@ -11,23 +11,8 @@ from typing import Any
 
 import yaml
 
-from analysis.records import (
-    CELL_FILE,
-    COMPLETIONS_FILE,
-    GRADES_FILE,
-    PROBLEMS_FILE,
-    Completion,
-    Grade,
-    Outcome,
-    Problem,
-    Shard,
-    UserError,
-    latest_rows,
-    read_cell,
-    read_rows,
-    replace_text,
-    shard_files,
-)
+from analysis import records
+from analysis.records import Completion, Grade, Outcome, Problem, Shard, UserError, shard_files
 from harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
 from harness.grading.pool import Job, Pool
 
@@ -82,7 +67,7 @@ class Grader(Pool):
             UserError: a file is missing, broken, or does not fit the others.
         """
         total = CellSummary(directory=directory, graded=0)
-        for part in shard_files(directory, COMPLETIONS_FILE):
+        for part in shard_files(directory, records.COMPLETIONS_FILE):
             if shard in (None, part):
                 total += self._grade_shard(directory, part, kind, regrade=regrade, lenient=lenient)
         return total
@@ -90,21 +75,21 @@ class Grader(Pool):
     def _grade_shard(
         self, directory: Path, shard: Shard, kind: AnswerKind | None, *, regrade: bool, lenient: bool
     ) -> CellSummary:
-        stored = latest_rows([directory / shard.file(COMPLETIONS_FILE)], Completion)
+        stored = records.latest_rows([directory / shard.file(records.COMPLETIONS_FILE)], Completion)
         completions = {row.key: row for row in stored}
         if not completions:
             return CellSummary(directory=directory, graded=0)
         kind = kind or read_answer_kind(directory)
         rule = read_rule(directory, lenient=lenient)
-        grades_file = shard.file(LENIENT_GRADES_FILE if lenient else GRADES_FILE)
-        golds = _read_golds(directory / PROBLEMS_FILE, kind)
+        grades_file = shard.file(LENIENT_GRADES_FILE if lenient else records.GRADES_FILE)
+        golds = _read_golds(directory / records.PROBLEMS_FILE, kind)
         for completion in completions.values():
             if completion.problem_id not in golds:
                 raise UserError(
-                    f"{directory / shard.file(COMPLETIONS_FILE)} holds problem {completion.problem_id!r}, and "
-                    f"{PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
+                    f"{directory / shard.file(records.COMPLETIONS_FILE)} holds problem {completion.problem_id!r}, and "
+                    f"{records.PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
                 )
-        old = latest_rows([directory / grades_file], Grade)
+        old = records.latest_rows([directory / grades_file], Grade)
         grades = {
             row.key: row for row in old if not regrade and row.key in completions and row.gold == golds[row.problem_id]
         }
@@ -112,7 +97,7 @@ class Grader(Pool):
         for row in self._grade(missing, golds, kind, rule):
             grades[row.key] = row
         ordered = [grades[key] for key in completions]
-        replace_text(directory / grades_file, "".join(row.to_line() for row in ordered))
+        records.replace_text(directory / grades_file, "".join(row.to_line() for row in ordered))
         outcomes = Counter(row.outcome for row in ordered)
         return CellSummary(directory=directory, graded=len(missing), outcomes=outcomes)
 
@@ -150,11 +135,11 @@ class Grader(Pool):
             UserError: as `grade_cell`.
         """
         kind, rule = read_answer_kind(directory), read_rule(directory, lenient=lenient)
-        gold = _read_golds(directory / PROBLEMS_FILE, kind).get(problem_id)
+        gold = _read_golds(directory / records.PROBLEMS_FILE, kind).get(problem_id)
         rows = [
             row
-            for path in shard_files(directory, COMPLETIONS_FILE).values()
-            for row in latest_rows([path], Completion)
+            for path in shard_files(directory, records.COMPLETIONS_FILE).values()
+            for row in records.latest_rows([path], Completion)
             if row.problem_id == problem_id and gold is not None
         ]
         jobs = [Job(text=row.text, stop_reason=row.stop_reason, gold=str(gold), kind=kind, rule=rule) for row in rows]
@@ -173,7 +158,7 @@ def read_answer_kind(directory: Path) -> AnswerKind:
     Raises:
         UserError: no such file, not YAML, or no kind that this version grades.
     """
-    path = directory / CELL_FILE
+    path = directory / records.CELL_FILE
     try:
         kind = _read_cell(directory)["benchmark"]["answer_kind"]
     except (KeyError, TypeError):
@@ -201,11 +186,11 @@ def read_rule(directory: Path, *, lenient: bool = False) -> dict[str, Any]:
 
 
 def _read_cell(directory: Path) -> Any:
-    path = directory / CELL_FILE
+    path = directory / records.CELL_FILE
     try:
-        return read_cell(directory)
+        return records.read_cell(directory)
     except FileNotFoundError:
-        raise UserError(f"{directory} holds no {CELL_FILE}; name a cell's folder.") from None
+        raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
 
@@ -213,7 +198,7 @@ def _read_cell(directory: Path) -> Any:
 def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:
     if not path.exists():
         raise UserError(f"{path} is missing, and with it the reference answers; run the cell again.")
-    golds = {problem.id: problem.gold for problem in read_rows(path, Problem)}
+    golds = {problem.id: problem.gold for problem in records.read_rows(path, Problem)}
     for problem_id, gold in golds.items():
         if canonical_gold(gold, kind) is None:
             raise UserError(f"{path} has the gold {gold!r} for {problem_id!r}, which is no {kind}; correct it.")

@@ -45,7 +45,9 @@ class Job:
 
 def serve(function: str) -> None:
     """The main loop of a worker: lines of jobs in, one line of verdict a job out, until the input ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = _WORKER_BYTES if hard == resource.RLIM_INFINITY else min(_WORKER_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     # Ctrl-C reaches the whole process group; the parent decides when a worker ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A library that prints must not write between the replies.

@@ -12,6 +12,7 @@ from compression.policies.observation import ObservationPolicy
 from compression.policy import BudgetPolicy
 from compression.predictor import load_predictor
 from compression.rows import Prefill
+from compression.signals import LastUse
 from harness.decode.sampling import sequence_key
 from harness.decode.view import view_slot
 from harness.inspect.text import InspectedText, NotInText
@@ -58,12 +59,18 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     """Each policy's scores of the thinking tokens, [thinking], where the thinking ends and nothing was evicted.
 
     Scores per layer and head are averaged over both. A pinned row counts as the highest score that its head gives to
-    another row. The newest rows, which a policy leaves unscored, have NaN. A text with too few rows raises NotInText.
+    another row. The newest rows, which a policy leaves unscored, have NaN. A policy that scores from more of the newest
+    rows than the text has, or from each step's attention, raises NotInText.
     """
     if not policies:
         return []
     model, trace = text.model, text.trace
     for policy in policies:
+        if any(isinstance(signal, LastUse) for signal in policy.signals):
+            raise NotInText(
+                f"{policy.name} scores by when each row was used while the text was written, which a text read at once "
+                "does not tell: choose another policy."
+            )
         if isinstance(policy, ObservationPolicy) and policy.observation_window >= trace.think_end:
             raise NotInText(
                 f"{trace.problem_id} thinks to token {trace.think_end} and {policy.name} scores from the newest "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, read_cell, read_rows
+from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, decode, read_cell, read_rows
 from compression.policy import BudgetPolicy
 from compression.predictor_card import read_card
 from harness.decode.request import Branch, Request
@@ -125,9 +124,14 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
 
 def of_completion(folder: Path, question: str, completion: Completion, overrides: Sequence[str] = ()) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
-    stored = json.loads((folder / PROVENANCE_FILE).read_text())["config"]
+    try:
+        stored = decode((folder / PROVENANCE_FILE).read_bytes(), dict[str, Any])["config"]
+    except (OSError, ValueError, KeyError, RecursionError) as error:
+        raise UserError(f"{folder / PROVENANCE_FILE} names no configuration: run the cell again.") from error
     policy, own = stored["policy"], read_cell(folder)["policy"]
     policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
+    if "rows" in policy:  # another spelling of keep_ratio and budget
+        policy.update(rows=None, every=None)
     if "question" in policy and "question" in own:
         policy["question_on_top"] = None  # the older spelling of the same setting
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
@@ -189,6 +193,8 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     branches = tuple(Branch(cell_id="", policy=cell.policy) for cell in job.cells)
     prompt = model.prompt_ids(problem.prompt)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=branches)
-    engine = Engine.sized_for([request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl)
+    engine = Engine.sized_for(
+        [request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl, invariant=job.invariant
+    )
     ((_, completion),) = engine.generate([request])
     return _of_completion(problem.prompt, completion, model)

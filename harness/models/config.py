@@ -44,6 +44,7 @@ class ModelConfig:
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
     safetensors_only: bool = True
     predictor: str | None = None
+    statistics: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("think_start", "think_end"):

@@ -52,9 +52,9 @@ class FusedStep:
         return config.model_type in _FAMILIES and plain
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [live, hidden_size] of one token per live slot, tokens and positions [live].
+        """Last hidden states [tokens, hidden_size] of one token per live slot, tokens and positions [tokens].
 
-        The cache must have begun the step (`SlotCache.begin_step`).
+        The cache must have begun the step (`SlotCache.begin_step`). Tokens beyond its slots are computed for nothing.
         """
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
@@ -62,15 +62,15 @@ class FusedStep:
         sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
         for index, layer in enumerate(self.layers):
             states = states + self._attention(index, layer, _normalized(layer.norm, states), cos, sin, cache)
-            gate, up = functional.linear(_normalized(layer.mlp_norm, states), layer.gate_up).chunk(2, dim=-1)
-            states = states + layer.down(functional.silu(gate) * up)
+            gate, up = cache.linear(_normalized(layer.mlp_norm, states), layer.gate_up).chunk(2, dim=-1)
+            states = states + cache.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
         return _normalized(self.norm, states)
 
     def _attention(
         self, index: int, layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cache: SlotCache
     ) -> Tensor:
-        live, rotated = len(states), self.q_heads + self.kv_heads
-        heads = functional.linear(states, layer.qkv, layer.qkv_bias).view(live, -1, self.head_dim)
+        tokens, rotated = len(states), self.q_heads + self.kv_heads
+        heads = cache.linear(states, layer.qkv, layer.qkv_bias).view(tokens, -1, self.head_dim)
         queries_keys = heads[:, :rotated]
         if layer.head_norms is not None:
             of_queries, of_keys = layer.head_norms
@@ -79,7 +79,8 @@ class FusedStep:
         queries_keys = queries_keys * cos + queries_keys.roll(self.head_dim // 2, dims=-1) * sin
         query, key = queries_keys.split([self.q_heads, self.kv_heads], dim=1)
         keys, values = cache.slot_layers[index].update(key[:, :, None], heads[:, rotated:, None])
-        return layer.out(attend_slots(cache, index, query, keys, values, self.scaling).view(live, -1))
+        mixed = attend_slots(cache, index, query, keys, values, self.scaling).view(tokens, -1)
+        return cache.linear(mixed, layer.out.weight, layer.out.bias)
 
 
 def _fuse(layer: Any) -> _Layer:

@@ -5,12 +5,14 @@ Transformers' models take as long to import as torch, so the functions that need
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from analysis.records import UserError
 from compression.attention import check_attention, use_slot_attention
@@ -118,7 +120,10 @@ class LoadedModel:
         return FusedStep(self.network) if FusedStep.can_fuse(self.network) else None
 
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [live, hidden_size] of a decode step that the cache has begun, after the final norm."""
+        """Last hidden states [tokens, hidden_size] of a decode step that the cache has begun, after the final norm.
+
+        Tokens and positions [tokens] may go on beyond the step's slots, to fill a block.
+        """
         if self._fused_step is not None:
             return self._fused_step(tokens, positions, cache)
         ids, at = tokens[:, None], positions[:, None]
@@ -128,9 +133,10 @@ class LoadedModel:
         """Last hidden states [slots, tokens, hidden_size], after the final norm."""
         return self.network.base_model(use_cache=True, **inputs).last_hidden_state
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [slots, vocabulary] of hidden states [slots, hidden_size]."""
-        return self.network.get_output_embeddings()(hidden)
+    def logits(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
+        """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
+        head = self.network.get_output_embeddings()
+        return linear(hidden, head.weight, head.bias)
 
 
 def load_model(config: ModelConfig) -> LoadedModel:

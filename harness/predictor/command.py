@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from harness.predictor.recipe import PredictorSettings
 
 STAGES = ("traces", "labels", "train", "eval")
-ALONE = ("oracle",)  # no head needs this stage, so `all` leaves it out
-USAGE = "kvsweep-predictor traces|labels|train|eval|all|oracle [recipe=toy|r1] [KEY=VALUE ...]"
+ALONE = ("oracle", "statistics")  # no head needs these stages, so `all` leaves them out
+USAGE = "kvsweep-predictor traces|labels|train|eval|all|oracle|statistics [recipe=toy|r1] [KEY=VALUE ...]"
 HELP = f"""{USAGE}
 
 Make an importance head from a model's own correct texts. Each stage goes on where it stopped.
@@ -30,6 +30,7 @@ Make an importance head from a model's own correct texts. Each stage goes on whe
   eval     how well the head ranks the tokens of held-out texts
   all      these four stages
   oracle   write the labels for policy=oracle_answer and policy=oracle_far_max
+  statistics   write the mean queries for policy=triattention, from recipe.text=FILE or the traces
 
   recipe=toy|r1            settings for the embedded models, or the paper's (conf/predictor/)
   recipe.out=DIR           folder of the traces, labels and heads
@@ -84,11 +85,16 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     recipe = settings.recipe
     if stage == "traces":
         return {"kept": make_traces(settings, load)}
-    traces = read_traces(recipe.out) if stage in ("labels", "oracle") else []
-    manifest = read_manifest(recipe) if stage != "labels" else {}
+    from_text = stage == "statistics" and recipe.text is not None
+    traces = read_traces(recipe.out) if stage in ("labels", *ALONE) and not from_text else []
+    manifest = read_manifest(recipe) if stage not in ("labels", "statistics") else {}
     from harness.predictor.labels import make_labels, write_oracle
     from harness.predictor.train import evaluate, train
 
+    if stage == "statistics":
+        from harness.predictor.statistics import make_statistics
+
+        return make_statistics(recipe, traces, load())
     if stage == "labels":
         return make_labels(recipe, traces, load())
     if stage == "oracle":

@@ -35,6 +35,7 @@ class Recipe:
     slots: int | None
     impl: Implementation
     import_from: str | None
+    text: str | None
     open_tag: str
     close_tag: str
     min_distance: AtLeastOne
@@ -50,6 +51,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_available(self.impl)
+        if self.text is not None and not Path(self.text).is_file():
+            raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
         if len(set(self.label)) < len(self.label):
             raise UserError(f"recipe.label={self.label} names a kind twice: name each of {LABEL_KINDS} at most once.")
 

@@ -28,6 +28,8 @@ def main() -> None:
     """Console script: exit code 0 done, 1 a job failed, 2 bad input, 3 locked by another process, 130 interrupted."""
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # Every press of kvpress has arguments of its own, which no YAML can list; ++ lets Hydra take any.
+    sys.argv = [f"++{word}" if word.startswith("policy.press_args.") else word for word in sys.argv]
     if not SHOWS.isdisjoint(argument.partition("=")[0] for argument in sys.argv[1:]):
         try:
             _compose(lambda config: None)

@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from analysis.records import Completion, DecodeStats, UserError
 from compression.cache import SlotCache
-from compression.policy import BudgetPolicy
-from harness.decode.engine import Engine
+from compression.policy import BudgetPolicy, Policy
+from harness.decode.engine import Engine, is_invariant
 from harness.decode.memory import auto_slots
 from harness.decode.request import Branch, Request, is_untouched, needed_capacity
 from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel, load_model
-from harness.provenance import describe_stretch
+from harness.models.load import LoadedModel, device_of, load_model
+from harness.provenance import describe_arithmetic, describe_stretch
 from harness.sweep.cell import Cell
 from harness.sweep.heartbeat import Reporter
 from harness.sweep.job import Job, checked_implementation
@@ -64,23 +64,31 @@ def decode(work: OpenCells) -> None:
     if not cells:
         return
     checked_implementation(job.impl, check_available)
+    invariant = is_invariant(job.invariant, device_of(job.model), job.impl)
     stretch, model = describe_stretch(), loaded(job.model)
+    stretch["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _record_provenance(work, cells, model, stretch)
     limit = job.decoding.max_new_tokens
     longest = max(len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems)
     _warn_beyond_context(model, longest + limit)
     _warn_of_lost_questions(cells, longest)
 
-    # All slots have the capacity of the cell that needs most, so the cells that may need every row are decoded apart.
+    # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
     # They come last, because much of their text is known by then: they share every completion from which nothing was
     # evicted, and every other completion up to its first eviction.
-    whole = [c for c in cells if c.policy.capacity(longest, limit) == longest + limit]
-    for group in ([c for c in cells if c not in whole], whole):
+    growing = [c for c in cells if _grows(c.policy, longest, limit)]
+    for group in ([c for c in cells if c not in growing], growing):
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
         known = _furthest_texts(work.stores.values(), lacking)
         for cell_id, completion in _untouched(work, group, known):
             work.append(cell_id, completion)
         _decode_group(work, model, group, known)
+
+
+def _grows(policy: Policy, longest: int, limit: int) -> bool:
+    """True if a text may need every row, or more rows than its first eviction finds."""
+    capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
+    return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
 
 
 @lru_cache(maxsize=1)
@@ -189,7 +197,15 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
     """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
     job = work.job
-    engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=job.seed, slots=slots, impl=job.impl)
+    engine = Engine.sized_for(
+        requests,
+        model,
+        decoding=job.decoding,
+        seed=job.seed,
+        slots=slots,
+        impl=job.impl,
+        invariant=job.invariant,
+    )
     clock = engine.clock
     work.reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.records import COMPLETIONS_FILE, STATS_FILE, Completion, DecodeStats, ignore, read_rows, shard_files, view
-from compression.policy import Policy
+from compression.policy import BudgetPolicy, Policy
 from harness.sweep.job import Job, read_shape
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
@@ -94,8 +94,19 @@ def _describe_job(job: Job) -> str:
     return (
         f"{job.name}, shard {job.shard}: {len(job.cells)} cells ({len(job.cells) - left} done) of {pairs} completions\n"
         f"  memory: {_memory(job, question)}\n"
+        f"{_sizes(job)}"
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
         f"  {time_and_disk}"
+    )
+
+
+def _sizes(job: Job) -> str:
+    """The rows after an eviction and the tokens until the next one, a line for each size among the cells."""
+    policies = [cell.policy for cell in job.cells if isinstance(cell.policy, BudgetPolicy)]
+    counts = Counter((p.size, p.budget + 1 - p.size, p.local_window) for p in policies)
+    return "".join(
+        f"  size: {size} rows after an eviction, {tokens} tokens to the next, window {window} ({count} cells)\n"
+        for (size, tokens, window), count in sorted(counts.items())
     )
 
 

@@ -22,7 +22,8 @@ from pydantic import Field
 
 from analysis.records import WHOLE, CellProgress, Pair, Shard, State, TaskStatus, UserError, content_hash
 from analysis.safe import folder_below
-from compression.policy import BudgetPolicy, Policy, Question
+from compression.policies.triattention import read_statistics_card
+from compression.policy import BudgetPolicy, Policy, Question, size_of
 from compression.predictor_card import read_card
 from harness.benchmarks.config import BenchmarkConfig
 from harness.benchmarks.load import Benchmark, load_problems
@@ -73,6 +74,7 @@ class Job:
         rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
         margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
         slots: sequences decoded at once, None for as many as fit.
+        invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
         resolved: the whole configuration, for provenance.
         shard: the part of the (problem, draw) pairs that this process takes.
         command: the command line that makes this job.
@@ -89,6 +91,7 @@ class Job:
     slots: int | None
     run_directory: Path
     resolved: Mapping[str, Any]
+    invariant: bool | None = None
     shard: Shard = WHOLE
     rounds: tuple[int, ...] = ()
     margin: float | None = None
@@ -174,6 +177,7 @@ def make_job(config: DictConfig) -> Job:
     seed = whole_number("seed", config.seed, least=0)
     draws = whole_number("draws", config.draws, least=1)
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
+    invariant = checked_invariance(config.invariant)
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.
@@ -206,6 +210,7 @@ def make_job(config: DictConfig) -> Job:
         rounds=rounds,
         margin=margin if rounds else None,
         slots=slots,
+        invariant=invariant,
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
         shard=shard,
@@ -232,6 +237,11 @@ def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[in
             f"until=decided compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone: "
             "let grid.policy name full and another policy, or give until=null."
         )
+    return doubled(draws)
+
+
+def doubled(draws: int) -> tuple[int, ...]:
+    """2, 4, 8, ... and at last `draws`, of which there are at least 2."""
     return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
 
 
@@ -244,15 +254,27 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
     return name
 
 
+def checked_invariance(value: Any) -> bool | None:
+    """The setting `invariant`: true, false, or None for "auto".
+
+    Raises:
+        UserError: another value.
+    """
+    if value != "auto" and not isinstance(value, bool):
+        raise UserError(f"invariant={value} is unknown: choose true, false or auto, which is true on the CPU alone.")
+    return None if value == "auto" else value
+
+
 def build_policies(config: DictConfig) -> list[Policy]:
     """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
 
-    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget,
-    question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and all
-    other settings, come from each policy's own YAML.
+    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
+    every, question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and
+    all other settings, come from each policy's own YAML.
     """
     grid = build(GridAxes, "grid", config.grid)
     composed = plain(config.policy)
+    _refuse_two_sizes(composed, grid)
     names = grid.policy or [composed["name"]]
     axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
@@ -261,8 +283,40 @@ def build_policies(config: DictConfig) -> list[Policy]:
         setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
         if "question" in setting:
             setting["question_on_top"] = None  # the older spelling of the same axis
-        policies.append(build_policy({**values, **setting}))
+        policies.append(build_policy(_sized({**values, **setting})))
     return list(dict.fromkeys(policies))
+
+
+def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes) -> None:
+    """Refuse a size that is given both by rows and every and by keep_ratio and budget."""
+    if composed.get("rows") is None and composed.get("every") is None:
+        return
+    usual = _policy_file(CONF / "policy" / "base" / "budget.yaml")
+    for name in ("keep_ratio", "budget"):
+        axis = getattr(grid, name)
+        given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
+        if axis or composed[name] not in (None, usual[name]):
+            raise UserError(
+                f"{given} contradicts policy.rows and policy.every, which say the same: leave one of them out."
+            )
+
+
+def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a policy, with keep_ratio and budget in place of rows and every."""
+    given = {name: settings[name] for name in ("rows", "every") if settings.get(name) is not None}
+    rest = {name: value for name, value in settings.items() if name not in ("rows", "every")}
+    if not given:
+        return rest
+    if len(given) == 1:
+        raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
+    sizes = {
+        name: whole_number(f"policy.{name}", value, least=1)
+        for name, value in {**given, "local_window": rest["local_window"]}.items()
+    }
+    try:
+        return {**rest, **size_of(**sizes)}
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def build_policy(values: Mapping[str, Any]) -> Policy:
@@ -294,26 +348,28 @@ def _policy_file(path: Path) -> DictConfig:
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Check the model and the importance predictors.
+    """Check the model, and the importance predictors and query statistics that were made for a model.
 
     Raises:
-        UserError: the model cannot be had, or a predictor was made for another model.
+        UserError: the model cannot be had, or a predictor or statistics were made for another model.
     """
     hidden_size = read_shape(model).hidden_size
-    for directory in {d for p in policies if (d := getattr(p, "predictor", None))}:
-        card = read_card(Path(directory))
+    readers = {"predictor": (read_card, "a predictor"), "statistics": (read_statistics_card, "statistics")}
+    for kind, place in {(k, d) for k in readers for p in policies if (d := getattr(p, k, None))}:
+        read, what = readers[kind]
+        card = read(Path(place))
         expected, weights = card["hidden_size"], model.identity()["weights"]
         if expected != hidden_size:
             raise UserError(
-                f"policy.predictor={directory} was made for hidden size {expected}, but model={model.name} has "
-                f"{hidden_size}: give a predictor made for this model."
+                f"policy.{kind}={place} was made for hidden size {expected}, but model={model.name} has "
+                f"{hidden_size}: give {what} made for this model."
             )
         made_for = card.get("model_weights", weights)
         # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
         if made_for != weights and ("@" in made_for) == ("@" in weights):
             raise UserError(
-                f"policy.predictor={directory} was made for {card.get('model')} ({made_for}), but "
-                f"model={model.name} is {weights}: give a predictor made for this model."
+                f"policy.{kind}={place} was made for {card.get('model')} ({made_for}), but "
+                f"model={model.name} is {weights}: give {what} made for this model."
             )
 
 

@@ -6,10 +6,10 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from analysis.command_line import FAILED, guard_streams, say
 from analysis.records import Shard, TaskStatus, UserError, plain_disk_errors
 from harness.sweep.job import Job, checked_implementation
 from harness.sweep.scheduler import job_file, note_jobs, noted_jobs, read_tasks, waiting_jobs
+from harness.sweep.store import most_open_cells
 from kernels.implementation import check_available
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
@@ -140,8 +141,15 @@ def by_round(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
-    """The tasks: every job's shards, with small jobs together where the launcher asks for it."""
+    """The tasks: every job's shards, with small jobs together where the launcher asks for it.
+
+    A job with more cells than a process may hold open becomes several jobs.
+
+    Raises:
+        UserError: two settings split the cells, or a sequential job, which decides its cells together, has too many.
+    """
     tasks: list[list[Job]] = [[]]
+    most = most_open_cells()
     for job in jobs:
         shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
         if job.shard.count > 1:
@@ -150,9 +158,15 @@ def split(jobs: Sequence[Job], launcher: LauncherConfig) -> list[list[Job]]:
                     f"shard={job.shard} and launcher.shards={launcher.shards} both split the cells: give one of them."
                 )
             shards = [job.shard]
-        for shard in shards:
-            tasks[-1].append(replace(job, shard=shard))
-            if sum(len(part.cells) for part in tasks[-1]) >= (launcher.cells_per_task or 1):
+        if job.rounds and len(job.cells) > most:
+            raise UserError(
+                f"until=decided with {len(job.cells)} cells needs a file open for each, and the limit allows {most}: "
+                "raise `ulimit -n`, make the grid smaller, or leave out until=decided."
+            )
+        parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
+        for part, shard in product(parts, shards):
+            tasks[-1].append(replace(part, shard=shard))
+            if sum(len(one.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
                 tasks.append([])
     return [task for task in tasks if task]
 
@@ -247,7 +261,8 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
         try:
             while waiting or running:
                 while waiting and len(running) < (launcher.parallel or os.cpu_count() or 1):
-                    running.append(executor.submit(RunJobs(), waiting.pop(0)))
+                    with _stderr_in(_logs(tasks) / "launcher.err"):
+                        running.append(executor.submit(RunJobs(), waiting.pop(0)))
                 for process in [process for process in running if process.done()]:
                     running.remove(process)
                     progress.update()
@@ -260,6 +275,23 @@ def run_local(tasks: Sequence[Sequence[Job]], launcher: LauncherConfig) -> int:
                 process.cancel()
             raise
     return failed
+
+
+@contextmanager
+def _stderr_in(path: Path) -> Iterator[None]:
+    """Let the processes that are started meanwhile write their errors to a file.
+
+    submitit starts a process beside each task, and Ctrl-C would make each of them print a traceback to the terminal.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    terminal = os.dup(2)
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def _logs(tasks: Sequence[Sequence[Job]]) -> Path:

@@ -12,7 +12,7 @@ from harness.sweep.decode_cells import OpenCells, decode
 from harness.sweep.heartbeat import Reporter, last_lines
 from harness.sweep.job import Job
 from harness.sweep.rounds import UnfinishedRoundError, decided_cells
-from harness.sweep.store import CellLockedError, CellStore
+from harness.sweep.store import CellLockedError, CellStore, most_open_cells
 from harness.sweep.tracker import tracked
 
 
@@ -24,6 +24,7 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
     failures: list[Exception] = []
     failed: dict[str, int] = {}
     total = sum(len(job.cells) * len(job.new_pairs) for job in jobs)
+    most_open_cells()
     with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
         for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
             if job.plan in failed and job.draws > failed[job.plan]:

@@ -83,9 +83,10 @@ def _refresh(run_directory: Path, tasks: Sequence[TaskStatus]) -> None:
 
     A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
     """
-    jobs = {task.task: found for task in tasks if (found := _jobs(run_directory, task))}
+    unfinished = [task for task in tasks if task.state not in ("done", "failed")]
+    jobs = {task.task: found for task in unfinished if (found := _jobs(run_directory, task))}
     queue = waiting_jobs() if jobs else None
-    for task in tasks:
+    for task in unfinished:
         if noted := jobs.get(task.task):
             task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
         job = task.scheduler_job
@@ -102,10 +103,8 @@ def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, 
                 task.state, task.error = now.state, now.error
                 return
         began = "while it ran" if task.started else "before it began"
-        task.state, task.error = (
-            "stopped",
-            f"job {job} left SLURM's queue {began}: cancelled, killed, or its node is gone.",
-        )
+        reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time, or its node is gone."
+        task.state, task.error = "stopped", reason
     elif found[0] in ("PENDING", "REQUEUED", "SUSPENDED") and task.state != "running":
         state, reason = found
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
@@ -113,8 +112,6 @@ def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, 
 
 
 def _jobs(run_directory: Path, task: TaskStatus) -> list[str]:
-    if task.state in ("done", "failed"):
-        return []
     # The file is newer than what the last run of the same task left in its status.
     noted = noted_jobs(run_directory, task.task) if task.state == "queued" or task.scheduler_job is None else []
     return noted or [job for job in [task.scheduler_job] if job]

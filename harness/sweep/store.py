@@ -11,6 +11,7 @@ on Lustre the mount option `flock`. A file system without such locks cannot keep
 import json
 import os
 import platform
+import resource
 import sys
 import time
 from collections import deque
@@ -23,38 +24,15 @@ import msgspec
 import yaml
 from filelock import FileLock, Timeout
 
+from analysis import records
 from analysis.command_line import LOCKED
-from analysis.records import (
-    CELL_FILE,
-    COMPLETIONS_FILE,
-    DONE_FILE,
-    GRADES_FILE,
-    PROBLEMS_FILE,
-    PROVENANCE_FILE,
-    STATS_FILE,
-    WHOLE,
-    BadLine,
-    Completion,
-    DecodeStats,
-    Pair,
-    PairRow,
-    Problem,
-    Shard,
-    UserError,
-    append_row,
-    decode,
-    drop_torn_line,
-    ignore,
-    latest_rows,
-    plain_disk_errors,
-    read_rows,
-    replace_text,
-    replacing,
-    shard_files,
-)
+from analysis.records import WHOLE, Completion, DecodeStats, Pair, PairRow, Problem, Shard, UserError, shard_files
 from harness.sweep.cell import Cell
 
 LOCK_FILE = ".lock"
+
+# The most files that a process opens, and how many of them are not locks of cells.
+_MOST_FILES, _OTHER_FILES = 1 << 16, 96
 
 # A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
 _SYNC_SECONDS = 1.0
@@ -77,10 +55,10 @@ class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
     def read(cls, directory: Path) -> Self | None:
         """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
         try:
-            done = decode((directory / DONE_FILE).read_bytes(), cls)
+            done = records.decode((directory / records.DONE_FILE).read_bytes(), cls)
         except (OSError, ValueError):
             return None
-        return done if done.files == _sizes(directory) and PROBLEMS_FILE in done.files else None
+        return done if done.files == _sizes(directory) and records.PROBLEMS_FILE in done.files else None
 
     def covers(self, problem_ids: Collection[str], draws: int) -> bool:
         """True if all draws of all these problems are stored."""
@@ -105,12 +83,12 @@ class CellStore:
         self.cell, self.problems, self.shard = cell, problems, shard
         self.directory = run_directory / cell.cell_id
         self.finished_pairs: set[Pair] = set()
-        self._completions = self.directory / shard.file(COMPLETIONS_FILE)
+        self._completions = self.directory / shard.file(records.COMPLETIONS_FILE)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
         self._synced = 0.0
 
     def __enter__(self) -> Self:
-        with plain_disk_errors(self.directory):
+        with records.plain_disk_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             try:
@@ -121,13 +99,13 @@ class CellStore:
         return self
 
     def _open(self) -> None:
-        replace_text(self.directory / CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
+        records.replace_text(self.directory / records.CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
         problems = "".join(problem.to_line() for problem in self.problems)
-        path = self.directory / PROBLEMS_FILE
+        path = self.directory / records.PROBLEMS_FILE
         # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
         if not (path.exists() and path.read_bytes().startswith(problems.encode())):
-            replace_text(path, problems)
-        drop_torn_line(self._completions)
+            records.replace_text(path, problems)
+        records.drop_torn_line(self._completions)
         quarantine_broken_lines(self._completions)
         self._completions.touch()
         self.finished_pairs = self.read_finished_pairs()
@@ -140,16 +118,18 @@ class CellStore:
         """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted."""
         if not wanted:
             return iter(())
-        return (row for row in latest_rows(self._files(), Completion, on_bad=ignore) if row.key in wanted)
+        return (
+            row for row in records.latest_rows(self._files(), Completion, on_bad=records.ignore) if row.key in wanted
+        )
 
     def _files(self) -> Iterable[Path]:
-        return shard_files(self.directory, COMPLETIONS_FILE).values()
+        return shard_files(self.directory, records.COMPLETIONS_FILE).values()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with plain_disk_errors(self.directory):
+            with records.plain_disk_errors(self.directory):
                 self._sync()
         finally:
             self._lock.release()
@@ -158,8 +138,8 @@ class CellStore:
         """Add one completion as one line. It survives a kill at once, and a crash of the machine after a second."""
         assert self._lock.is_locked, "enter the store first"
         assert completion.key not in self.finished_pairs, f"{completion.key} written twice"
-        with plain_disk_errors(self.directory):
-            append_row(self._completions, completion)
+        with records.plain_disk_errors(self.directory):
+            records.append_row(self._completions, completion)
             if time.monotonic() - self._synced > _SYNC_SECONDS:
                 self._sync()
         self.finished_pairs.add(completion.key)
@@ -171,16 +151,16 @@ class CellStore:
 
     def append_stats(self, stats: DecodeStats) -> None:
         """Add the cost of one stretch of decoding."""
-        with plain_disk_errors(self.directory):
-            append_row(self.directory / self.shard.file(STATS_FILE), stats)
+        with records.plain_disk_errors(self.directory):
+            records.append_row(self.directory / self.shard.file(records.STATS_FILE), stats)
 
     def begin_stretch(self, provenance: dict[str, Any], stretch: Mapping[str, Any]) -> None:
         """Record where the rows to come are from, beside the earlier stretches, and delete DONE."""
-        path = self.directory / self.shard.file(PROVENANCE_FILE)
-        earlier = json.loads(path.read_text())["stretches"] if path.exists() else []
-        with plain_disk_errors(self.directory):
-            (self.directory / DONE_FILE).unlink(missing_ok=True)
-            replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
+        path = self.directory / self.shard.file(records.PROVENANCE_FILE)
+        with records.plain_disk_errors(self.directory):
+            earlier = _earlier_stretches(path)
+            (self.directory / records.DONE_FILE).unlink(missing_ok=True)
+            records.replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
         """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
@@ -189,9 +169,9 @@ class CellStore:
         that of a sequential job for which these draws are enough.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
-        path = self.directory / DONE_FILE
+        path = self.directory / records.DONE_FILE
         self.finished_pairs |= self.read_finished_pairs()
-        with plain_disk_errors(self.directory):
+        with records.plain_disk_errors(self.directory):
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
@@ -200,7 +180,7 @@ class CellStore:
                 earlier = Done.read(self.directory)
                 done = earlier if earlier and earlier.covers(problem_ids, draws) else done
                 done.plans = sorted({plan, *(earlier.plans if earlier else ())})
-            replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
+            records.replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
         return True
 
     def _take_lock(self) -> None:
@@ -220,10 +200,30 @@ class CellStore:
         Path(f"{self._lock.lock_file}.owner").write_text(f"process {os.getpid()} on {platform.node()}")
 
 
+def _earlier_stretches(path: Path) -> list[Any]:
+    """The stretches of a provenance file; a damaged file is moved aside, with a note."""
+    if not path.exists():
+        return []
+    try:
+        return records.decode(path.read_bytes(), dict[str, Any])["stretches"]
+    except (ValueError, KeyError, RecursionError):
+        aside = path.replace(path.with_name(f"{path.name}.quarantine"))
+        print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
+        return []
+
+
+def most_open_cells() -> int:
+    """Raise the limit of open files to what is allowed; returns how many cells, each with a lock, have room."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(1, allowed - _OTHER_FILES)
+
+
 def stored_pairs(directory: Path) -> set[Pair]:
     """Read (problem_id, draw) of every completion of a cell that any shard has stored."""
-    files = shard_files(directory, COMPLETIONS_FILE).values()
-    return {row.key for path in files for row in read_rows(path, PairRow, on_bad=ignore)}
+    files = shard_files(directory, records.COMPLETIONS_FILE).values()
+    return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 
 
 def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
@@ -233,7 +233,7 @@ def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: 
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    names = (PROBLEMS_FILE, COMPLETIONS_FILE, GRADES_FILE)
+    names = (records.PROBLEMS_FILE, records.COMPLETIONS_FILE, records.GRADES_FILE)
     return {path.name: path.stat().st_size for name in names for path in shard_files(directory, name).values()}
 
 
@@ -247,15 +247,15 @@ def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
 
 def quarantine_broken_lines(path: Path) -> None:
     """Move lines that are no rows of a pair to `<file>.quarantine`, and print a note that they are made again."""
-    bad: list[BadLine] = []
-    deque(read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
+    bad: list[records.BadLine] = []
+    deque(records.read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
     if not bad:
         return
     quarantine = path.with_name(f"{path.name}.quarantine")
     with quarantine.open("ab") as file:
         file.writelines(line.text for line in bad)
     numbers = {line.number for line in bad}
-    with path.open("rb") as lines, replacing(path) as temporary, temporary.open("wb") as file:
+    with path.open("rb") as lines, records.replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines(line for number, line in enumerate(lines, start=1) if number not in numbers)
     print(
         f"note: {path} had {len(bad)} broken lines (first: line {bad[0].number}); they lie in {quarantine.name} now, "

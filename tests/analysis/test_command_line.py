@@ -1,8 +1,10 @@
 """How a command ends: its exit code, and one sentence on stderr."""
 
+import errno
+
 import pytest
 
-from analysis.command_line import BAD_INPUT, INTERRUPTED, LOCKED, one_sentence
+from analysis.command_line import BAD_INPUT, FAILED, INTERRUPTED, LOCKED, one_sentence
 from analysis.records import UserError
 
 
@@ -16,6 +18,17 @@ class Locked(UserError):
         (UserError("x=1 is\nwrong:  use 2."), BAD_INPUT, "x=1 is wrong: use 2."),
         (Locked("held."), LOCKED, "held."),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted; go on."),
+        (MemoryError(), FAILED, "the memory does not suffice; what is stored stays."),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            BAD_INPUT,
+            "No space left on device: mend that or name another folder, then run the same command again.",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "a/b"),
+            BAD_INPUT,
+            "a/b: Read-only file system: mend that or name another folder, then run the same command again.",
+        ),
     ],
 )
 def test_an_end_in_one_sentence(

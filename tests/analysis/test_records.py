@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from analysis.records import (
@@ -45,7 +46,7 @@ def test_a_held_run_without_its_count_is_refused():
 def test_rows_from_before_held_and_fork_step_still_read():
     row = completion(evictions=[Eviction(step=2, length_before=5, length_after=3)]).to_dict()
     del row["fork_step"], row["evictions"][0]["held"]
-    read = Completion.from_dict(row)
+    read = msgspec.convert(row, Completion)
     assert read.evictions[0].held == []
     assert read.fork_step is None
 

@@ -138,6 +138,7 @@ def test_file_names_are_short_plain_and_different() -> None:
 def test_settings_become_single_lines() -> None:
     found = in_one_line({"a": ["x\ny", 1], "b\x1b": {"c": "\u202e"}})
     assert found == {"a": ["x y", 1], "b\\x1b": {"c": "\\u202e"}}
+    assert in_one_line("x" * 10**6) == "x" * 500 + "…"
 
 
 def test_a_report_of_hostile_titles_is_inert(make_cell: MakeCell) -> None:

@@ -1,9 +1,11 @@
 """Every policy against a brute-force reading of its rule. A new policy adds one row to MATRIX."""
 
+import cmath
 import inspect
 import itertools
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from compression.policies.h2o import H2O
 from compression.policies.inertia import Inertia
 from compression.policies.keydiff import KeyDiff
 from compression.policies.knorm import KNorm
+from compression.policies.kvpress_adapter import KVPress
 from compression.policies.lagkv import LagKV
 from compression.policies.last_use import LazyEviction, RaaS
 from compression.policies.longflow import LongFlow
@@ -31,9 +34,11 @@ from compression.policies.sepllm import SepLLM
 from compression.policies.snapkv import SnapKV
 from compression.policies.streaming_llm import StreamingLLM
 from compression.policies.tova import TOVA
+from compression.policies.triattention import TriAttention, save_statistics
+from compression.policies.triattention import _read as read_statistics
 from compression.policies.vase import VaSE
 from compression.policies.window import Window
-from compression.policy import BudgetPolicy, CacheView
+from compression.policy import BudgetPolicy, CacheView, size_of
 from compression.predictor import ImportancePredictor, save_predictor
 from compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries
 from harness.decode.engine import Engine
@@ -47,6 +52,7 @@ from harness.toy.tasks import problems
 POLICY_FILES = sorted(Path(__file__).parents[2].glob("conf/policy/*.yaml"))
 PREDICTOR = "predictor-of-the-test"
 LABELS = "labels-of-the-test.safetensors"
+STATISTICS = "statistics-of-the-test.safetensors"
 
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 2, 6
@@ -199,13 +205,12 @@ def tova(view, policy):
 
 def redundancy(keys, threshold):
     """R-KV's: of each row the last similar column counts zero, then mean over rows and softmax."""
-    n = len(keys)
-    cosine = torch.zeros(n, n, dtype=torch.float64)
-    for a, b in itertools.product(range(n), range(n)):
-        cosine[a, b] = 0.0 if a == b else keys[a] @ keys[b] / (keys[a].norm() * keys[b].norm())
-    for a in range(n):
-        above = [b for b in range(n) if cosine[a, b] > threshold]
-        cosine[a, above[-1] if above else 0] = 0.0
+    size = keys.norm(dim=1)
+    cosine = keys @ keys.T / (size[:, None] * size)
+    cosine.fill_diagonal_(0.0)
+    for row in cosine:
+        above = [b for b, one in enumerate(row.tolist()) if one > threshold]
+        row[above[-1] if above else 0] = 0.0
     return torch.softmax(cosine.mean(dim=0), dim=0)
 
 
@@ -370,6 +375,50 @@ def rpc(view, policy):
     return found
 
 
+def triattention(view, policy):
+    """Each key turned back by its own position, and its cosine with a mean query at every distance to come."""
+    stats = read_statistics(Path(policy.statistics))
+    frequencies, scaling = stats["inverse_frequencies"].tolist(), float(stats["attention_scaling"])
+    newest = int(view.positions.flatten()[-1]) + 1
+
+    def of_query_head(layer, head, q):
+        scores = []
+        for r in range(view.length):
+            key, position = view.keys[layer][head, r].double().tolist(), int(view.positions[layer, head, r])
+            total = 0.0
+            for f, w in enumerate(frequencies):
+                turned = complex(key[f], key[f + len(frequencies)]) / scaling
+                before = turned * cmath.exp(-1j * w * position)
+                mean, size = complex(stats["mean"][layer, q, f]), float(stats["mean_size"][layer, q, f])
+                amplitude, phase = abs(mean) * abs(before), cmath.phase(mean * before.conjugate())
+                waves = [math.cos(w * (newest - position + 2**d) + phase) for d in range(17)]
+                total += scaling**2 * (amplitude * sum(waves) / 17 + (size - abs(mean)) * abs(before))
+            scores.append(total)
+        asked = [policy.question_rule != "free" and p < view.question_length for p in view.positions[layer, head]]
+        competing = torch.tensor([s for s, a in zip(scores, asked, strict=True) if not a], dtype=torch.float64)
+        scores = torch.tensor(scores, dtype=torch.float64)
+        return (scores - competing.mean()) / competing.std(correction=0)
+
+    group = stats["mean"].shape[1] // len(heads_of(view))
+    every = [
+        [torch.stack([of_query_head(i, h, h * group + g) for g in range(group)]).amax(dim=0) for h in heads_of(view)]
+        for i in layers_of(view)
+    ]
+    if policy.share_layers:
+        every = [[sum(layer[h] for layer in every) / len(every) for h in heads_of(view)]] * len(every)
+    return [[head.tolist() for head in layer] for layer in every]
+
+
+def write_statistics(path, *, layers, q_heads, pairs):
+    """Random means of queries, for a model with a factor on its rotation, as YaRN has one."""
+    generator = torch.Generator().manual_seed(5)
+    mean = torch.randn(layers, q_heads, pairs, dtype=torch.complex64, generator=generator)
+    size = mean.abs() + torch.rand(mean.shape, generator=generator)
+    rotation = {"inverse_frequencies": 0.3 ** torch.arange(pairs), "attention_scaling": torch.tensor(1.2)}
+    save_statistics(path, {"mean": mean, "mean_size": size, **rotation}, {"hidden_size": 8})
+    read_statistics.cache_clear()
+
+
 # A text of 40 tokens whose labels fall from 1 at position 10 to 0 at position 29; none are known outside.
 LABELLED = (
     torch.arange(100, 140),
@@ -417,13 +466,17 @@ MATRIX = {
     "random_head": (RandomHead, {}, random_head),
     "inertia": (Inertia, {}, inertia),
     "lagkv": (LagKV, {"sinks": 3, "lag": 13}, lagkv),
+    "lagkv_16": (LagKV, {"lag": 16}, lagkv),
     "caote": (CAOTE, {"observation_window": 5}, caote),
     "longflow": (LongFlow, {}, longflow),
     "raas": (RaaS, {}, raas),
     "lazyeviction": (LazyEviction, {}, lazyeviction),
     "gkv": (GKV, {"observation_window": 6, "pooling": 3}, gkv),
     "rpc": (RPC, {"observation_window": 7}, rpc),
+    "triattention": (TriAttention, {"statistics": STATISTICS}, triattention),
 }
+if find_spec("kvpress"):
+    MATRIX["kvpress"] = (KVPress, {"press": "KeyDiffPress"}, keydiff)
 EVICTING = [name for name in MATRIX if name != "full"]
 # Newest rows that stay for certain, where these are not the local window.
 NEWEST = {
@@ -437,13 +490,16 @@ NEWEST = {
     "rkv_paper": 4,
     "vase": 5,
     "lagkv": 0,
+    "lagkv_16": 0,
     "caote": 5,
     "longflow": 1,
     "gkv": 6,
     "rpc": 7,
+    "triattention": 0,
+    "kvpress": 0,
 }
 QUESTIONS = ("free", "pinned", "on_top")
-PINNING = ("dynts", "oracle", "no_window", "random_head", "raas")
+PINNING = ("dynts", "oracle", "no_window", "random_head", "raas", "triattention")
 ITS_AUTHORS = {"rpc": "on_top"} | {name: "pinned" for name in EVICTING if name.startswith(PINNING)}
 
 
@@ -453,6 +509,7 @@ def predictor(tmp_path, monkeypatch):
     save_predictor(ImportancePredictor(8, (4,)), Path(PREDICTOR), {})
     save_labels(Path(LABELS), {"p0/0": (torch.arange(100), torch.linspace(1, 0, 100)), "p0/1": LABELLED})
     read_labels.cache_clear()
+    write_statistics(Path(STATISTICS), layers=LAYERS, q_heads=4 * KV_HEADS, pairs=HEAD_DIM // 2)
 
 
 def make(name, **settings):
@@ -538,7 +595,7 @@ def brute_force(name, policy, view):
 
 
 def test_the_matrix_covers_every_policy_file():
-    assert {path.stem for path in POLICY_FILES} == set(MATRIX)
+    assert {path.stem for path in POLICY_FILES} == {*MATRIX, "kvpress"}
 
 
 @pytest.mark.parametrize("name", EVICTING)
@@ -553,6 +610,9 @@ def test_kept_rows_equal_brute_force(name, question):
         policy = make(name, keep_ratio=keep_ratio, local_window=local_window, budget=64, question=question)
         # The question is unevicted when it lies on top, so its rows stand at the front without holes.
         options = {"seed": seed, "holes": question != "on_top", "per_head": policy.per_head, "group": (4, 7)[seed % 2]}
+        if name == "triattention":
+            group = options["group"]
+            write_statistics(Path(STATISTICS), layers=LAYERS, q_heads=group * KV_HEADS, pairs=HEAD_DIM // 2)
         view = make_view(length, 1 + seed % 13, answer_start=length - 5 if seed % 2 else None, **options)
         kept = policy.select(view).keep
         assert kept.tolist() == brute_force(name, policy, view)
@@ -561,6 +621,9 @@ def test_kept_rows_equal_brute_force(name, question):
 @pytest.mark.parametrize("name", EVICTING)
 def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen, monkeypatch):
     compared = []
+    if name == "triattention":
+        shape = toy_qwen.shape
+        write_statistics(Path(STATISTICS), layers=shape.layers, q_heads=shape.q_heads, pairs=shape.head_dim // 2)
     predictor = (
         {"predictor": str(WEIGHTS / "predictors/toy_qwen/far_max")} if issubclass(MATRIX[name][0], DynTS) else {}
     )
@@ -758,6 +821,24 @@ def test_the_oracle_needs_its_labels():
         make("oracle_far_max", keep_ratio=0.3, local_window=4, budget=8, labels="nowhere")
 
 
+def test_triattention_may_keep_rows_of_their_own_in_each_layer():
+    policy = make("triattention", keep_ratio=0.3, local_window=9, budget=64, share_layers=False)
+    view = make_view(65, 6, per_head=True)
+    kept = policy.select(view).keep
+    assert kept.tolist() == brute_force("triattention", policy, view)
+    assert not torch.equal(kept[0], kept[1])
+
+
+def test_triattention_needs_statistics():
+    rule = {"keep_ratio": 0.3, "local_window": 4, "budget": 8}
+    with pytest.raises(ValueError, match=r"policy\.statistics is not set.*kvsweep-predictor statistics"):
+        make("triattention", statistics=None, **rule)
+    with pytest.raises(ValueError, match=r"policy\.statistics=nowhere holds no statistics"):
+        make("triattention", statistics="nowhere", **rule)
+    with pytest.raises(ValueError, match="holds no statistics"):
+        make("triattention", statistics=f"{PREDICTOR}/predictor.safetensors", **rule)
+
+
 def test_identity_names_the_predictors_content_and_not_its_place(tmp_path):
     first = make("dynts", keep_ratio=0.3, local_window=4, budget=8).identity()
     (tmp_path / PREDICTOR).rename(tmp_path / "moved")
@@ -765,6 +846,23 @@ def test_identity_names_the_predictors_content_and_not_its_place(tmp_path):
     assert DynTS(predictor="moved", **settings).identity() == first
     save_predictor(ImportancePredictor(8, (5,)), tmp_path / "other", {})
     assert DynTS(predictor="other", **settings).identity() != first
+
+
+# Rows, tokens and window of Random Attention, G-KV and TriAttention, and a ratio that was found by hand for each.
+@pytest.mark.parametrize(
+    ("rows", "every", "window", "by_hand"), [(1024, 64, 64, 0.937), (2048, 128, 16, 0.9405), (2048, 128, 128, 0.9371)]
+)
+def test_sizes_of_other_papers_keep_the_same_rows_said_either_way(rows, every, window, by_hand):
+    hand = make("random", keep_ratio=by_hand, local_window=window, budget=rows + every)
+    ours = make("random", local_window=window, **size_of(rows=rows, every=every, local_window=window))
+    positions = torch.arange(rows + every + 1)
+    for eviction in range(5):
+        view = make_view(rows + every + 1, 7, seed=eviction, holes=False)
+        kept = ours.select(replace(view, positions=positions)).keep
+        assert len(kept) == rows
+        assert torch.equal(kept, hand.select(replace(view, positions=positions)).keep)
+        newest = int(positions[-1]) + 1
+        positions = torch.cat([positions[kept], torch.arange(newest, newest + every + 1)])
 
 
 @pytest.mark.parametrize("question", [1, 50, 300])

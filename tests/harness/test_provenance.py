@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness import provenance
 
@@ -94,6 +95,18 @@ def test_what_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.describe_code()["packages"]["no-such-package-anywhere"] is None
 
 
+def test_the_arithmetic_tells_settings_and_threads_apart() -> None:
+    before = torch.get_num_threads()
+    kinds = [("torch", "float32", True, 1), ("torch", "float32", True, 2), ("torch", "float32", False, 2)]
+    kinds += [("torch", "bfloat16", False, 2), ("triton", "bfloat16", False, 2)]
+    found = set()
+    for impl, dtype, invariant, threads in kinds:
+        torch.set_num_threads(threads)
+        found.add(json.dumps(provenance.describe_arithmetic(invariant=invariant, impl=impl, dtype=dtype)))
+    torch.set_num_threads(before)
+    assert len(found) == len(kinds)
+
+
 def test_a_run_records_where_it_comes_from(
     kvsweep: Callable[..., Any], tiny: list[str], tiny_policy: list[str], tmp_path: Path, write_problems: Any
 ) -> None:
@@ -112,4 +125,13 @@ def test_a_run_records_where_it_comes_from(
     [stretch] = recorded["stretches"]
     assert stretch["command"][1:] == arguments
     assert stretch["started"][:2] == "20"
+    # All that the bits of a completion depend on beside the cell: these, the processor and the packages.
+    assert stretch["arithmetic"] == {
+        "invariant": True,
+        "impl": "torch",
+        "dtype": recorded["config"]["model"]["dtype"],
+        "threads": torch.get_num_threads(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+    assert {"torch", "transformers", "triton"} <= stretch["code"]["packages"].keys()
     assert stretch["hardware"] == recorded["hardware"] == provenance.describe_hardware()

@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import compact, decode_attention, importance_labels, observation, redundancy, tiles
+from kernels import compact, decode_attention, importance_labels, linear, observation, redundancy, tiles
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -51,6 +51,13 @@ def variants():
         if group == 4:
             types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
             yield f"join_chunks {dtype} D={dim}", decode_attention._join_chunks, types, common, 4
+    for (dtype, up), outs in itertools.product(TYPES.items(), (3584, 152064)):
+        tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))
+        for bias in (False, True):
+            types = dict.fromkeys(("inputs", "weight", "bias", "output"), f"*{dtype}")
+            constants = {**tile, "TOKENS": linear.TOKENS, "BIAS": bias, "UPCAST": up}
+            name = f"multiply {dtype} columns={tile['COLUMNS']} bias={int(bias)}"
+            yield name, linear._multiply, types, constants, 4
     types = dict.fromkeys(("logits", "norm", "mass"), "*fp32") | lengths
     yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7, "CHUNK": decode_attention.CHUNK}, 4
     for shared in (False, True):
@@ -82,7 +89,8 @@ def lower(kernel, types, constants, warps, stages):
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     # As the launcher would find them: tensors start at multiples of 16 bytes; strides of rows are multiples of 16.
-    aligned = [n for n, t in signature.items() if t[0] == "*" or n in ("stride_slot", "stride_head", "stride_row")]
+    whole = ("stride_slot", "stride_head", "stride_row", "width")
+    aligned = [n for n, t in signature.items() if t[0] == "*" or n in whole]
     # Compaction counts its strides in units of 16 bytes, which need not be multiples of anything.
     aligned = [n for n in aligned if kernel is not compact._move_rows or signature[n][0] == "*"]
     attrs = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
@@ -112,5 +120,6 @@ if __name__ == "__main__":
         if only in name:
             halves = "*bf16" in types.values() and kernel is not decode_attention._join_chunks
             stages = 2 if halves or kernel is decode_attention._attend_chunk else 1
+            stages = linear.STAGES if kernel is linear._multiply else stages
             found = inspect(lower(kernel, types, constants, warps, stages))
             print(json.dumps({"name": name, **found}), flush=True)

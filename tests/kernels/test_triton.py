@@ -143,3 +143,52 @@ def test_observation_scores(group, length, window, past_only, pool_logits, pooli
     how = {"scaling": 0.2, "past_only": past_only, "pool_logits": pool_logits, "pooling": pooling, "pool": pool}
     expected = reference.observation_scores(queries.double(), keys.double(), **how)
     close(observation_scores(queries, keys, **how), expected, dtype)
+
+
+@inside
+@DTYPES
+@pytest.mark.parametrize(
+    ("tokens", "width", "outs", "bias"), [(1, 7, 3, False), (17, 130, 70, True), (5, 64, 1, False)]
+)
+def test_linear(tokens, width, outs, bias, dtype):
+    from kernels.linear import linear
+
+    torch.manual_seed(width)
+    inputs, weight = torch.randn(tokens, 2 * width).to(dtype)[:, :width], torch.randn(outs, width).to(dtype)
+    offset = torch.randn(outs).to(dtype) if bias else None
+    exact = [None if tensor is None else tensor.double() for tensor in (inputs, weight, offset)]
+    close(linear(inputs, weight, offset), reference.linear(*exact), dtype)
+    one = weight[:1].expand(16, -1)
+    close(linear(inputs, one), reference.linear(exact[0], one.double()), dtype)
+
+
+@inside
+@DTYPES
+def test_a_token_has_the_same_bits_in_every_product(dtype):
+    from kernels.linear import linear
+
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(17, 200).to(dtype), torch.randn(40, 200).to(dtype)
+    whole = linear(inputs, weight)
+    for tokens in (1, 3, 8):
+        assert torch.equal(linear(inputs[:tokens], weight), whole[:tokens])
+    order = torch.randperm(17)
+    assert torch.equal(linear(inputs[order], weight), whole[order])
+
+
+@inside
+@DTYPES
+def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype):
+    from kernels.decode_attention import decode_attention
+
+    torch.manual_seed(0)
+    query, (keys, values) = torch.randn(17, 4, 16).to(dtype), torch.randn(2, 17, 1, 530, 16).to(dtype)
+    lengths = torch.randint(1, 40, (17,))
+    lengths[:2] = torch.tensor([520, 3])
+    whole = decode_attention(query, keys, values, lengths, scaling=0.25, return_mass=True)
+    for slots, capacity in [(1, 520), (3, 525), (8, 530)]:
+        of = slice(17 - slots, 17) if slots == 8 else slice(slots)
+        rows = keys[of, :, :capacity], values[of, :, :capacity]
+        output, mass = decode_attention(query[of], *rows, lengths[of], scaling=0.25, return_mass=True)
+        assert torch.equal(output, whole[0][of])
+        assert torch.equal(mass, whole[1][of, :, :capacity])

@@ -141,8 +141,10 @@ def test_an_array_that_everything_happens_to_ends_complete(
     assert {task.scheduler_job for task in running_tasks(run)} == {f"{job}_{i}" for i in range(4)}
 
     slurm(cluster, "scontrol", "requeue", f"{job}_0")
+    requeued = look(lambda told: "queued as job" in told, run, cluster)
     killed = next(task for task in running_tasks(run) if task.scheduler_job == f"{job}_1")
     os.kill(killed.pid, signal.SIGKILL)
+    dead = look(lambda told: f"job {job}_1" in told, run, cluster)
     slurm(cluster, "sbatch", "--partition=urgent", "--ntasks=4", "--output=/dev/null", "--wrap=sleep 5")
     wait_until_empty(cluster)
 
@@ -157,6 +159,8 @@ def test_an_array_that_everything_happens_to_ends_complete(
     assert completions(run) == reference
     # How many the urgent job stops depends on who is at work then; these two began again for sure.
     assert stretches(run) >= 4 + 2, "one requeued, one killed"
+    record("array of 4 shards, `scontrol requeue` of one task", requeued, equal=True)
+    record("kill -9 of one task's process, as by the kernel out of memory", dead, equal=True)
 
 
 def test_a_time_limit_requeues_the_task(
@@ -173,10 +177,12 @@ def test_a_time_limit_requeues_the_task(
     with suppress(ProcessLookupError):
         os.kill(task.pid, signal.SIGCONT)
     wait(lambda: "requeued" in _logs(run, job).lower(), "the requeue")
+    again = look(lambda told: "queued as job" in told, run, cluster)
     wait_until_empty(cluster)
     if status(run, cluster)["states"] != {"done": 3}:
         kvsweep(*SWEEP, f"results_dir={tmp_path}", environment=cluster)
     assert completions(run) == reference
+    record("time limit; submitit queues the task again", again, equal=True)
 
 
 def _pending(pid: int, number: signal.Signals) -> bool:
@@ -215,16 +221,15 @@ def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
 
 
 def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str], tmp_path: Path) -> None:
-    sweep = [*SWEEP, "benchmark.limit=12", "grid.keep_ratio=[0.2,0.8]", "draws=4", "until=decided"]
+    sweep = [*SWEEP, "benchmark.limit=12", "grid.keep_ratio=[0.2]", "grid.budget=[96,256]", "draws=4", "until=decided"]
     kvsweep(*sweep, f"results_dir={tmp_path / 'calm'}", environment=dict(os.environ, PYTHONPATH=str(ROOT)))
     expected = completions(tmp_path / "calm/default")
     assert {len(rows) for rows in expected.values()} == {2 * 12, 4 * 12}, "one cell at least is decided early"
     run = tmp_path / "default"
     first = submit(cluster, tmp_path, "launcher.shards=2", sweep=sweep)
     wait(lambda: (run / "status").exists() and running_tasks(run), "a busy task")
-    assert len(set(slurm(cluster, "squeue", "--noheader", "--format=%A").split()) - {first}) >= 1, (
-        "the next array waits"
-    )
+    arrays = set(slurm(cluster, "squeue", "--noheader", "--format=%F").split())
+    assert len(arrays - {first}) == 1, "the array of the second round waits"
     slurm(cluster, "scontrol", "requeue", f"{first}_0")
     wait_until_empty(cluster)
     assert completions(run) == expected
@@ -247,22 +252,37 @@ def words(run: Path, cluster: dict[str, str]) -> str:
     """What kvsweep-status tells a user, in one line."""
     command = [sys.executable, "-m", "harness.sweep.status", str(run)]
     ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
-    return " ".join(ended.stdout.split("\n\n", 1)[1].split())
+    return " ".join(ended.stdout.partition("\n\n")[2].split())
 
 
-def record(case: str, told: str, equal: bool) -> None:
-    """Add a line to the table of results/published/slurm_cases.md where KVSWEEP_SLURM_TABLE names a file."""
-    assert equal, case
+def look(enough: Callable[[str], bool], run: Path, cluster: dict[str, str], seconds: float = 10) -> str:
+    """What the status tells as soon as it is enough, or at the end of the time; for the table alone."""
+    end = time.monotonic() + seconds
+    while not enough(told := words(run, cluster)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return told
+
+
+def record(case: str, told: str, equal: bool | None) -> None:
+    """Add a line to the table of results/published/slurm_cases.md where KVSWEEP_SLURM_TABLE names a file.
+
+    `equal` says if the rows are those of the undisturbed run; None where the case makes no rows.
+    """
+    assert equal is not False, case
     if table := os.environ.get("KVSWEEP_SLURM_TABLE"):
         plain = re.sub(r"\S*-[0-9a-f]{8}\b", "TASK", re.sub(r"Try again with.*", "", told)).replace("|", "/")
         with Path(table).open("a") as file:
-            file.write(f"| {case} | {plain.strip()} | equal |\n")
+            file.write(f"| {case} | {plain.strip()} | {'equal' if equal else 'none made'} |\n")
 
 
 def node(cluster: dict[str, str], state: str) -> None:
-    name = slurm(cluster, "sinfo", "--noheader", "--Node", "--format=%N").split()[0]
+    name, now, *_ = slurm(cluster, "sinfo", "--noheader", "--Node", "--format=%N %T").split()
+    if state == "resume" and now in ("idle", "mixed", "allocated"):
+        return  # a node that was down comes back by itself as soon as its daemon answers
     reason = [] if state == "resume" else ["reason=test"]
-    slurm(cluster, "scontrol", "update", f"nodename={name}", f"state={state}", *reason)
+    command = ["scontrol", "update", f"nodename={name}", f"state={state}", *reason]
+    # A node that has just come back by itself refuses to resume.
+    subprocess.run(command, env=cluster, capture_output=True, check=state != "resume", timeout=60)
 
 
 def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -274,7 +294,7 @@ def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], 
     assert "partition" in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not list((tmp_path / "default/status").glob("*"))
-    record("wrong partition (`launcher.partition=nowhere`)", f"at submission: {ended.stderr}", equal=True)
+    record("wrong partition (`launcher.partition=nowhere`)", f"at submission: {ended.stderr}", equal=None)
 
 
 def test_a_submitting_host_that_dies_is_told(cluster: dict[str, str], tmp_path: Path) -> None:
@@ -286,7 +306,7 @@ def test_a_submitting_host_that_dies_is_told(cluster: dict[str, str], tmp_path: 
     told = words(tmp_path / "default", cluster)
     assert "stopped" in told
     assert "the command that queued this task ended before the task began" in told
-    record("submission host gone before sbatch (kill -9 of the submitting process)", told, equal=True)
+    record("submission host gone before sbatch (kill -9 of the submitting process)", told, equal=None)
 
 
 def test_waiting_cancelled_and_second_submissions(
@@ -320,9 +340,7 @@ def test_waiting_cancelled_and_second_submissions(
     record(f"second submission beside the array (which says: {out.splitlines()[0]})", behind, equal)
 
 
-def test_a_task_cancelled_at_work_and_a_node_that_goes_down(
-    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
-) -> None:
+def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path) -> None:
     run = tmp_path / "default"
     first = submit(cluster, tmp_path, *SMALL)
     wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
@@ -332,16 +350,10 @@ def test_a_task_cancelled_at_work_and_a_node_that_goes_down(
     slurm(cluster, "scancel", f"{first}_1")
     wait(lambda: f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster), "the cancelled task", 60)
     cancelled = words(run, cluster)
-    try:
-        node(cluster, "down")
-        wait(lambda: f"1 queued as job {first}, pending in SLURM" in words(run, cluster), "the requeued task", 60)
-        down = words(run, cluster)
-    finally:
-        node(cluster, "resume")
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     wait_until_empty(cluster)
-    if status(run, cluster)["states"] != {"done": 3}:
-        submit(cluster, tmp_path, *SMALL)
-        wait_until_empty(cluster)
-    equal = is_equal(run, reference)
-    record("scancel of one task at work", cancelled, equal)
-    record("node down while a task works; the task is requeued when the node is back", down, equal)
+    submit(cluster, tmp_path, *SMALL)
+    wait_until_empty(cluster)
+    record("scancel of one task at work", cancelled, is_equal(run, reference))

@@ -25,6 +25,7 @@ function drawView(draw) {
   const view = make("div"), line = make("p");
   line.append(`draw ${draw.draw}: `, make("b", draw.outcome || "no grade", draw.outcome));
   line.append(`, answer ${draw.answer ?? "none"}, ${draw.tokens} tokens, ${(draw.evictions || []).length} evictions `);
+  if (draw.loop) line.append(`, ends in a loop: ${draw.loop[0]} tokens, ${draw.loop[1]} times `);
   if (isWorse(draw)) line.append(make("span", "right with the full cache", "worse"));
   view.append(line);
   if (draw.text === undefined) return view;

@@ -23,7 +23,7 @@ def paired(won: int, lost: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return cell, full
 
 
-def score_by_hand(won: int, lost: int, size: int, difference: float) -> float:
+def score_by_hand(won: float, lost: float, size: float, difference: float) -> float:
     """Tango's statistic with the likelihood of the four-celled table maximised numerically under the difference."""
 
     def minus_log_likelihood(share_lost: float) -> float:
@@ -36,7 +36,7 @@ def score_by_hand(won: int, lost: int, size: int, difference: float) -> float:
     return float((won - lost - size * difference) / np.sqrt(size * variance))
 
 
-def interval_by_hand(won: int, lost: int, size: int, quantile: float) -> list[float]:
+def interval_by_hand(won: float, lost: float, size: float, quantile: float) -> list[float]:
     def beyond(difference: float) -> float:
         return abs(score_by_hand(won, lost, size, difference)) - quantile
 
@@ -56,6 +56,24 @@ def test_with_one_draw_the_interval_is_tangos_with_students_quantile(won: int, l
         found = decide(*paired(won, lost, size), population=population)
         assert [found.low, found.high] == pytest.approx(by_hand, abs=1e-6)
         assert found.difference == pytest.approx((won - lost) / size)
+
+
+def test_with_several_draws_the_size_is_that_of_the_designs_variance() -> None:
+    full, cell = np.ones((2, 12, 6))
+    cell[:3] = [[1, 0, 0, 0, 1, 0], [0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0]]
+    differences = cell - full
+    won, lost = ((differences == sign).mean() for sign in (1, -1))
+    variance = differences.var()
+    within, between = differences.var(1, ddof=1), differences.mean(1).var(ddof=1)
+    freedom = min(11, 5 * within.sum() ** 2 / (within**2).sum())
+    assert freedom < 11
+    sizes = {"these": 72 * variance / within.mean(), "like_these": 12 * variance / between}
+    quantiles = {"these": stats.t.ppf(0.975, freedom), "like_these": stats.t.ppf(0.975, 11)}
+    for population in ("these", "like_these"):
+        found = decide(cell, full, population=population)
+        size = sizes[population]
+        by_hand = interval_by_hand(won * size, lost * size, size, quantiles[population])
+        assert [found.low, found.high] == pytest.approx(by_hand, abs=1e-6)
 
 
 def test_who_loses_is_holms_procedure() -> None:
@@ -162,6 +180,27 @@ def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
     # A cell that lacks one answer of the first round is decided by no round.
     cells[1][5, 1] = np.nan
     assert decide_rounds(grid, full, rounds=(2, 4, 8))[1].label == "open"
+
+
+def test_a_cell_that_lost_no_longer_counts_for_the_others_and_one_that_holds_does() -> None:
+    full = np.repeat([[1.0, 1.0], [0.0, 0.0]], 50, axis=0)
+
+    def losing(lost: int) -> np.ndarray:
+        cell = full.copy()
+        for draw in (0, 1):
+            cell[10 * draw : 10 * draw + 14 + lost * draw, draw] = 0
+            cell[60 + 10 * draw : 68 + 10 * draw, draw] = 1
+        return cell
+
+    # A loss that is shown to be one beside one cell that lost, and not beside one that may still lose.
+    level = level_of_round(2)
+    unclear = next(cell for cell in map(losing, range(40)) if decide(cell, full, level=level).label == "loses")
+    labels = []
+    for other in (0 * full, full):
+        found = decide_rounds({0: unclear, 1: other}, full, rounds=(1, 2), margin=0.06)
+        assert found[1].draws == 1
+        labels.append((found[1].label, found[0].label))
+    assert labels == [("loses", "loses"), ("holds", "open")]
 
 
 def test_the_levels_of_all_rounds_add_up() -> None:

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +9,17 @@ import pytest
 from analysis.compare import compare, in_words
 from analysis.compare import main as compare_main
 from analysis.load import load_run
+from analysis.numbers.findings import analyse
 from analysis.numbers.grids import find_grids
 from analysis.numbers.metrics import cell_metrics, graded_rows
 from analysis.numbers.reference import reference_folder
-from analysis.numbers.verdict import panel_verdicts, read_summary, summary_verdicts
-from analysis.pictures.cost import lengths_by_step
+from analysis.numbers.verdict import PanelVerdict, panel_verdicts, read_summary, summary_verdicts
+from analysis.pictures.cost import cost_figure, lengths_by_step
+from analysis.pictures.noise import noise_figure
 from analysis.records import UserError
 from analysis.report.build import build_report, build_summary_report, main
+from analysis.report.drilldown import cells_data
+from analysis.report.page import run_page
 
 MakeCell = Callable[..., Path]
 PUBLISHED = reference_folder() / "dynts_heatmaps.csv"
@@ -27,9 +32,10 @@ def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path) -> 
     assert verdict.floor is not None
     assert verdict.floor.range == pytest.approx(0.1)
     assert 0.095 < verdict.floor.expected_range[1] < 0.125
-    assert "its range of 10.0 points is within what identical cells give" in verdict.lines[0]
+    said = "No setting is shown to matter here: scores span 10.0 points; chance alone would span"
+    assert said in verdict.lines[0]
     html = build_summary_report(PUBLISHED, tmp_path / "out").read_text()
-    assert "its range of 10.0 points is within" in html
+    assert said in html
     assert "may be swapped" in html
 
 
@@ -38,13 +44,19 @@ def test_a_table_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main([str(tmp_path / "x.csv")])
     assert "lacks the columns benchmark" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--margin", "0"])
+    assert "--margin=0 is out of range" in capsys.readouterr().err
 
 
-def verdict_lines(run: Path) -> str:
+def verdicts(run: Path, margin: float | None = None) -> list[PanelVerdict]:
     loaded = load_run(run)
-    metrics = cell_metrics(loaded)
-    (grid,) = find_grids(metrics)
-    (verdict,) = panel_verdicts(grid, graded_rows(loaded))
+    (grid,) = find_grids(cell_metrics(loaded, margin))
+    return panel_verdicts(grid, graded_rows(loaded))
+
+
+def verdict_lines(run: Path, margin: float | None = None) -> str:
+    (verdict,) = verdicts(run, margin)
     return "\n".join(verdict.lines)
 
 
@@ -54,9 +66,121 @@ def test_a_panel_where_eviction_hardly_fires_is_called_that(tmp_path: Path, make
     for ratio in (0.1, 0.2, 0.3):
         make_cell(right, policy="dynts", keep_ratio=ratio, completion={"evictions": []})
     words = verdict_lines(tmp_path / "run")
-    assert "cannot be told from noise (p = 1.000)" in words
-    assert "hardly fires" in words
-    assert "The smallest that cannot be told from it is keep ratio 0.1, window 48" in words
+    assert "No setting is shown to matter here: scores span 0.0 points" in words
+    assert "(p = 1.000)" in words
+    assert "this panel mostly compares the full cache with itself" in words
+    # That nothing differs in twelve answers shows nothing.
+    assert "No setting is shown to hold, that is, to lose less than 5 points" in words
+    assert "Recommended" not in words
+
+
+def panel(make_cell: MakeCell, losses: list[int], **settings: Any) -> None:
+    """A full cache that solves 80 of 100 problems, four draws each, and cells that lose so many of the 80."""
+    make_cell([[1] * 4] * 80 + [[0] * 4] * 20)
+    for place, lost in enumerate(losses):
+        correct = [[1] * 4] * (80 - lost) + [[0] * 4] * (20 + lost)
+        make_cell(correct, policy="dynts", keep_ratio=0.1 * (place + 1), **settings)
+
+
+def test_the_smallest_cache_that_holds_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
+    panel(make_cell, [60, 12, 1, 0])
+    lines = verdict_lines(tmp_path / "run").splitlines()
+    assert lines[0].startswith("Recommended: keep ratio 0.3, window 48, the smallest cache that holds. It loses less")
+    assert "(difference -1.0 points, 95% interval -" in lines[0]
+    assert lines[1] == "4 settings on 100 problems, 4 draws each: 2 hold, 2 lose accuracy."
+    assert "About other problems like these, keep ratio 0.3, window 48 is open there" in lines[2]
+    assert "holds there too" in verdict_lines(tmp_path / "run", margin=0.3)
+    # 400 answers that do not differ exclude a loss of 2%, not one of 0.5%.
+    lines = verdict_lines(tmp_path / "run", margin=0.02).splitlines()
+    assert lines[0].startswith("Recommended: keep ratio 0.4")
+    lines = verdict_lines(tmp_path / "run", margin=0.005).splitlines()
+    assert lines[0].startswith("No setting is shown to hold, that is, to lose less than 0.5 points against the full")
+    assert "The nearest is keep ratio 0.4, window 48 (difference +0.0 points" in lines[0]
+    assert "draws per problem would show it, or" in lines[0]
+    assert lines[1].endswith("0 hold, 2 lose accuracy, 2 are open (neither is shown).")
+
+
+def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
+    panel(make_cell, [60, 20, 12])
+    lines = verdict_lines(tmp_path / "run").splitlines()
+    assert lines[0].startswith("Every setting loses accuracy; the best loses 12.0 points (keep ratio 0.3, window 48, ")
+    assert "hold" not in "".join(lines)
+
+
+def test_an_unfinished_panel_names_no_best(tmp_path: Path, make_cell: MakeCell) -> None:
+    panel(make_cell, [60, 12, 0], done=False, expected=800)
+    lines = verdict_lines(tmp_path / "run").splitlines()
+    assert lines[0].startswith("Unfinished: 1,200 of 2,400 completions are stored.")
+    assert "best" not in "".join(lines)
+    assert "Recommended" not in "".join(lines)
+    table = cell_metrics(load_run(tmp_path / "run"))
+    assert set(table["decision"].dropna()) == {"open"}
+
+
+def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1] * 8] * 50 + [[0] * 8] * 50)
+    early = make_cell([[0] * 2] * 100, policy="dynts", keep_ratio=0.1)
+    late = make_cell([[0, 1] * 4] * 97 + [[0] * 8] * 3, policy="dynts", keep_ratio=0.3)
+    same = make_cell([[1] * 2] * 50 + [[0] * 2] * 50, policy="dynts", keep_ratio=0.5)
+    for folder in (early, late, same):
+        record = json.loads((folder / "provenance.json").read_text())
+        (folder / "provenance.json").write_text(json.dumps(record | {"rounds": [2, 4, 8], "margin": 5}))
+    table = cell_metrics(load_run(tmp_path / "run")).set_index("keep_ratio")
+    assert table["decision"].dropna().to_dict() == {0.1: "loses", 0.3: "open", 0.5: "holds"}
+    assert table.loc[0.1, "confidence"] == pytest.approx(1 - 2 * 0.025 / 3)
+    lines = verdict_lines(tmp_path / "run").splitlines()
+    assert lines[1].startswith(
+        "3 settings on 100 problems, 2 to 8 draws each (in rounds of 2, 4 and 8; a decided setting"
+    )
+    assert "on the 200 answers that every setting has" in "".join(lines)
+    html = run_page(analyse(load_run(tmp_path / "run")), [], {}, {})
+    assert "sequential: in rounds of 2, 4, 8, until a cell was decided" in html
+
+
+def test_truncated_texts_that_loop_are_counted(tmp_path: Path, make_cell: MakeCell) -> None:
+    text = {"stop_reason": "length", "token_ids": [9, 8, *[1, 2, 3, 4] * 30], "num_tokens": 122}
+    make_cell([[1], [1]])
+    make_cell([[0], [0]], policy="dynts", keep_ratio=0.1, completion=text)
+    make_cell([[0], [0]], policy="dynts", keep_ratio=0.2, completion=text | {"token_ids": list(range(122))})
+    make_cell([[1], [0]], policy="dynts", keep_ratio=0.3)
+    columns = ["truncated_texts", "looping_texts", "loop_period", "loop_count", "tokens_in_loops"]
+    table = cell_metrics(load_run(tmp_path / "run")).set_index("keep_ratio")[columns]
+    assert table.loc[0.1].tolist() == [2, 2, 4, 30, 2 * (120 - 64)]
+    assert table.loc[0.2].fillna(-1).tolist() == [2, 0, -1, -1, 0]
+    assert table.loc[0.3].fillna(-1).tolist() == [0, 0, -1, -1, 0]
+    said = verdict_lines(tmp_path / "run")
+    assert "At keep ratio 0.1, 2 of 2 truncated texts loop: they repeat their end until they are cut off." in said
+    assert f"would save {100 * 56 / 122:.1f}% of the tokens there" in said
+    shown = dict(cells_data(load_run(tmp_path / "run"), completions=100))
+    assert ['"loop":[4,30]' in data for _, data in sorted(shown.items())] == [True, False, False, False]
+
+
+def test_the_grey_band_holds_the_settings_tied_with_the_best(tmp_path: Path, make_cell: MakeCell) -> None:
+    panel(make_cell, [60, 12, 1, 0])
+    (verdict,) = verdicts(tmp_path / "run")
+    assert verdict.floor is not None
+    axes = noise_figure([verdict]).axes[0]
+    (band,) = axes.patches
+    low, high = band.get_extents().transformed(axes.transData.inverted()).intervaly
+    assert (low, high) == (pytest.approx(80 - 100 * verdict.floor.critical), pytest.approx(80))
+    (dots,) = axes.lines
+    inside = int((np.asarray(dots.get_ydata()) >= low - 1e-9).sum())
+    assert inside == 2
+    assert "1 other setting is statistically tied with the best" in "".join(verdict.lines)
+    assert max(axes.get_yticks()) <= 100
+
+
+def test_the_throughput_of_a_batch_is_drawn_once(tmp_path: Path, make_cell: MakeCell) -> None:
+    alone = [make_cell([[1]] * 12), make_cell([[1]] * 12, policy="dynts", keep_ratio=0.1)]
+    together = [make_cell([[1]] * 12, policy="dynts", keep_ratio=ratio) for ratio in (0.2, 0.3, 0.4)]
+    for folder in together:
+        row = json.loads((folder / "stats.jsonl").read_text())
+        (folder / "stats.jsonl").write_text(json.dumps(row | {"cells": 3, "tokens_total": 9000}) + "\n")
+    run = load_run(tmp_path / "run")
+    figure = cost_figure(run, cell_metrics(run), "toy_qwen")
+    assert figure is not None
+    assert [bar.get_height() for bar in figure.axes[3].patches] == [2000] * len(alone) + [4500]
+    assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == ["", "full cache", "3 cells\ntogether"]
 
 
 def test_where_eviction_acted(tmp_path: Path, make_cell: MakeCell) -> None:

@@ -199,7 +199,7 @@ def test_how_equal_the_memory_is(tmp_path: Path, make_cell: MakeCell) -> None:
     words = spread_in_words(shared_settings(table)[0], "toy_qwen")
     # 92 steps of 40, 41, ..., 131, of which the last two are shorter by 57 or 54.
     assert words == (
-        "3 policies hold 72.0 to 75.0 just after an eviction, 129.0 at the peak, "
+        "3 policies keep 72.0 to 75.0 just after an eviction, 129.0 at the peak, "
         "84.3 in the mean over the decoding steps (tokens)"
     )
     assert np.mean([*range(40, 130), 73, 74]) == pytest.approx(table["mean_cache_length"].min())

@@ -65,7 +65,7 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = build_report(tmp_path / "run").parent
     html = (folder / "report.html").read_text()
     setting = "Toy-Qwen, keep ratio 0.3, window 48, budget 128, question on top"
-    assert f"{setting}: 3 policies hold 72.0 just after an eviction, 129.0" in html
+    assert f"{setting}: 3 policies keep 72.0 just after an eviction, 129.0" in html
     assert "Toy-Qwen | mean of 2 benchmarks" in html
     table = html[html.index("<h2>Equal memory") : html.index("<h2>Cells")]
     assert table.count("dynts 0.3 / 48, budget 128") == 3

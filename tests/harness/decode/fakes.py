@@ -82,7 +82,7 @@ class FakeModel:
         angle = input_ids[..., None] * torch.tensor([1.0, 0.7, 0.3, 0.1], dtype=torch.float64) + position_ids[..., None]
         return torch.sin(angle)[:, None]  # [slots, 1, tokens, 4]
 
-    def logits(self, hidden):
+    def logits(self, hidden, *_):
         spread = torch.arange(self.vocabulary, dtype=torch.float64)
         return torch.sin(hidden.sum(-1, keepdim=True) * 1000 + spread * 1.7) * 3
 

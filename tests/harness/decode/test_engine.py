@@ -35,6 +35,7 @@ from compression.policies.sepllm import SepLLM
 from compression.policies.snapkv import SnapKV
 from compression.policies.streaming_llm import StreamingLLM
 from compression.policies.tova import TOVA
+from compression.policies.triattention import TriAttention, save_statistics
 from compression.policies.vase import VaSE
 from compression.policies.window import Window
 from compression.policy import CacheView
@@ -45,6 +46,7 @@ from harness.decode.request import Branch, DecodingConfig, Request, SamplingConf
 from harness.decode.sampling import sequence_key, uniforms_of_rows
 from harness.models.config import ModelConfig
 from harness.models.load import LoadedModel, load_model
+from harness.predictor.statistics import rotation_of
 from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
 from tests.harness.decode.fakes import FAKE_POLICIES, FULL, GREEDY, NEW_TOKENS, T1, FakeModel, fake_requests, run
@@ -295,13 +297,24 @@ POLICIES = {
     "lazyeviction": (LazyEviction, {"threshold": 0.05}),
     "gkv": (GKV, {"observation_window": 4}),
     "rpc": (RPC, {"observation_window": 4}),
+    "triattention": (TriAttention, {}),
 }
+
+
+def write_statistics(model, path):
+    """Random means of queries, with the model's own rotation."""
+    mean = torch.randn(model.shape.layers, model.shape.q_heads, model.shape.head_dim // 2, dtype=torch.complex64)
+    frequencies, scaling = rotation_of(model)
+    rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
+    save_statistics(path, {"mean": mean, "mean_size": 1.2 * mean.abs(), **rotation}, {"hidden_size": 8})
 
 
 def make_policy(name, predictor, **rule):
     cls, own = POLICIES[name]
     if "predictor" in {f.name for f in fields(cls)}:
         own = {**own, "predictor": str(predictor)}
+    if "statistics" in {f.name for f in fields(cls)}:
+        own = {**own, "statistics": str(predictor / "statistics.safetensors")}
     return cls(name=name, **own, **rule)
 
 
@@ -313,6 +326,7 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
     stock, model = networks
     torch.manual_seed(3)
     save_predictor(ImportancePredictor(stock.config.hidden_size, (16,)), tmp_path, {})
+    write_statistics(model, tmp_path / "statistics.safetensors")
     policy = make_policy(name, tmp_path, question=question, **RULE)
     texts = prompts(7, 23, 1, 40)
     completions, engine = run(model, ask(texts, policy), seed=5)

@@ -130,7 +130,7 @@ def test_graphs_are_captured_and_replayed():
 
 def test_no_second_is_counted_twice():
     class Slow(FakeModel):
-        def logits(self, hidden):
+        def logits(self, hidden, *_):
             time.sleep(0.01)
             return super().logits(hidden)
 
@@ -140,7 +140,7 @@ def test_no_second_is_counted_twice():
 
 def test_a_step_that_asks_the_device_cannot_be_captured():
     class Asking(FakeModel):
-        def logits(self, hidden):
+        def logits(self, hidden, *_):
             assert hidden.sum().item() == hidden.sum()
             return super().logits(hidden)
 
@@ -163,7 +163,7 @@ def test_a_number_that_the_host_computed_is_that_of_the_capture():
     class Counting(FakeModel):
         count = 0
 
-        def logits(self, hidden):
+        def logits(self, hidden, *_):
             self.count += 1
             return super().logits(hidden) * self.count
 

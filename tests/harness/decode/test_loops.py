@@ -22,7 +22,7 @@ class CountingModel(FakeModel):
         self.fed = tokens
         return super().step_hidden(tokens, positions, cache)
 
-    def logits(self, hidden):
+    def logits(self, hidden, linear=functional.linear):
         return super().logits(hidden) + 8 * functional.one_hot(self.fed % 4 + 1, self.vocabulary)
 
 

@@ -144,6 +144,16 @@ class TestStated:
             ("So, the mean is 7. Wait, that is wrong.", None),
             ("We add 3 and 4 and get 7.", None),
             ("So, the mean is 7 and", None),
+            ("Then the rest: 720 - 240 = 480.", "480"),
+            ("So, the rest is 480.\n\nThis kind of problem helps students count.", "480"),
+            ("Therefore, 57/160 is 0.35625, which is a terminating decimal.", "0.35625"),
+            ("So it is right.\n\nI think $1250 is the right answer.", "1250"),
+            ("Therefore, the only correct option is (C) Plane.", "(C) Plane"),
+            ("So, it is 5.\n\nWe check 12 cases.", None),
+            ("Then we add:\n\n\\[ 2 + 3 = 5 \\]", None),
+            ("x is 3, y is 4", None),
+            ("Then x is 34}", None),
+            ("**Therefore, the value is:**", None),
             ("7", None),
             ("", None),
         ],
@@ -156,6 +166,7 @@ class TestStated:
         assert extract_answer(text, "expression") == "\\frac{1}{2}, 3"
         assert extract_answer(text, "integer") == "3"
         assert extract_answer("</think>\\boxed{1} is wrong, so \\boxed{3}.", "expression") == "3"
+        assert extract_answer("</think>\\boxed{3}\n\\boxed{3}", "expression") == "3"
 
     def test_a_box_comes_before_words(self) -> None:
         assert extract_answer("</think>\\boxed{5}. So, the answer is 7.", "integer") == "5"
@@ -263,10 +274,9 @@ def test_recorded_outputs_of_real_models() -> None:
     assert result["agreement"] >= 0.98
     assert result["agreement"] > result["library_agreement"]
     assert result["false_accepts"] <= result["library_false_accepts"] / 2
-    # One answer in AIME24 is a root that was not calculated; an integer must be.
     short = {
         name: row["library"] - row["ours"] for name, row in result["benchmarks"].items() if row["ours"] < row["library"]
     }
-    assert short in ({}, {"aime24": 1})
+    assert short == {}
     assert not [name for name in result["classes"] if name.endswith("False, graded correct")]
     assert result["grader_timeouts"] <= 10

@@ -97,6 +97,16 @@ class TestLibrary:
             (r"5 \text{ cm}^3", r"5 \text{ cm}^2", "it drops units with their powers"),
             ("43", "43_6", "it drops number bases"),
             (r"\text{not }5", "5", "it searches for a number"),
+            (r"6 \text{ m}", r"6 \text{ cm}", "it drops units"),
+            (r"18 \text{ radians}", r"18^\circ", "it drops units"),
+            (r"8:51 \text{ a.m.}", r"8:51 \text{ p.m.}", "it drops words"),
+            (r"60 \text{ hours } 29 \text{ minutes}", r"29 \text{ hours } 60 \text{ minutes}", "it multiplies letters"),
+            ("6", r"6 \text{ hours } 20 \text{ minutes}", "it drops what it cannot read"),
+            (r"\sin(x) = 5", "5", "it takes the right side of any equation"),
+            ("10^{60} + 1", "10^{60}", "it rounds"),
+            ("37.5330", r"11 + 8\sqrt{11}", "a decimal with fewer than six right places"),
+            (r"\sqrt{x^2}", "x", "equal for positive numbers alone"),
+            ("f(x) = x", "f(x) = x + 1", "a constant multiple of nothing"),
         ],
     )
     def test_is_vetoed(self, answer: str, gold: str, rule: str) -> None:
@@ -128,11 +138,25 @@ class TestSpelling:
             (r"\left[\begin{array}{cc} 1 & 2 \end{array}\right]", r"\begin{pmatrix} 1 & 4/2 \end{pmatrix}"), ("EVEN", r"\text{even}"),
             (r"\text{(C)}", "C"), ("17i - 8", "-8 + 17i"), ("i(17 + 8i)", "-8 + 17i"), ("0.333333", r"\frac{1}{3}"), (r"X + 1", "1 + x"),
             (r"\frac{46}{10^{25}}", "4.6e-24"), (r"\frac{1}{3} \approx 0.33", "1/3"), ("2x = 3", r"2 x = 3"),
+            ("5²", "25"), ("2³", "8"), ("3–1", "2"), ("7π", r"7\pi"), ("4×3", "12"), ("4·3", "12"), ("x ≤ 2", r"x \leq 2"), ("x≥2", r"x \geq 2"),
+            ("x≠2", r"x \neq 2"), ("(1,∞)", r"(1, \infty)"), ("(3,4]∪[1,2)", r"[1,2)\cup(3,4]"), ("x∈[1,2)", "[1,2)"), ("f′(x) = 2", "f'(x) = 2"),
+            (r"5~\text{cm}", "5"), ("\\begin{pmatrix} 1 \\\\\n2 \\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+            (r"\big(1, 2\big)", "(1,2)"), (r"\Big(1, 2\Big)", "(1,2)"), (r"\Bigl(1, 2\Bigr)", "(1,2)"), (r"90\degree", "90"), (r"90\degrees", "90"),
+            (r"(1,\quad 2)", "(1,2)"), (r"(1,\qquad 2)", "(1,2)"), (r"x\ge2", r"x \geq 2"), (r"1, \cdots, n", r"1, \ldots, n"),
+            (r"(3,4]\bigcup[1,2)", r"[1,2)\cup(3,4]"), (r"\langle 1, 2 \rangle", "(1,2)"), (r"12^{\mathrm{th}}", "12"), ("12th", "12"),
+            (r"12\text{th}", "12"), ("8:51 PM", r"8:51\text{ p.m.}"), (r"\begin{pmatrix} 1 \\[1ex] 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+            (r"\begin{cases} x & \text{if } x < 1 \\ 2, & x \ge 1 \end{cases}", r"\begin{cases} x & x < 1 \\ 2 & x \geq 1 \end{cases}"),
+            (r"\text{a circle}", "circle"), (r"6 \text{ in}^2", r"6 \text{ square inches}"), (r"6 \text{ cu cm}", r"6\text{ cm}^3"), (r"5\text{ J}", "5"),
+            (r"6 \text{ centimeters}", r"6 \text{ cm}"), (r"\frac{dy}{dx} = 2x", "2x"), (r"\pm 1, \pm 7", "1, -1, 7, -7"), (r"x < 1 \text{ or } x > 2", r"(-\infty,1)\cup(2,\infty)"),
+            (r"\frac{\sinh(at)}{a}", r"\frac{1}{2a}(\exp{a*t} - \exp{-a*t})"), (r"a_{\odot} b", r"b a_{\odot}"),
         ],
     )  # fmt: skip
     def test_is_the_same(self, answer: str, gold: str) -> None:
         verdict = compare(answer, gold)
         assert verdict[0], verdict
+
+    def test_a_fraction_has_one_name(self) -> None:
+        assert readable(r"\tfrac{1}{2}").text == readable(r"\dfrac{1}{2}").text == r"\frac{1}{2}"
 
     def test_a_pair_of_numbers_is_no_thousand(self) -> None:
         assert readable("(1,234)").text == "(1,234)"
@@ -189,5 +213,5 @@ def test_a_verdict_says_what_decided() -> None:
     assert verdict.outcome == "correct"
     assert verdict.forms == (r"x = \frac{2}{4}", "1/2")
     assert "value of a name" in verdict.rule
-    assert "other brackets" in explain(r"\boxed{[1, 2]}", "stop", "(1, 2)", "expression", RULE).rule
-    assert "token limit" in explain(r"\boxed{1}", "length", "1", "integer").rule
+    assert "[] for ()" in explain(r"\boxed{[1, 2]}", "stop", "(1, 2)", "expression", RULE).rule
+    assert "cut off" in explain(r"\boxed{1}", "length", "1", "integer").rule

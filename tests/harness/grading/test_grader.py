@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def write_cell(directory: Path, completions: list[Completion], golds: dict[str, 
 
 def read_grades(directory: Path) -> list[Grade]:
     lines = (directory / "grades.jsonl").read_text().splitlines()
-    return [Grade.from_dict(json.loads(line)) for line in lines]
+    return [msgspec.json.decode(line, type=Grade) for line in lines]
 
 
 def is_one_sentence(message: str) -> bool:
@@ -192,7 +193,10 @@ class TestGrade:
             (boxed("27.01"), "stop", "27", "27.01", "wrong"),
             (boxed("2700"), "stop", "27", "2700", "wrong"),
             (boxed(r"27\%"), "stop", "27", "27", "correct"),
-            (boxed(r"\frac{54}{2}"), "stop", "27", r"\frac{54}{2}", "wrong"),
+            (boxed(r"\frac{54}{2}"), "stop", "27", r"\frac{54}{2}", "correct"),
+            (boxed(r"\sqrt{324^2 + (-432)^2}"), "stop", "540", r"\sqrt{324^2 + (-432)^2}", "correct"),
+            (boxed(r"\frac{55}{2}"), "stop", "27", r"\frac{55}{2}", "wrong"),
+            (boxed("27 or 28"), "stop", "27", "27 or 28", "wrong"),
             (boxed(27), "length", "27", None, "truncated"),
             ("no end \\boxed{27}", "length", "27", None, "truncated"),
             ("never closed \\boxed{27}", "stop", "27", None, "no_answer"),

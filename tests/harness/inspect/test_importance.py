@@ -1,5 +1,7 @@
 """A policy's own scores: by hand on a tiny model, and those that it sees when the engine asks it."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -18,9 +20,9 @@ from harness.settings import CONF
 from harness.sweep.job import build_policies
 
 START, END = 12, 60
-POLICIES = sorted(
-    path.stem for path in (CONF / "policy").glob("*.yaml") if not path.stem.startswith(("full", "oracle"))
-)
+BY_USE = ("raas", "lazyeviction")
+LEFT_OUT = ("full", "oracle", *BY_USE, *(() if find_spec("kvpress") else ("kvpress",)))
+POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if not path.stem.startswith(LEFT_OUT))
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +38,12 @@ def text(model):
 
 
 @pytest.fixture
-def policy_of(compose, tiny_predictor_dir):
+def policy_of(compose, tiny_predictor_dir, tiny_statistics):
     def make(name, budget=64, **settings):
         own = [f"policy.{key}={value}" for key, value in settings.items()]
         size = [f"policy.budget={budget}", "policy.local_window=32", "policy.keep_ratio=0.4"]
-        (policy,) = build_policies(compose(f"policy={name}", f"model.predictor={tiny_predictor_dir}", *size, *own))
+        made_for_it = [f"model.predictor={tiny_predictor_dir}", f"model.statistics={tiny_statistics}"]
+        (policy,) = build_policies(compose(f"policy={name}", *made_for_it, *size, *own))
         return policy
 
     return make
@@ -105,7 +108,7 @@ def test_the_heads_predictions_by_hand(text, policy_of, reference, tiny_predicto
 def test_scores_are_what_the_policy_gives_in_the_engine(name, model, policy_of, monkeypatch):
     # These name the embedded models' heads, which are of another width.
     settings = {"predictor": policy_of("dynts").predictor} if name.startswith("dynts_") else {}
-    if name == "vase":
+    if name in ("vase", "caote"):
         settings["observation_window"] = 32  # of the 45 rows that stay
     policy, seen = policy_of(name, **settings), []
     given = type(policy).scores
@@ -128,6 +131,12 @@ def test_scores_are_what_the_policy_gives_in_the_engine(name, model, policy_of, 
     seen.clear()
     policy_scores(InspectedText(model=model, trace=trace), [policy])
     torch.testing.assert_close(seen[0], engines, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", BY_USE)
+def test_a_text_does_not_tell_when_its_rows_were_used(name, text, policy_of):
+    with pytest.raises(NotInText, match=f"{name} scores by when each row was used"):
+        policy_scores(text, [policy_of(name)])
 
 
 def test_a_text_shorter_than_the_observation_window(model, policy_of):

@@ -16,7 +16,15 @@ from harness.models.load import load_model, read_architecture
 from harness.predictor.recipe import compose_config
 from harness.settings import build, plain
 
-REAL = ("r1_qwen_7b", "r1_llama_8b", "qwen3_8b")
+REAL = (
+    "r1_qwen_7b",
+    "r1_llama_8b",
+    "r1_0528_qwen3_8b",
+    "qwen3_1_7b",
+    "qwen3_4b",
+    "qwen3_8b",
+    "qwen3_14b",
+)
 SMALL = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 128, "vocab_size": 512}
 
 
@@ -33,7 +41,11 @@ def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
     [
         ("r1_qwen_7b", 28, 28, 4, 3584, 152064, 131072, 1e4),
         ("r1_llama_8b", 32, 32, 8, 4096, 128256, 131072, 5e5),
+        ("r1_0528_qwen3_8b", 36, 32, 8, 4096, 151936, 131072, 1e6),
+        ("qwen3_1_7b", 28, 16, 8, 2048, 151936, 40960, 1e6),
+        ("qwen3_4b", 36, 32, 8, 2560, 151936, 40960, 1e6),
         ("qwen3_8b", 36, 32, 8, 4096, 151936, 40960, 1e6),
+        ("qwen3_14b", 40, 40, 8, 5120, 151936, 40960, 1e6),
     ],
 )
 def test_the_architectures_are_the_published_ones(
@@ -46,10 +58,22 @@ def test_the_architectures_are_the_published_ones(
     found = (c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads, c.hidden_size, c.vocab_size)
     assert found == (layers, heads, groups, hidden, vocabulary)
     assert (c.max_position_embeddings, c.head_dim, c.rope_parameters["rope_theta"]) == (context, 128, theta)
-    assert c.rope_parameters["rope_type"] == ("llama3" if name == "r1_llama_8b" else "default")
+    kinds = {"r1_llama_8b": "llama3", "r1_0528_qwen3_8b": "yarn"}
+    assert c.rope_parameters["rope_type"] == kinds.get(name, "default")
 
 
-@pytest.mark.parametrize(("name", "billions"), [("r1_qwen_7b", 7.6156), ("r1_llama_8b", 8.0303), ("qwen3_8b", 8.1907)])
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("r1_qwen_7b", 7.6156),
+        ("r1_llama_8b", 8.0303),
+        ("r1_0528_qwen3_8b", 8.1907),
+        ("qwen3_1_7b", 1.7206),
+        ("qwen3_4b", 4.0225),
+        ("qwen3_8b", 8.1907),
+        ("qwen3_14b", 14.7683),
+    ],
+)
 def test_the_whole_model_has_the_published_number_of_parameters(name: str, billions: float) -> None:
     from transformers import AutoModelForCausalLM
 

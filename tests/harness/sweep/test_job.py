@@ -1,6 +1,7 @@
 """Bad input is one sentence before a model loads; a grid is what its lists say; a cell's id names its outputs."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,6 +59,7 @@ BAD_VALUES = [
     ("grid.budget=[64,4]", "budget=4"),
     *((f"draws={value}", "draws") for value in ("0", "-1", "1.5", "x", "true", "null")),
     *((f"slots={value}", "slots") for value in ("0", "-4", "x", "null")),
+    *((f"invariant={value}", "invariant") for value in ("maybe", "1", "null")),
     *((f"seed={value}", "seed") for value in ("-1", "x", "0.5")),
     *((f"decoding.top_p={value}", "decoding.top_p") for value in ("2", "0", "nan")),
     *((f"decoding.temperature={value}", "decoding.temperature") for value in ("-1", "nan", "hot")),
@@ -127,6 +129,26 @@ def test_a_bad_launcher(setting: str, named: str, refused: Callable[..., str]) -
 def test_a_bad_value_in_one_job_of_a_sweep(refused: Callable[..., str]) -> None:
     assert "keep_ratio=7" in refused("-m", "policy.keep_ratio=0.5,7")
     assert "nope" in refused("-m", "benchmark=toy_add,nope")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("policy.budget=129",), "policy.budget=129 contradicts policy.rows and policy.every, which say the same"),
+        (("policy.budget=null", "policy.keep_ratio=0.5"), "policy.keep_ratio=0.5 contradicts"),
+        (("policy.budget=null", "grid.keep_ratio=[0.5]"), r"grid.keep_ratio=\[0.5\] contradicts"),
+        (
+            ("policy.budget=null", "policy.local_window=40"),
+            "policy.rows=40 leaves no row beside policy.local_window=40",
+        ),
+        (("policy.budget=null", "policy.every=null"), "policy.rows is given alone: policy.rows and policy.every go"),
+        (("policy.budget=null", "policy.every=0"), "policy.every=0 is out of range"),
+        (("policy.budget=null", "policy.rows=1.5"), "policy.rows=1.5 is out of range"),
+    ],
+)
+def test_a_size_said_in_two_ways(overrides: tuple[str, ...], said: str, refused: Callable[..., str]) -> None:
+    size = {"policy.rows": "40", "policy.every": "8", **dict(o.split("=", 1) for o in overrides)}
+    assert re.search(said, refused(*(f"{key}={value}" for key, value in size.items())))
 
 
 def test_a_window_over_the_budget_names_both(refused: Callable[..., str]) -> None:
@@ -260,6 +282,43 @@ def test_policies_of_a_grid_share_the_settings_of_the_chosen_one(
     assert random == Random(name="random", **shared)
 
 
+# Rows, tokens between evictions and newest rows kept: R-KV, TriAttention, Random Attention, RPC's window, and odd ones.
+OTHERS_SIZES = [
+    (1024, 128, 8),
+    (2048, 128, 128),
+    (4096, 64, 64),
+    (2048, 128, 16),
+    (1024, 64, 64),
+    (7, 3, 2),
+    (50, 1, 49),
+]
+
+
+@pytest.mark.parametrize(("rows", "every", "window"), OTHERS_SIZES)
+def test_rows_and_every_are_another_spelling_of_the_same_cell(
+    rows: int, every: int, window: int, compose: Callable[..., Any], tiny: list[str]
+) -> None:
+    base = [*tiny, "policy=random", f"policy.local_window={window}"]
+    [one] = make_job(compose(*base, f"policy.rows={rows}", f"policy.every={every}")).cells
+    ratio = one.policy.keep_ratio
+    [same] = make_job(compose(*base, f"policy.budget={rows + every}", f"policy.keep_ratio={ratio}")).cells
+    assert same.cell_id == one.cell_id
+    assert same.describe() == one.describe()
+    assert one.policy.size == rows
+    assert one.policy.length_after(one.policy.trigger(9) + 1, 9) == rows
+    # One digit less gives another size: the ratio is the shortest that does.
+    digits = len(str(ratio).partition(".")[2])
+    shorter = [round(k / 10 ** (digits - 1), digits) for k in range(1, 10 ** (digits - 1))]
+    assert rows not in [window + int((rows + every + 1 - window) * r) for r in shorter]
+
+
+def test_a_grid_of_windows_has_one_size_for_all(compose: Callable[..., Any], tiny: list[str]) -> None:
+    size = ["policy.rows=100", "policy.every=20", "grid.policy=[full,random,window]", "grid.local_window=[8,16,32]"]
+    policies = build_policies(compose(*tiny, *size))
+    assert [p.size for p in policies[1:]] == [100] * 6
+    assert {p.local_window for p in policies[1:]} == {8, 16, 32}
+
+
 def test_where_full_is_chosen_the_others_keep_their_own(compose: Callable[..., Any], tiny: list[str]) -> None:
     full, random = build_policies(compose(*tiny, "policy=full", "grid.policy=[full,random]"))
     assert full == FullCache(name="full")
@@ -302,14 +361,26 @@ def test_the_cell_id_is_pinned() -> None:
 def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
     known = {
         # The opening tag matters where it is forced, the architecture where it is built from the configuration.
-        "model": {"name", "title", "device", "threads", "predictor", "think_start", "config", "special_tokens"},
+        "model": {
+            "name",
+            "title",
+            "device",
+            "threads",
+            "predictor",
+            "statistics",
+            "think_start",
+            "config",
+            "special_tokens",
+            "safetensors_only",
+        },
         "decoding": {"name"},
         "policy": set[str](),
     }[section]
     other: dict[str, Any] = {
         "path": "owner/other", "revision": "abd", "dtype": "float16", "random_weights": True, "think_end": "</t>",
         "think_start": "<t>", "force_think": True, "config": {"model_type": "llama"}, "special_tokens": {"bos": "<b>"},
-        "name": "other", "title": "Other", "device": "cpu", "threads": 2, "predictor": "/p",
+        "name": "other", "title": "Other", "device": "cpu", "threads": 2, "predictor": "/p", "statistics": "/s",
+        "safetensors_only": False,
         "max_new_tokens": 401, "stop_on_loop": True, "sampling": SamplingConfig(temperature=0.6, top_p=0.9, top_k=20),
         "keep_ratio": 0.31, "local_window": 17, "budget": 129, "question": "free",
     }  # fmt: skip
@@ -426,9 +497,9 @@ def cell_id(compose: Callable[..., Any], tiny: list[str], tiny_policy: list[str]
 @pytest.mark.parametrize(
     "override",
     [
-        "draws=5", "benchmark.limit=1", "slots=3", "results_dir=/elsewhere", "run_name=other", "model.title=T",
-        "benchmark.title=T", "model.device=cpu", "model.threads=2", "model.name=mine", "benchmark.name=mine",
-        "report.margin=3", "decoding.stop_on_loop=false",
+        "draws=5", "benchmark.limit=1", "slots=3", "invariant=false", "results_dir=/elsewhere", "run_name=other",
+        "model.title=T", "benchmark.title=T", "model.device=cpu", "model.threads=2", "model.name=mine",
+        "benchmark.name=mine", "report.margin=3", "decoding.stop_on_loop=false",
     ],
 )  # fmt: skip
 def test_what_cannot_change_an_output_leaves_the_id(override: str, cell_id: Callable[..., str]) -> None:

@@ -21,7 +21,7 @@ from tests.harness.sweep import rounds_grades
 
 GRID = ["benchmark=toy_add", "grid.policy=[full,random]", "grid.keep_ratio=[0.2,0.6]", "grid.budget=[40,58,64]"]
 MARGIN = 50
-GRID += ["draws=8", f"report.margin={MARGIN}", "benchmark.limit=6"]
+GRID += ["draws=8", f"report.margin={MARGIN}", "benchmark.limit=10"]
 DECIDED = "until=decided"
 
 
@@ -83,7 +83,7 @@ def whole(cache, command, tmp_path):
         others = {cell_id: score for cell_id, score in found.items() if cell_id != full}
         decisions = decide_rounds(others, found[full], rounds=(2, 4, 8), margin=MARGIN / 100)
         draws = {cell_id: 8 if d.label == "open" else d.draws for cell_id, d in decisions.items()}
-        assert {d.label for d in decisions.values()} == {"holds", "loses"}
+        assert {d.label for d in decisions.values()} >= {"holds", "loses"}
         assert set(draws.values()) == {2, 4, 8}
         cache.update(rows=rows(tmp_path / "whole"), draws={**draws, full: 8})
     return cache["rows"]
@@ -159,7 +159,6 @@ def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvs
 
 def test_an_array_for_each_round_waits_for_the_one_before(settings, compose, monkeypatch):
     monkeypatch.setattr(launch.shutil, "which", lambda name: name)
-    monkeypatch.setattr(launch, "_queue", lambda job: None)
     submitted = []
 
     class Executor(submitit.SlurmExecutor):
@@ -180,7 +179,9 @@ def test_an_array_for_each_round_waits_for_the_one_before(settings, compose, mon
     launcher = launch.LauncherConfig(kind="slurm", shards=2, additional=user)
     launch.launch([job, replace(job, draws=2, rounds=(2,))], launcher)
     asked = [[line for line in text.splitlines() if "dependency" in line] for text, _ in submitted]
-    assert asked == [[f"#SBATCH --dependency={after}"] for after in ("singleton", "afterany:100", "afterany:200")]
+    assert asked == [
+        [f"#SBATCH --dependency={after}"] for after in ("singleton", "singleton,afterany:100", "singleton,afterany:200")
+    ]
     assert all("exclude=node7" in text for text, _ in submitted)
     assert [[[job.draws for job in task] for task in tasks] for _, tasks in submitted] == [
         [[2], [2], [2], [2]],
@@ -217,4 +218,4 @@ def test_every_shard_has_its_part_of_every_round(settings, compose):
     for number, new in enumerate(({0, 1}, {2, 3}, {4, 5, 6, 7})):
         parts = [shard.in_rounds()[number].new_pairs for shard in shards]
         assert {draw for part in parts for _, draw in part} == new
-        assert {len(part) for part in parts} == {6 * len(new) // 4}
+        assert {len(part) for part in parts} == {10 * len(new) // 4}

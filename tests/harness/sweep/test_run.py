@@ -9,15 +9,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import yaml
 from torch import Tensor
 
+from analysis import loops
 from analysis.records import OUTCOMES, Completion
 from compression.policies.random import Random as RandomPolicy
 from compression.policies.window import Window
 from compression.policy import Policy
+from harness.decode import slots as slot_table
 from harness.decode.engine import Engine
 from harness.decode.request import Branch, DecodingConfig, Request
 from harness.decode.sampling import SamplingConfig
@@ -58,7 +61,7 @@ def cells(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
         found = []
         for path in sorted((tmp_path / "runs" / run).glob("*/cell.yaml")):
             lines = (path.parent / "completions.jsonl").read_text().splitlines()
-            rows = [Completion.from_dict(json.loads(line)) for line in lines]
+            rows = [msgspec.json.decode(line, type=Completion) for line in lines]
             found.append({**yaml.safe_load(path.read_text()), "rows": rows, "folder": path.parent})
         return found
 
@@ -199,15 +202,15 @@ def test_slots_do_not_change_a_completion(
 
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """`small_memory(n)`: from now on the model has room for n sequences in its 20th step, and for any before."""
+    """`small_memory(n)`: from now on the model has room for n rows in its 20th step, and for any before."""
 
     def limit(slots: int) -> None:
         steps, logits = itertools.count(1), LoadedModel.logits
 
-        def run_out(self: LoadedModel, hidden: Tensor) -> Tensor:
+        def run_out(self: LoadedModel, hidden: Tensor, linear: Callable[..., Tensor]) -> Tensor:
             if next(steps) > 20 and len(hidden) > slots:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return logits(self, hidden)
+            return logits(self, hidden, linear)
 
         monkeypatch.setattr(LoadedModel, "logits", run_out)
 
@@ -221,9 +224,9 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
     command(*GRID, "draws=2", run="plenty")
-    small_memory(3)
+    small_memory(7)
     ended = command(*GRID, "draws=2", "slots=16", run="short")
-    assert "(out of memory with 4)" in ended.out
+    assert "(out of memory with 8)" in ended.out
     assert read_completions(tmp_path / "runs/short") == read_completions(tmp_path / "runs/plenty")
 
 
@@ -487,6 +490,29 @@ def test_problems_in_latex_run_to_their_end(
     assert {grade["outcome"] for grade in grades} <= {"no_answer", "truncated", "wrong"}
     assert sum(grade["correct"] for grade in grades) == 0
     assert {grade["gold"] for grade in grades} == {"25", "7", "0"}
+
+
+def test_a_text_that_loops_is_stopped_and_counts_as_truncated(
+    command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (loops, slot_table):
+        monkeypatch.setattr(module, "LEAST_REPEATS", 2)
+        monkeypatch.setattr(module, "LEAST_TOKENS", 2)
+    command("policy=random", "benchmark.limit=6", run="whole")
+    command("policy=random", "benchmark.limit=6", "decoding.stop_on_loop=true", run="stopped")
+    [whole], [stopped] = cells("whole"), cells("stopped")
+    assert whole["condition"] != stopped["condition"]
+    texts = {row.key: row for row in whole["rows"]}
+    grades = [json.loads(line) for line in (stopped["folder"] / "grades.jsonl").read_text().splitlines()]
+    outcomes = {(grade["problem_id"], grade["draw"]): grade["outcome"] for grade in grades}
+    looped = [row for row in stopped["rows"] if row.stop_reason == "loop"]
+    assert looped
+    for row in looped:
+        assert row.token_ids == texts[row.key].token_ids[: row.num_tokens]
+        assert loops.find_loop(row.token_ids) is not None
+        assert loops.find_loop(row.token_ids[:-1]) is None
+        assert outcomes[row.key] == "truncated"
+    assert all(row == texts[row.key] for row in stopped["rows"] if row not in looped)
 
 
 def test_a_text_beyond_the_models_context_is_noted(command: Callable[..., Any]) -> None:

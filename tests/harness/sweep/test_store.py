@@ -94,7 +94,11 @@ def test_rows_are_found_again(tmp_path: Path) -> None:
         assert second.finished_pairs == {("a", 0), ("b", 1)}
         second.append(completion("a", 1))
     rows = list(read_rows(first.directory / "completions.jsonl"))
-    assert [Completion.from_dict(row) for row in rows] == [completion("a"), completion("b", 1), completion("a", 1)]
+    assert [msgspec.convert(row, Completion) for row in rows] == [
+        completion("a"),
+        completion("b", 1),
+        completion("a", 1),
+    ]
 
 
 def test_a_row_is_in_the_file_as_soon_as_it_is_appended(tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
         path = opened.directory / "stats.jsonl"
         path.write_bytes(path.read_bytes() + b'{"wall_sec')
         opened.append_stats(stats(tokens=2))
-    assert [DecodeStats.from_dict(row).tokens for row in read_rows(path)] == [1, 2]
+    assert [msgspec.convert(row, DecodeStats).tokens for row in read_rows(path)] == [1, 2]
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", "nonsense", '{"draw": 0}', '{"problem_id": 3, "draw": 0}', "\x00"])
@@ -273,7 +277,7 @@ def test_problems_of_a_larger_run_are_kept(tmp_path: Path) -> None:
         with store(tmp_path, problems) as opened:
             pass
     rows = list(read_rows(opened.directory / "problems.jsonl"))
-    assert [Problem.from_dict(row) for row in rows] == PROBLEMS
+    assert [msgspec.convert(row, Problem) for row in rows] == PROBLEMS
 
 
 def test_a_damaged_file_of_problems_is_made_anew(tmp_path: Path) -> None:
@@ -514,3 +518,13 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert (run / cell_id / "DONE").exists()
     stretches = json.loads((run / cell_id / "provenance.json").read_text())["stretches"]
     assert len(stretches) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b"{}", b"[" * 100_000])
+def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with CellStore(tmp_path, CELL, PROBLEMS) as store:
+        (store.directory / "provenance.json").write_bytes(damage)
+        store.begin_stretch({}, {"host": "a"})
+        assert json.loads((store.directory / "provenance.json").read_text()) == {"stretches": [{"host": "a"}]}
+        assert (store.directory / "provenance.json.quarantine").read_bytes() == damage
+    assert capsys.readouterr().err.count("\n") == 1

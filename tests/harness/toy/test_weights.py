@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from compression.policies.triattention import read_statistics_card
 from compression.predictor import load_predictor, read_card
 from harness.models.config import ModelConfig
 from harness.toy.paths import WEIGHTS
@@ -82,3 +83,12 @@ def test_predictor_belongs_to_its_model(name, label):
     scores = load_predictor(folder)(torch.randn(2, 5, hidden_size))
     assert scores.shape == (2, 5)
     assert (scores > 0).all()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_statistics_of_queries_belong_to_their_model(name):
+    card = read_statistics_card(WEIGHTS / "statistics" / f"{name}.safetensors")
+    model = ModelConfig(name=name, title="", path=str(WEIGHTS / name))
+    assert card["model_weights"] == model.identity()["weights"]
+    assert card["hidden_size"] == json.loads((WEIGHTS / name / "config.json").read_text())["hidden_size"]
+    assert int(card["tokens"]) == 32_768

@@ -1,0 +1,107 @@
+"""A stage of its own: the mean queries of a model, which the policy triattention expects in the future."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from analysis.records import UserError
+from compression.policies.triattention import save_statistics
+from compression.rows import Prefill
+from harness.models.load import LoadedModel
+from harness.predictor.labels import read_whole
+from harness.predictor.recipe import Recipe
+from harness.predictor.traces import Trace
+
+# The released code reads one text of at most so many tokens (TriAttention, 2604.04921, scripts/calibrate.py).
+MOST_TOKENS = 32_768
+_BLOCK = 4096
+
+
+class QueryMeans(Prefill):
+    """Receives each layer's queries during a forward and sums them, turned back to before their rotation.
+
+    Args:
+        frequencies: the model's inverse frequencies, [head_dim / 2].
+        scaling: the factor that the model's rotation puts on queries and keys.
+    """
+
+    def __init__(self, frequencies: Tensor, scaling: float) -> None:
+        super().__init__()
+        self.frequencies, self.scaling_of_rotation = frequencies.double(), scaling
+        self.sums: list[Tensor] = []
+        self.tokens = 0
+
+    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
+        """Add one layer of one text, [1, heads, length, head_dim] each."""
+        layer, self._layer = self._layer, self._layer + 1
+        if not layer:
+            self.tokens += query.shape[2]
+        sums = self.sums[layer] if layer < len(self.sums) else torch.zeros((), device=query.device)
+        for positions in torch.arange(query.shape[2], device=query.device).split(_BLOCK):
+            angles = positions[:, None] * self.frequencies
+            turn = torch.polar(torch.full_like(angles, 1 / self.scaling_of_rotation), -angles)
+            real, imaginary = query[0, :, positions].double().chunk(2, dim=-1)
+            before = torch.complex(real, imaginary) * turn
+            sums = sums + torch.stack([before.sum(dim=1), before.abs().sum(dim=1)])
+        self.sums[layer : layer + 1] = [sums]
+
+    def result(self) -> dict[str, Tensor]:
+        """The mean query (complex) and the mean size of a query, [layers, q_heads, head_dim / 2] each."""
+        mean, size = torch.stack(self.sums, dim=1) / self.tokens
+        return {"mean": mean, "mean_size": size.real}
+
+
+def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
+    """The inverse frequencies [head_dim / 2] and the factor of a model's rotation.
+
+    Raises:
+        UserError: the rotation is none, of a part of the head, or changes with the length of the text.
+    """
+    rotary: Any = getattr(model.network.base_model, "rotary_emb", None)
+    frequencies = getattr(rotary, "inv_freq", torch.empty(0))
+    kind = getattr(rotary, "rope_type", "default")
+    if 2 * len(frequencies) != model.shape.head_dim or kind == "longrope" or "dynamic" in kind:
+        raise UserError(
+            f"model={model.config.name} has no rotation of whole heads by fixed frequencies, which triattention needs: "
+            "choose another model or policy."
+        )
+    return frequencies, float(rotary.attention_scaling)
+
+
+@torch.inference_mode()
+def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> dict[str, Any]:
+    """Write the means of the queries of a text file, or of the traces, to recipe.out/statistics.safetensors."""
+    frequencies, scaling = rotation_of(model)
+    means = QueryMeans(frequencies, scaling)
+    for token_ids in _texts(recipe, traces, model):
+        means.begin_chunk()
+        read_whole(model, token_ids, means)
+    path = recipe.out / "statistics.safetensors"
+    rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
+    card = {
+        "hidden_size": model.network.config.hidden_size,
+        "model": model.config.name,
+        "model_weights": model.config.identity()["weights"],
+        "text": Path(recipe.text).name if recipe.text else "traces",
+        "tokens": means.tokens,
+    }
+    save_statistics(path, {**means.result(), **rotation}, card)
+    return {"statistics": str(path), "tokens": means.tokens}
+
+
+def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> Iterator[list[int]]:
+    """Token ids of the texts, at most MOST_TOKENS of them in all."""
+    if recipe.text:
+        yield model.tokenizer(Path(recipe.text).read_text(), add_special_tokens=False).input_ids[:MOST_TOKENS]
+        return
+    left = MOST_TOKENS
+    for trace in traces:
+        yield trace.token_ids[:left]
+        left -= len(trace.token_ids)
+        if left <= 0:
+            return

@@ -1,0 +1,371 @@
+"""Hunt for completions that depend on what was decoded beside them, bit for bit.
+
+    python scripts/hunt_differences.py --models toy_qwen toy_llama --rows 200000
+    python scripts/hunt_differences.py --dtype bfloat16 --rows 20000
+    python scripts/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
+
+Each round decodes one grid through the harness, first as the reference, with 100 slots, whole and in order, and then
+several times with other slots, as shards, in another order of problems, with other cells beside, on one thread or two,
+stopped at random moments and resumed. Three things are compared for each row: its bytes in completions.jsonl, the bits
+of the logits of all of its tokens, and the bits of the cache when the text ends. For the first row that differs, both
+runs are repeated, and the script prints the first differing token, its logits in both runs, and the distance of the
+draw from the nearest edge between two tokens. Each round adds a line to `--log`, and the script goes on from there.
+The last line is one JSON object; exit code 1 says that something differed.
+"""
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+from tqdm import tqdm
+
+from analysis.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
+from harness.decode.engine import Engine
+from harness.decode.sampling import uniform
+from harness.provenance import describe_hardware
+from harness.sweep import decode_cells
+from harness.sweep.heartbeat import Reporter
+from harness.sweep.job import CONF, Job, make_job
+from harness.sweep.store import CellStore
+
+POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]
+BENCHMARKS = ("toy_chain", "toy_add", "toy_regs")
+# A question inside the budget is cut soon, and again; beside it (on_top) a text is cut once, late.
+BUDGETS = {"null": (80, 36), "on_top": (40, 54)}  # by policy.question: policy.budget, decoding.max_new_tokens
+SLOTS = (1, 5, 7, 13, 64, 200)
+SHARES = (1, 8, 8, 8, 20, 20)  # of the rounds; a row takes longest in a single slot
+REFERENCE_SLOTS = 100
+
+Row = tuple[str, str, int]  # cell_id, problem_id, draw
+
+
+@dataclass
+class Seen:
+    """What was seen of the rows of one run: their bytes, the bits of their logits, those of their last cache."""
+
+    lines: dict[Row, bytes] = field(default_factory=dict)
+    logits: dict[Row, int] = field(default_factory=dict)
+    caches: dict[Row, int] = field(default_factory=dict)
+    watched: list[tuple[Tensor, float]] = field(default_factory=list)  # logits and random number of the watched row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one run of a grid differs from the reference."""
+
+    slots: int = REFERENCE_SLOTS
+    threads: int = 1
+    shards: int = 1
+    kills: int = 0
+    cells: tuple[int, ...] = tuple(range(len(POLICIES)))
+    order: int = 0  # seed of the order of the problems; 0 leaves it
+
+    @classmethod
+    def drawn(cls, dice: random.Random, slots: int) -> "Plan":
+        """A random plan."""
+        cells = range(len(POLICIES))
+        neighbours = dice.random() < 0.5
+        return cls(
+            slots=slots,
+            threads=dice.choice((1, 1, 1, 1, 1, 2)),
+            shards=dice.choice((1, 1, 2, 3)),
+            kills=dice.choice((0, 0, 1, 3)),
+            cells=tuple(sorted(dice.sample(cells, dice.randint(1, len(cells))))) if neighbours else tuple(cells),
+            order=dice.choice((0, dice.randrange(1, 1 << 30))),
+        )
+
+
+class Killed(Exception):
+    """The moment at which a run stops."""
+
+
+class WitnessEngine(Engine):
+    """An engine that hashes the bits of every logit and of each finished cache.
+
+    `trail` holds a hash per slot, which moves with the slot's sequence and takes in the logits of every step.
+    """
+
+    seen: Seen
+    watch: Row | None = None
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.trail = torch.zeros_like(self.table.tokens)
+        self.table._columns = (*self.table._columns, self.trail)
+
+    def _admit(self, request: Any) -> None:
+        super()._admit(request)
+        self.trail[self.cache.live - 1] = 0
+
+    def _sample(self, logits: Tensor) -> None:
+        live = self.cache.live
+        self.trail[:live] = self.trail[:live] * 0x5851F42D + _checksum(logits)
+        if self.watch is not None:
+            self._note(logits)
+        super()._sample(logits)
+
+    def _note(self, logits: Tensor) -> None:
+        """Keep the logits and the random number of the watched row; a resumed text writes over the earlier."""
+        for slot in range(self.cache.live):
+            state = self.table[slot]
+            cells = [branch.cell_id for branch in state.branches]
+            if state.request.key == self.watch[1:] and self.watch[0] in cells:
+                at, number = (
+                    int(self.table.generated[slot]),
+                    uniform(self.table.streams[slot], self.table.positions[slot] + 1),
+                )
+                del self.seen.watched[at:]
+                self.seen.watched.append((logits[slot].clone(), float(number)))
+
+    def _completion(self, slot: int) -> Completion:
+        completion = super()._completion(slot)
+        length = int(self.cache.lengths[slot])
+        rows = [t[slot, :, :length] for layer in self.cache.slot_layers for t in (layer.keys, layer.values)]
+        cache = int(_checksum(torch.cat([r.reshape(1, -1) for r in rows], dim=1))[0])
+        for branch in self.table[slot].branches:
+            row = (branch.cell_id, *completion.key)
+            self.seen.logits[row], self.seen.caches[row] = int(self.trail[slot]), cache
+        return completion
+
+
+def _checksum(rows: Tensor) -> Tensor:
+    """A hash of the bits of each row [rows, width], as int64."""
+    bits = rows.contiguous().view(torch.int16).long()
+    places = torch.arange(bits.shape[1]) * 0x9E3779B1 + 1
+    return (bits * (places * places)).sum(dim=1)
+
+
+def main() -> None:
+    """Hunt until enough rows are compared; print the counts."""
+    arguments = parse_args()
+    log = Path(arguments.log) if arguments.log else None
+    rounds = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
+    start = time.perf_counter()
+    while (total := _total(rounds))["rows"] < arguments.rows:
+        found = hunt(arguments, number=len(rounds))
+        rounds.append(found)
+        if log:
+            with log.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+        if found["first"] and arguments.stop:
+            break
+        tqdm.write(f"round {len(rounds)}: {_total(rounds)}", file=sys.stderr)
+    total = _total(rounds)
+    total |= {"slots": _per_slots(rounds), "first": next((r["first"] for r in rounds if r["first"]), None)}
+    total |= {"seconds": round(time.perf_counter() - start, 1), "hardware": describe_hardware()}
+    print(json.dumps({"arguments": vars(arguments), **total}))
+    sys.exit(1 if total["rows_different"] + total["logits_different"] + total["caches_different"] else 0)
+
+
+COUNTS = ("rows", "rows_different", "logits", "logits_different", "caches_different", "tokens")
+
+
+def _total(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: sum(run[name] for found in rounds for run in found["runs"]) for name in COUNTS}
+
+
+def _per_slots(rounds: list[dict[str, Any]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for run in (run for one in rounds for run in one["runs"]):
+        found[run["plan"]["slots"]] = found.get(run["plan"]["slots"], 0) + run["rows"]
+    return found
+
+
+def hunt(arguments: argparse.Namespace, number: int) -> dict[str, Any]:
+    """One round: a reference and several runs against it. Its random choices depend on its number alone."""
+    dice = random.Random(number)
+    model = arguments.models[number % len(arguments.models)]
+    make = partial(
+        prepare,
+        arguments,
+        model,
+        benchmark=dice.choice(BENCHMARKS),
+        question=dice.choice(["null", "null", "on_top"]),
+        seed=number,
+    )
+    reference = observe(make, Plan(), dice=random.Random(0))
+    runs, suspects = [], []
+    for _ in range(arguments.runs):
+        slots = dice.choices(SLOTS, SHARES)[0]
+        plan, fate = Plan.drawn(dice, slots), dice.randrange(1 << 30)
+        problems = arguments.problems if slots > 1 else max(1, arguments.problems // 10)
+        fewer = partial(make, problems=problems)
+        found = observe(fewer, plan, dice=random.Random(fate))
+        run = compare(reference, found)
+        row = run.pop("different")
+        runs.append({"plan": dataclasses.asdict(plan), **run})
+        if row is not None:
+            suspects.append((not run["rows_different"], len(suspects), row, fewer, plan, fate))
+    first = None
+    if suspects:
+        *_, row, fewer, plan, fate = min(suspects, key=lambda suspect: suspect[:2])  # rather a row of other tokens
+        one = observe(make, Plan(), dice=random.Random(0), watch=row)
+        first = describe(row, one, observe(fewer, plan, dice=random.Random(fate), watch=row))
+    return {"model": model, "runs": runs, "first": first}
+
+
+def compare(reference: Seen, found: Seen) -> dict[str, Any]:
+    """Counts of the rows of a run that differ from the reference, and the first of them."""
+    lines = [row for row, line in found.lines.items() if reference.lines[row] != line]
+    logits = [row for row, bits in found.logits.items() if reference.logits.get(row, bits) != bits]
+    caches = [row for row, bits in found.caches.items() if reference.caches.get(row, bits) != bits]
+    return {
+        "rows": len(found.lines),
+        "rows_different": len(lines),
+        "logits": len(found.logits.keys() & reference.logits.keys()),
+        "logits_different": len(logits),
+        "caches_different": len(caches),
+        "tokens": sum(decode(line, Completion).num_tokens for line in found.lines.values()),
+        "different": next(iter(lines + logits + caches), None),
+    }
+
+
+def describe(row: Row, one: Seen, other: Seen) -> dict[str, Any]:
+    """The first token of a row that two runs drew otherwise, or the first whose logits differ in any bit."""
+    texts = [decode(seen.lines[row], Completion).token_ids for seen in (one, other)]
+    pairs = list(zip(one.watched, other.watched, strict=False))
+    drawn = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
+    bits = next((i for i, (a, b) in enumerate(pairs) if not torch.equal(a[0], b[0])), None)
+    told: dict[str, Any] = {"row": row, "first_token_with_other_logits": bits, "first_differing_token": drawn}
+    at = bits if drawn is None else drawn
+    if at is None or at >= len(pairs):
+        return told
+    tokens = [text[at] for text in texts]
+    (here, number), (there, _) = pairs[at]
+    edges = torch.softmax(here.double() / 0.6, dim=-1).cumsum(dim=-1)
+    return told | {
+        "tokens": tokens,
+        "logits": [[float(logits[token]) for token in tokens] for logits in (here, there)],
+        "largest_difference_of_a_logit": float((here.double() - there.double()).abs().max()),
+        "draw": number,
+        "draw_to_nearest_edge": float((edges - number).abs().min()),
+    }
+
+
+def prepare(
+    arguments: argparse.Namespace,
+    model: str,
+    folder: str,
+    *,
+    benchmark: str,
+    question: str,
+    seed: int,
+    problems: int | None = None,
+) -> Job:
+    """The job of one round, into a folder."""
+    budget, tokens = BUDGETS[question]
+    overrides = [
+        f"model={model}",
+        f"model.dtype={arguments.dtype}",
+        f"benchmark={benchmark}",
+        f"benchmark.limit={problems or arguments.problems}",
+        f"benchmark.count={arguments.problems}",
+        f"grid.policy=[{','.join(POLICIES)}]",
+        f"policy.budget={budget}",
+        "policy.keep_ratio=0.5",
+        "policy.local_window=24",
+        f"decoding.max_new_tokens={tokens}",
+        f"invariant={arguments.invariant}",
+        f"seed={seed}",
+        f"draws={arguments.draws}",
+        f"policy.question={question}",
+        f"results_dir={folder}",
+    ]
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return make_job(compose("config", overrides=overrides))
+
+
+def observe(make: Callable[..., Job], plan: Plan, dice: random.Random, watch: Row | None = None) -> Seen:
+    """Decode a job as planned, and return what was seen."""
+    seen = Seen()
+    engine = type("Watching", (WitnessEngine,), {"seen": seen, "watch": watch})
+    with tempfile.TemporaryDirectory(prefix="kvsweep-hunt-") as folder, patch.object(decode_cells, "Engine", engine):
+        job = make(folder)
+        job = dataclasses.replace(
+            job,
+            slots=plan.slots,
+            cells=tuple(job.cells[i] for i in plan.cells),
+            model=dataclasses.replace(job.model, threads=None),
+            benchmark=dataclasses.replace(job.benchmark, problems=_ordered(job.benchmark.problems, plan.order)),
+        )
+        torch.set_num_threads(plan.threads)
+        shards = [Shard(index=i + 1, count=plan.shards) for i in range(plan.shards)]
+        dice.shuffle(shards)
+        for shard in shards:
+            decode_part(dataclasses.replace(job, shard=shard), plan.kills, dice)
+        for cell in job.cells:
+            for path in shard_files(job.run_directory / cell.cell_id, COMPLETIONS_FILE).values():
+                for line in path.read_bytes().splitlines():
+                    seen.lines[(cell.cell_id, *decode(line, PairRow).key)] = line
+    return seen
+
+
+def _ordered(problems: Any, seed: int) -> Any:
+    found = list(problems)
+    if seed:
+        random.Random(seed).shuffle(found)
+    return type(problems)(found)
+
+
+def decode_part(job: Job, kills: int, dice: random.Random) -> None:
+    """Decode one shard, stopped `kills` times at random moments and resumed."""
+    missing = len(job.cells) * len(job.own_pairs)
+    for life in range(kills + 1):
+        left = dice.randint(1, max(1, missing)) if life < kills else sys.maxsize
+        try:
+            _decode(job, left)
+        except Killed:
+            continue
+
+
+def _decode(job: Job, left: int) -> None:
+    class Deadly(Reporter):
+        def stored(self, cell_id: str) -> None:
+            nonlocal left
+            super().stored(cell_id)
+            left -= 1
+            if not left:
+                raise Killed
+
+    status, problems = job.status("running"), job.benchmark.problems
+    with tqdm(disable=True) as progress, ExitStack() as stack:
+        stores = {
+            cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, problems, shard=job.shard))
+            for cell in job.cells
+        }
+        reporter = Deadly(job.run_directory, status)
+        progress.write = lambda *_, **__: None
+        decode_cells.decode(decode_cells.OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
+
+
+def parse_args() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["toy_qwen", "toy_llama"])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--invariant", default="true")
+    parser.add_argument("--rows", type=int, default=2000, help="rows to compare")
+    parser.add_argument("--runs", type=int, default=6, help="runs per round beside the reference")
+    parser.add_argument("--problems", type=int, default=50)
+    parser.add_argument("--draws", type=int, default=2)
+    parser.add_argument("--log", help="file of finished rounds, to go on from")
+    parser.add_argument("--stop", action="store_true", help="stop at the first difference")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""A completion is bit for bit the same whatever is decoded beside it: each operation alone, and a short hunt."""
+
+import argparse
+import random
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional
+
+from compression.predictor import ImportancePredictor
+from compression.rows import Prefill
+from harness.decode.engine import is_invariant
+from harness.decode.prefill import Prefiller
+from harness.decode.request import SamplingConfig
+from harness.decode.sampling import sample
+from harness.models.config import ModelConfig
+from harness.models.load import load_model
+from harness.settings import UserError
+from harness.toy.paths import WEIGHTS
+from kernels import reference
+from kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+from scripts.hunt_differences import POLICIES, Plan, compare, observe, prepare
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+THREADS = pytest.mark.parametrize("threads", [1, 2])
+COUNTS = (1, 2, 3, 5, 7, 8, 13, 31, 64, 65)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def same_rows(operation, *inputs):
+    """Holds an operation on the first few rows, and on rows that changed places, against the operation on all rows."""
+    whole, order = operation(*inputs), torch.randperm(len(inputs[0]))
+    for count in COUNTS:
+        assert torch.equal(operation(*(i[:count].clone() for i in inputs)), whole[:count]), count
+    assert torch.equal(operation(*(i[order] for i in inputs)), whole[order])
+
+
+def filled(inputs):
+    return functional.pad(inputs, (0, 0, 0, whole_blocks(len(inputs), TOKEN_BLOCK) - len(inputs)))
+
+
+@THREADS
+@DTYPES
+@pytest.mark.parametrize(("width", "outs"), [(128, 256), (384, 128), (896, 200), (100, 60)])
+def test_a_product(width, outs, dtype, threads):
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    weight, bias = torch.randn(outs, width).to(dtype), torch.randn(outs).to(dtype)
+    same_rows(lambda x: reference.linear(filled(x), weight, bias)[: len(x)], torch.randn(101, width).to(dtype))
+
+
+@THREADS
+@DTYPES
+@pytest.mark.parametrize("widths", [(256, 64), (40, 9), (5,)])
+def test_the_predictor(widths, dtype, threads):
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    predictor = ImportancePredictor(128, widths).to(dtype).requires_grad_(False)
+    same_rows(lambda x: predictor(filled(x))[: len(x)], torch.randn(101, 128).to(dtype))
+
+
+@THREADS
+@DTYPES
+@pytest.mark.parametrize(("group", "dim"), [(1, 16), (2, 32), (4, 96), (7, 128)])
+@pytest.mark.parametrize("length", [1, 17, 33, 129, 260])
+def test_attention_beside_a_longer_slot(length, group, dim, dtype, threads):
+    torch.set_num_threads(threads)
+    torch.manual_seed(length)
+    query, (keys, values) = torch.randn(3, group, dim).to(dtype), torch.randn(2, 3, 1, 640, dim).to(dtype)
+    lengths = torch.tensor([length, 1, length])
+
+    def attend(slots, longest):
+        seen = whole_blocks(longest, ROW_BLOCK)
+        rows = keys[:slots, :, :seen], values[:slots, :, :seen]
+        output, mass = reference.decode_attention(query[:slots], *rows, lengths[:slots], scaling=0.2, return_mass=True)
+        return output[0], mass[0, :, :length]
+
+    alone = attend(1, length)
+    for slots, longest in [(1, length + 31), (3, length), (3, length + 70), (2, 400), (3, 640)]:
+        assert all(map(torch.equal, attend(slots, longest), alone)), (slots, longest)
+
+
+@DTYPES
+def test_norms_gates_and_draws(dtype):
+    torch.manual_seed(0)
+    states, weight = torch.randn(101, 768).to(dtype), torch.rand(384).to(dtype)
+    same_rows(lambda x: functional.rms_norm(x[:, :384], (384,), weight, 1e-6), states)
+    same_rows(lambda x: functional.silu(x.chunk(2, dim=-1)[0]) * x.chunk(2, dim=-1)[1], states)
+    logits, numbers = 3 * torch.randn(101, 1500), torch.rand(101, dtype=torch.float64)
+    for top_k in (0, 20):
+        settings = SamplingConfig(temperature=0.6, top_p=0.9, top_k=top_k)
+        same_rows(lambda *row, settings=settings: sample(*row, settings), logits, numbers)
+
+
+@pytest.fixture(scope="module")
+def toy_qwen():
+    return load_model(ModelConfig(name="toy_qwen", title="Toy", path=str(WEIGHTS / "toy_qwen"), threads=1))
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_prompt_beside_others(toy_qwen, invariant):
+    """Without the setting the same prompt has other bits beside a longer one: the test can fail."""
+    numbers = random.Random(0)
+    prompts = [tuple(numbers.randrange(3, 128) for _ in range(length)) for length in (5, 33, 64, 65, 190, 66)]
+
+    def rows(*together) -> Prefill:
+        prefiller = Prefiller(toy_qwen, keep_queries=True, invariant=invariant)
+        while together[0] not in prefiller.done:
+            prefiller.advance(together)
+        found = prefiller.done[together[0]]
+        return torch.cat([t.flatten() for pair in found.rows for t in pair] + [q.flatten() for q in found.queries])
+
+    with torch.inference_mode():
+        same = [torch.equal(rows(prompt), rows(prompt, *prompts)) for prompt in prompts]
+    assert all(same) == invariant
+
+
+def test_the_default_and_what_is_refused():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [is_invariant(None, device, "torch") for device in (cpu, gpu)] == [True, False]
+    assert is_invariant(True, gpu, "triton")
+    assert not is_invariant(False, cpu, "torch")
+    with pytest.raises(UserError, match="invariant=true needs impl=triton on a GPU"):
+        is_invariant(True, gpu, "torch")
+
+
+PLANS = [
+    Plan(slots=1, cells=(1, 7)),
+    Plan(slots=7, shards=2, kills=2, order=5, cells=(0, 1, 2, 3, 6)),
+    Plan(slots=13, threads=2, order=3, kills=1),
+]
+
+
+@pytest.mark.parametrize(("dtype", "invariant"), [("float32", True), ("bfloat16", True), ("float32", False)])
+def test_a_short_hunt(dtype, invariant):
+    """Without the setting the hunt finds the bits of some logits and caches changed."""
+    arguments = argparse.Namespace(problems=2, draws=1, dtype=dtype, invariant=str(invariant))
+    make = partial(prepare, arguments, "toy_llama", benchmark="toy_chain", question="null", seed=0)
+    whole = observe(make, Plan(), dice=random.Random(0))
+    assert len(whole.lines) == len(POLICIES) * 2
+    found = [compare(whole, observe(make, plan, dice=random.Random(1))) for plan in PLANS]
+    assert sum(f["rows"] for f in found) == (2 + 5 + 10) * 2
+    assert all(f["logits"] for f in found)
+    different = [sum(f[name] for f in found) for name in ("rows_different", "logits_different", "caches_different")]
+    assert different == [0, 0, 0] if invariant else different[1] and different[2]

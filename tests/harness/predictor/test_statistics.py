@@ -1,0 +1,95 @@
+"""The means of a model's queries against the queries that its modules compute before the rotation."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from analysis.records import UserError
+from compression.attention import use_slot_attention
+from compression.policies.triattention import _read, read_statistics_card
+from harness.models.config import ModelConfig
+from harness.models.load import LoadedModel
+from harness.predictor.command import main
+from harness.predictor.labels import read_whole
+from harness.predictor.statistics import QueryMeans, rotation_of
+
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 60,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+
+def build(kind, **fields):
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(kind(**SIZES, **fields)).eval()
+    use_slot_attention(network)
+    return LoadedModel(ModelConfig(name="m", title="M", path="none"), network, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "before"),
+    [(LlamaConfig, {}, "q_proj"), (Qwen3Config, {}, "q_norm"), (Qwen3Config, {"rope_parameters": YARN}, "q_norm")],
+    ids=["llama", "qwen3-normed-queries", "qwen3-yarn"],
+)
+@torch.inference_mode()
+def test_the_means_are_those_of_the_queries_before_rotation(kind, fields, before):
+    model = build(kind, **fields)
+    seen = [[] for _ in model.network.base_model.layers]
+    for kept, layer in zip(seen, model.network.base_model.layers, strict=True):
+        module = getattr(layer.self_attn, before)
+        module.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out.reshape(-1, 6, 8).double()))
+    frequencies, scaling = rotation_of(model)
+    assert (scaling > 1) == ("rope_parameters" in fields)
+    means = QueryMeans(frequencies, scaling)
+    for length in (37, 12):
+        means.begin_chunk()
+        read_whole(model, torch.randint(0, 60, (length,)).tolist(), means)
+    found = means.result()
+    assert means.tokens == 49
+    for layer, kept in enumerate(seen):
+        queries = torch.cat(kept)  # [tokens, heads, head_dim]
+        pairs = torch.complex(queries[..., :4], queries[..., 4:])
+        torch.testing.assert_close(found["mean"][layer], pairs.mean(dim=0), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found["mean_size"][layer], pairs.abs().mean(dim=0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_rotation_that_changes_with_the_length_is_refused():
+    with pytest.raises(UserError, match="no rotation of whole heads by fixed frequencies"):
+        rotation_of(build(LlamaConfig, rope_parameters=DYNAMIC))
+
+
+def test_the_stage_takes_any_text(tmp_path, tiny_model_dir, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("a is 4, b is 7. So a is 4. " * 20)
+    out = tmp_path / "out"
+    main(["statistics", f"model.path={tiny_model_dir}", f"recipe.text={text}", f"recipe.out={out}"])
+    outcome = json.loads(capsys.readouterr().out.split(", ", 1)[1])
+    card = read_statistics_card(out / "statistics.safetensors")
+    assert card["hidden_size"] == 32
+    assert card["text"] == "text.txt"
+    assert int(card["tokens"]) == outcome["tokens"] > 200
+    tensors = _read(out / "statistics.safetensors")
+    assert tensors["mean"].shape == tensors["mean_size"].shape == (2, 4, 4)
+    assert (tensors["mean_size"] >= tensors["mean"].abs() - 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "run kvsweep-predictor traces first"), (["recipe.text=nowhere"], "recipe.text=nowhere is no file")],
+)
+def test_a_stage_without_its_text_is_refused(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("harness.models.load.load_model", lambda config: pytest.fail("a model was loaded"))
+    with pytest.raises(SystemExit) as ended:
+        main(["statistics", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
