@@ -16,7 +16,6 @@ from harness.benchmarks.config import BenchmarkConfig
 from harness.predictor.command import run
 from harness.predictor.recipe import compose_config, read_settings
 from harness.settings import build
-from harness.toy.tasks import TASKS
 
 MODELS = ("toy_qwen", "toy_llama")
 
@@ -25,7 +24,7 @@ def main() -> None:
     overrides = sys.argv[1:]
     settings = ["experiment=labels", *(o for o in overrides if not o.startswith("launcher"))]
     for model in MODELS:
-        for task in TASKS:
+        for task in ("chain", "add", "regs", "groups"):
             config = compose_config("config", [*settings, f"model={model}", f"benchmark=toy_{task}"])
             for label in ("answer", "far_max"):
                 write_labels(config, label)

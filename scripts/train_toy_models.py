@@ -3,6 +3,8 @@ r"""Train a toy model from scratch on the toy tasks, on one CPU core in about ha
 
     python scripts/train_toy_models.py --arch qwen  --out harness/toy/weights/toy_qwen
     python scripts/train_toy_models.py --arch llama --out harness/toy/weights/toy_llama
+    python scripts/train_toy_models.py --arch qwen --out harness/toy/weights/toy_qwen_restated \
+        --start harness/toy/weights/toy_qwen --tasks chain,add,regs,groups,restated --tokens 6000000 --lr 1e-3
 
 The work folder keeps a checkpoint, from which the same command goes on. All random numbers follow from --seed.
 """
@@ -110,9 +112,9 @@ def pool_batches(
     """The batches of a pool of examples: a batch holds similar lengths and at most `batch_tokens` padded tokens."""
     rng = Random(f"kvsweep-toy-train-{args.seed}-{pool}")
     examples = []
-    for task, spec in TASKS.items():
-        stream = training_problems(task, rng, sizes_at(spec.train_sizes, progress, args.ramp))
-        for _ in range(POOL_EXAMPLES // len(TASKS)):
+    for task in args.tasks:
+        stream = training_problems(task, rng, sizes_at(TASKS[task].train_sizes, progress, args.ramp))
+        for _ in range(POOL_EXAMPLES // len(args.tasks)):
             examples.append(make_example(task, next(stream), tokenizer, rng))
     batches: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda e: -len(e.ids)):
@@ -150,13 +152,15 @@ def learning_rate(step: int, progress: float, peak: float) -> float:
 
 
 @torch.inference_mode()
-def accuracy(model: ToyModel, tokenizer: PreTrainedTokenizerFast, count: int, seed: int) -> dict[str, dict[int, float]]:
+def accuracy(
+    model: ToyModel, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[str], count: int, seed: int
+) -> dict[str, dict[int, float]]:
     """Share of right answers at T=0.6, top-p 0.95, per task and size, on fresh training problems."""
     model.eval()
     torch.manual_seed(seed)
     result: dict[str, dict[int, float]] = {}
-    for task, spec in TASKS.items():
-        sizes = spec.train_sizes[len(spec.train_sizes) // 3 :]
+    for task in tasks:
+        sizes = TASKS[task].train_sizes[len(TASKS[task].train_sizes) // 3 :]
         problems: list[ToyProblem] = []
         for size in sizes:
             stream = training_problems(task, Random(f"kvsweep-toy-dev-{seed}-{task}-{size}"), [size])
@@ -179,7 +183,7 @@ def generate(model: ToyModel, tokenizer: PreTrainedTokenizerFast, problems: Sequ
     output = model.generate(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,
-        max_new_tokens=400,
+        max_new_tokens=600,
         do_sample=True,
         temperature=0.6,
         top_p=0.95,
@@ -195,6 +199,9 @@ class Training:
         self.args = args
         self.tokenizer = build_tokenizer()
         self.model = new_model(args.arch, self.tokenizer, args.seed)
+        if args.start:
+            trained = type(self.model).from_pretrained(args.start, dtype=torch.float32)
+            self.model.load_state_dict(trained.state_dict())
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.05, fused=True
         )
@@ -265,7 +272,7 @@ class Training:
             if self.pool % 5 == 0:
                 self.save_checkpoint()
             if self.progress >= next_eval:
-                self.write_log(accuracy=accuracy(self.model, self.tokenizer, 8, seed=1))
+                self.write_log(accuracy=accuracy(self.model, self.tokenizer, self.args.tasks, 8, seed=1))
                 next_eval += self.args.eval_every
         self.save_checkpoint()
 
@@ -277,6 +284,8 @@ class Training:
             "seed": self.args.seed,
             "tokens": self.args.tokens,
         }
+        if self.args.start:
+            options |= {"start": self.args.start, "lr": self.args.lr, "tasks": ",".join(self.args.tasks)}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return f"python scripts/{Path(__file__).name} {shlex.join(words)}"
 
@@ -297,7 +306,7 @@ class Training:
         rounded.save_pretrained(out)
         self.tokenizer.save_pretrained(out)
         saved = type(self.model).from_pretrained(out, dtype=torch.float32)
-        final = accuracy(saved, self.tokenizer, self.args.final_count, seed=2)
+        final = accuracy(saved, self.tokenizer, self.args.tasks, self.args.final_count, seed=2)
         shutil.copy(self.log, out / "training_log.jsonl")
         record = {
             "command": self.command_line(),
@@ -308,7 +317,9 @@ class Training:
             "steps": self.step,
             "train_seconds": round(self.seconds),
             "final_loss": round(self.loss, 4),
-            "train_sizes": {task: f"{min(t.train_sizes)}-{max(t.train_sizes)}" for task, t in TASKS.items()},
+            "train_sizes": {
+                task: f"{TASKS[task].train_sizes[0]}-{TASKS[task].train_sizes[-1]}" for task in self.args.tasks
+            },
             "accuracy_by_size": final,
             "versions": {
                 "python": platform.python_version(),
@@ -324,6 +335,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arch", choices=("qwen", "llama"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="directory of the finished model")
     parser.add_argument("--work", type=Path, help="folder of checkpoint and log; default: OUT.work")
+    parser.add_argument("--start", type=Path, help="trained model to start from; default: random weights")
+    parser.add_argument(
+        "--tasks",
+        type=lambda text: text.split(","),
+        default=["chain", "add", "regs", "groups"],
+        help="tasks, with commas",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=17_000_000, help="padded tokens to train on")
     parser.add_argument("--batch-tokens", type=int, default=4096)

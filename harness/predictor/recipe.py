@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -18,6 +18,7 @@ from harness.predictor.kinds import LABEL_KINDS, LabelKind
 from harness.settings import CONF, build, plain_config_errors
 from kernels.implementation import Implementation, check_available
 
+ToyTask = Literal["chain", "add", "regs", "groups", "restated"]
 AtLeastOne = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 
@@ -28,6 +29,7 @@ class Recipe:
 
     out: Path
     toy_problems: int | None
+    toy_tasks: Annotated[list[ToyTask], Field(min_length=1)]
     draws: AtLeastOne
     seed: int
     slots: int | None

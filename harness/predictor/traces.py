@@ -135,9 +135,10 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
             raise UserError("no problems for traces: set benchmark.path=, benchmark= or recipe.toy_problems=.")
         return list(load_problems(settings.benchmark).problems), settings.benchmark.answer_kind
     problems = []
-    for task, spec in TASKS.items():
-        stream = training_problems(task, Random(f"kvsweep-toy-traces-{recipe.seed}-{task}"), spec.eval_sizes)
-        toys = [next(stream) for _ in range(recipe.toy_problems // len(TASKS))]
+    for task in recipe.toy_tasks:
+        sizes = TASKS[task].eval_sizes
+        stream = training_problems(task, Random(f"kvsweep-toy-traces-{recipe.seed}-{task}"), sizes)
+        toys = [next(stream) for _ in range(recipe.toy_problems // len(recipe.toy_tasks))]
         problems += [Problem(id=t.id, prompt=t.question, gold=str(t.answer)) for t in toys]
     return problems, "integer"
 

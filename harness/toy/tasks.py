@@ -1,8 +1,9 @@
-"""Four generated reasoning tasks: problems to evaluate on and to train on, and their worked solutions.
+"""Five generated reasoning tasks: problems to evaluate on and to train on, and their worked solutions.
 
 Every task has a numeric answer. The answer needs facts that were worked out far back in the thinking, and the thinking
-never sums them up at its end, so a model whose cache dropped the wrong tokens cannot answer. Arithmetic is modulo 10;
-only `add` carries.
+never sums them up at its end, so a model whose cache dropped the wrong tokens cannot answer. The thinking of `restated`
+alone repeats all values every two steps, as real reasoning does, so that an evicted first mention is not lost.
+Arithmetic is modulo 10; only `add` carries.
 """
 
 import hashlib
@@ -125,7 +126,7 @@ def _ask_regs(rng: Random, size: int) -> str:
     return f"Set {start}. {' '.join(operations)} Find {'+'.join(rng.sample(names, 3))} mod 10."
 
 
-def _solve_regs(question: str) -> Solution:
+def _solve_regs(question: str, restate_every: int = 0) -> Solution:
     values = {name: int(digit) for name, digit in re.findall(r"([a-d])=(\d)", question)}
     steps = []
     for number, target, operand in re.findall(r"(\d+): ([a-d])\+=([a-d0-9])", question):
@@ -137,8 +138,19 @@ def _solve_regs(question: str) -> Solution:
             f"{number}: {target}+={operand}: {target} is {x}, {read}{x}+{y}={values[target]}. "
             f"Now {target} is {values[target]}. "
         )
+        if restate_every and int(number) % restate_every == 0:
+            text += f"So all: {', '.join(f'{name} is {value}' for name, value in values.items())}. "
         steps.append(Step(text=text, equation=f"{y}+{x}={values[target]}"))
     return Solution(steps, *_sum_asked_for(question, values))
+
+
+def _ask_restated(rng: Random, size: int) -> str:
+    # One more word than `regs`, by which the model knows that it is to restate.
+    return _ask_regs(rng, size).replace("Set ", "Set all ", 1)
+
+
+def _solve_restated(question: str) -> Solution:
+    return _solve_regs(question, restate_every=2)
 
 
 def _ask_groups(rng: Random, size: int) -> str:
@@ -169,6 +181,7 @@ TASKS: dict[str, Task] = {
     "add": Task(ask=_ask_add, solve=_solve_add, train_sizes=range(3, 10), eval_sizes=range(6, 10)),
     "regs": Task(ask=_ask_regs, solve=_solve_regs, train_sizes=range(3, 10), eval_sizes=range(6, 11)),
     "groups": Task(ask=_ask_groups, solve=_solve_groups, train_sizes=range(2, 7), eval_sizes=range(3, 8)),
+    "restated": Task(ask=_ask_restated, solve=_solve_restated, train_sizes=range(3, 10), eval_sizes=range(6, 11)),
 }
 
 

@@ -21,6 +21,7 @@ PINNED = {
     "add": "40bea91c817961cd2d4da654a0d24eb241384c1be39792f138739506ab046318",
     "regs": "cb593dfaea407db6b14a92513f632bef6a82b5b21f8837ffee10595b19c910a9",
     "groups": "2dc9c75119aab5b00e392a0031df64e8c5f87e11349e500b235d0635d43aa6cb",
+    "restated": "7eeaff2897fec6405929665b73911c3c0d95d68c83fadc6cbe24c00516204818",
 }
 
 
@@ -62,7 +63,17 @@ def solve_groups(question: str) -> int:
     return eval(asked, {}, names) % 10
 
 
-SOLVERS = {"chain": solve_chain, "add": solve_add, "regs": solve_regs, "groups": solve_groups}
+def solve_restated(question: str) -> int:
+    return solve_regs(question.replace("Set all ", "Set "))
+
+
+SOLVERS = {
+    "chain": solve_chain,
+    "add": solve_add,
+    "regs": solve_regs,
+    "groups": solve_groups,
+    "restated": solve_restated,
+}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -125,4 +136,16 @@ def test_the_answer_restates_what_the_thinking_found(task):
         for name, value in re.findall(r"([a-z]) is (\d)", answer):
             found = re.findall(rf"(?:So|Now) {name} is (\d)", thinking)
             # A register that no operation wrote to keeps the value of the question.
-            assert found[-1:] == [value] or (task == "regs" and not found)
+            assert found[-1:] == [value] or (task in ("regs", "restated") and not found)
+
+
+def test_restated_thinking_repeats_every_register_after_every_second_operation():
+    for problem in problems("restated", count=40):
+        start, operations = re.search(r"Set all (.*?)\. (.*) Find", problem.question).groups()
+        texts = write_completion("restated", problem.question, Random(6)).split("So all: ")
+        done = [line.split(": ")[1] for line in operations.rstrip(".").split(". ")]
+        assert len(texts) == 1 + len(done) // 2
+        for count, text in enumerate(texts[1:], start=1):
+            names: dict[str, int] = {}
+            exec("\n".join([*start.split(", "), *done[: 2 * count]]), {}, names)
+            assert text.startswith(", ".join(f"{name} is {value % 10}" for name, value in names.items()) + ". ")

@@ -11,8 +11,14 @@ from harness.toy.paths import WEIGHTS
 from harness.toy.tasks import TASKS, problems
 from scripts.toy_tokenizer import build_tokenizer
 
-MODELS = ("toy_qwen", "toy_llama")
+STATED_ONCE = ("chain", "add", "regs", "groups")
+MODELS = {
+    "toy_qwen": STATED_ONCE,
+    "toy_llama": STATED_ONCE,
+    "toy_qwen_restated": (*STATED_ONCE, "restated"),
+}
 LABELS = ("answer", "far_max", "later", "answer_far_max")
+HEADS = [(name, label) for name in MODELS for label in LABELS if label == "far_max" or "restated" not in name]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +29,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def greedy(model, tokenizer, question, max_new_tokens=400):
+def greedy(model, tokenizer, question, max_new_tokens=576):
     chat = [{"role": "user", "content": question}]
     inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
@@ -35,12 +41,12 @@ def test_model_reasons_to_right_answers(name):
     model = AutoModelForCausalLM.from_pretrained(WEIGHTS / name, dtype=torch.float32).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(WEIGHTS / name)
     right = 0
-    for task in TASKS:
+    for task in MODELS[name]:
         for problem in problems(task, count=2):
             text = greedy(model, tokenizer, problem.question)
             assert "</think>" in text
             right += text.endswith(f"\\boxed{{{problem.answer}}}<eos>")
-    assert right >= 6
+    assert right >= 2 * len(MODELS[name]) - 2
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -64,8 +70,7 @@ def test_saved_tokenizer_is_the_built_one(name):
             assert saved.encode(problem.question) == built.encode(problem.question)
 
 
-@pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "label"), HEADS)
 def test_predictor_belongs_to_its_model(name, label):
     folder = WEIGHTS / "predictors" / name / label
     assert (folder / "predictor.safetensors").stat().st_size <= 300_000
