@@ -342,7 +342,8 @@ def test_waiting_cancelled_and_second_submissions(
 
 def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path) -> None:
     run = tmp_path / "default"
-    first = submit(cluster, tmp_path, *SMALL)
+    two = ("launcher.shards=2", "launcher.parallel=2")
+    first = submit(cluster, tmp_path, *two)
     wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
     pids = [task.pid for task in running_tasks(run)]
     for pid in pids:  # a quick machine would be done before it is struck
@@ -354,6 +355,6 @@ def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, 
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     wait_until_empty(cluster)
-    submit(cluster, tmp_path, *SMALL)
+    submit(cluster, tmp_path, *two)
     wait_until_empty(cluster)
-    record("scancel of one task at work", cancelled, is_equal(run, reference))
+    record("scancel of one task at work", cancelled, completions(run) == reference)
