@@ -504,7 +504,8 @@ def plain_disk_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = error.filename2 or directory  # the file that the system did not let be replaced, if it was one
+        is_folder = isinstance(error, IsADirectoryError)  # a folder stands where the file belongs
+        place = (error.filename2 or error.filename if is_folder else None) or directory
         raise UserError(
             f"{place} cannot be written to ({error.strerror}): make room or set results_dir= elsewhere, then run "
             "the same command again; what is stored stays and is not made anew."
