@@ -504,8 +504,9 @@ def plain_disk_errors(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        is_folder = isinstance(error, IsADirectoryError)  # a folder stands where the file belongs
-        place = (error.filename2 or error.filename if is_folder else None) or directory
+        place = directory
+        if isinstance(error, IsADirectoryError):  # a folder stands where the file belongs
+            place = error.filename2 or error.filename or directory
         raise UserError(
             f"{place} cannot be written to ({error.strerror}): make room or set results_dir= elsewhere, then run "
             "the same command again; what is stored stays and is not made anew."

@@ -279,6 +279,12 @@ class BudgetPolicy(Policy):
         return question_length if self.question_rule == "on_top" else 0
 
 
+def check_fraction(name: str, value: float, kind: str = "") -> None:
+    """Raise ValueError unless the setting lies from 0 to 1; `kind` ("a share ") says in the message what it is."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"policy.{name}={value} is out of range: {kind}from 0 to 1.")
+
+
 def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
     """The keep_ratio and budget that go back to `rows` rows when a step has found `every` more.
 

@@ -33,7 +33,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Product of inputs [tokens, width] and weight [outputs, width], plus bias [outputs]: [tokens, outputs].
 
-    On the CPU a token's outputs have the same bits in every multiple of `kernels.implementation.TOKEN_BLOCK` tokens.
+    On the CPU a token's outputs have the same bits in every multiple of `kernels.blocks.TOKEN_BLOCK` tokens.
     """
     return torch.nn.functional.linear(inputs, weight, bias)
 

@@ -4,7 +4,8 @@ r"""Train a toy model from scratch on the toy tasks, on one CPU core in about ha
     python scripts/train_toy_models.py --arch qwen  --out harness/toy/weights/toy_qwen
     python scripts/train_toy_models.py --arch llama --out harness/toy/weights/toy_llama
     python scripts/train_toy_models.py --arch qwen --out harness/toy/weights/toy_qwen_restated \
-        --start harness/toy/weights/toy_qwen --tasks chain,add,regs,groups,restated --tokens 6000000 --lr 1e-3
+        --start harness/toy/weights/toy_qwen --tasks chain,add,regs,groups,restated \
+        --tokens 6000000 --lr 1e-3 --ramp 0.2
 
 The work folder keeps a checkpoint, from which the same command goes on. All random numbers follow from --seed.
 """
@@ -285,7 +286,8 @@ class Training:
             "tokens": self.args.tokens,
         }
         if self.args.start:
-            options |= {"start": self.args.start, "lr": self.args.lr, "tasks": ",".join(self.args.tasks)}
+            options |= {"start": self.args.start, "lr": self.args.lr, "ramp": self.args.ramp}
+            options["tasks"] = ",".join(self.args.tasks)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return f"python scripts/{Path(__file__).name} {shlex.join(words)}"
 

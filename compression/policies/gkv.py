@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from compression.policies.observation import newest_attention
 from compression.policies.rkv import RKV
-from compression.policy import CacheView
+from compression.policy import CacheView, check_fraction
 from compression.signals import RowMemory, Signal
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class GKV(RKV):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"policy.decay={self.decay} is out of range: from 0 to 1.")
+        check_fraction("decay", self.decay)
 
     @property
     def signals(self) -> tuple[Signal, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from compression.policies.observation import newest_attention
 from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView
+from compression.policy import CacheView, check_fraction
 from compression.signals import AttentionMass, RecentQueries, Signal
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class H2O(VariantPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.recent <= 1:
-            raise ValueError(f"policy.recent={self.recent} is out of range: a share from 0 to 1.")
+        check_fraction("recent", self.recent, "a share ")
 
     @property
     def signals(self) -> tuple[Signal, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView
+from compression.policy import CacheView, check_fraction
 from compression.signals import AttentionMass, Signal
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ class Inertia(VariantPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"policy.decay={self.decay} is out of range: from 0 to 1.")
+        check_fraction("decay", self.decay)
 
     @property
     def signals(self) -> tuple[Signal, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from compression.policies.observation import ObservationPolicy
-from compression.policy import CacheView
+from compression.policy import CacheView, check_fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +38,7 @@ class RKV(ObservationPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mix <= 1:
-            raise ValueError(f"policy.mix={self.mix} is out of range: a weight from 0 to 1.")
+        check_fraction("mix", self.mix, "a weight ")
 
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window] importance less redundancy."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compression.policies.observation import ObservationPolicy
-from compression.policy import CacheView
+from compression.policy import CacheView, check_fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +36,7 @@ class VaSE(ObservationPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.large <= 1:
-            raise ValueError(f"policy.large={self.large} is out of range: a share from 0 to 1.")
+        check_fraction("large", self.large, "a share ")
         if self.sinks < 0:
             raise ValueError(f"policy.sinks={self.sinks} is out of range: at least 0.")
 

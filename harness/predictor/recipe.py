@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -16,9 +16,9 @@ from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
 from harness.predictor.kinds import LABEL_KINDS, LabelKind
 from harness.settings import CONF, build, plain_config_errors
+from harness.toy.tasks import TASKS
 from kernels.implementation import Implementation, check_available
 
-ToyTask = Literal["chain", "add", "regs", "groups", "restated"]
 AtLeastOne = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 
@@ -29,7 +29,7 @@ class Recipe:
 
     out: Path
     toy_problems: int | None
-    toy_tasks: Annotated[list[ToyTask], Field(min_length=1)]
+    toy_tasks: Annotated[list[str], Field(min_length=1)]
     draws: AtLeastOne
     seed: int
     slots: int | None
@@ -51,6 +51,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_available(self.impl)
+        if not set(self.toy_tasks) <= TASKS.keys():
+            raise UserError(
+                f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(TASKS)}."
+            )
         if self.text is not None and not Path(self.text).is_file():
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
         if len(set(self.label)) < len(self.label):

@@ -64,18 +64,19 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             with suppress(OSError):
                 status.write(job.run_directory)
             raise
+        own_pairs, new_pairs = job.own_pairs, job.new_pairs
         for cell_id, store in stores.items():
-            status.cells[cell_id].finished = len(store.finished_pairs.intersection(job.own_pairs))
-            progress.update(len(store.finished_pairs.intersection(job.new_pairs)))
+            status.cells[cell_id].finished = len(store.finished_pairs.intersection(own_pairs))
+            progress.update(len(store.finished_pairs.intersection(new_pairs)))
         stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
         reporter = stack.enter_context(Reporter(job.run_directory, status))
         decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
         for store in stores.values():
             grader.grade_cell(store.directory, shard=job.shard)
-        enough = _enough_draws(job, grader)
+        enough, plan = _enough_draws(job, grader), job.plan
         for cell_id, store in stores.items():
             if cell_id in enough:
-                store.mark_done(job.problem_ids, enough[cell_id], job.plan)
+                store.mark_done(job.problem_ids, enough[cell_id], plan)
     if len(enough) < len(job.cells):  # there is another round
         status.state = "queued"
         with suppress(OSError):

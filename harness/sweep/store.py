@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -108,22 +108,14 @@ class CellStore:
         records.drop_torn_line(self._completions)
         quarantine_broken_lines(self._completions)
         self._completions.touch()
-        self.finished_pairs = self.read_finished_pairs()
-
-    def read_finished_pairs(self) -> set[Pair]:
-        """Read (problem_id, draw) of every completion that any shard has stored."""
-        return stored_pairs(self.directory)
+        self.finished_pairs = stored_pairs(self.directory)
 
     def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
         """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted."""
         if not wanted:
             return iter(())
-        return (
-            row for row in records.latest_rows(self._files(), Completion, on_bad=records.ignore) if row.key in wanted
-        )
-
-    def _files(self) -> Iterable[Path]:
-        return shard_files(self.directory, records.COMPLETIONS_FILE).values()
+        rows = records.read_shards(self.directory, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
+        return (row for row in rows if row.key in wanted)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -170,7 +162,7 @@ class CellStore:
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
-        self.finished_pairs |= self.read_finished_pairs()
+        self.finished_pairs |= stored_pairs(self.directory)
         with records.plain_disk_errors(self.directory):
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
