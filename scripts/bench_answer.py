@@ -29,7 +29,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from bench_engine import Peer
+from bench_engine import Peer, stock_network
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 from tqdm import tqdm
@@ -136,7 +136,8 @@ class PaperLoop(Peer):
     def __init__(self, job: Job, model: LoadedModel, policy: DynTS) -> None:
         self.pairs, self.model, self.seed = job.pairs, model, job.seed
         prompts = {problem.id: model.prompt_ids(problem.prompt) for problem in job.benchmark.problems}
-        super().__init__(job, [prompts[problem_id] for problem_id, _ in job.pairs], policy)
+        prompts_of_pairs = [prompts[problem_id] for problem_id, _ in job.pairs]
+        super().__init__(stock_network(job), prompts_of_pairs, policy, job.decoding)
 
     @torch.inference_mode()
     def completions(self) -> Iterator[Completion]:

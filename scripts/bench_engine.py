@@ -33,7 +33,7 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -43,7 +43,7 @@ from compression.policies.dynts import DynTS
 from compression.policy import Policy
 from compression.predictor import load_predictor
 from harness.decode.engine import Engine
-from harness.decode.request import Branch, Request, needed_capacity
+from harness.decode.request import Branch, DecodingConfig, Request, needed_capacity
 from harness.decode.sampling import sample
 from harness.models.load import LoadedModel, load_model
 from harness.provenance import describe_code, describe_hardware
@@ -72,7 +72,7 @@ def main() -> None:
 def compare(args: argparse.Namespace) -> None:
     job, model, prompts = prepare(args, args.problems)
     policies = {cell.policy.name: cell.policy for cell in job.cells}
-    peer = Peer(job, prompts, policies["dynts"])
+    peer = Peer(stock_network(job), prompts, policies["dynts"], job.decoding)
     contenders: dict[str, Callable[[], int]] = {}
     for batch in args.batches:
         contenders[f"generate, batch {batch}"] = partial(peer.generate, batch)
@@ -161,16 +161,20 @@ def products(model: LoadedModel, prompts: Prompts, policy: Policy, slots: int) -
     return run
 
 
+def stock_network(job: Job) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(job.model.path, dtype=torch.float32).eval()
+
+
 class Peer:
     """Static batches over a stock transformers model, every row to the end of its batch."""
 
-    def __init__(self, job: Job, prompts: Prompts, policy: DynTS) -> None:
-        self.network = AutoModelForCausalLM.from_pretrained(job.model.path, dtype=torch.float32).eval()
+    def __init__(self, network: PreTrainedModel, prompts: Prompts, policy: DynTS, decoding: DecodingConfig) -> None:
+        self.network = network
         self.pad = self.network.generation_config.pad_token_id or 0
         eos = self.network.generation_config.eos_token_id
-        self.stops = torch.tensor(eos if isinstance(eos, list) else [eos])
-        self.head = load_predictor(Path(str(policy.predictor)))
-        self.decoding, self.prompts, self.policy = job.decoding, prompts, policy
+        self.stops = torch.tensor(eos if isinstance(eos, list) else [eos], device=network.device)
+        self.head = load_predictor(Path(str(policy.predictor)), dtype=network.dtype).to(network.device)
+        self.decoding, self.prompts, self.policy = decoding, prompts, policy
 
     def batches(self, size: int) -> list[tuple[Tensor, Tensor]]:
         """Token ids and mask [batch, longest], padded in front."""
@@ -180,7 +184,7 @@ class Peer:
             width = max(map(len, batch))
             ids = torch.tensor([[self.pad] * (width - len(p)) + list(p) for p in batch])
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in batch])
-            found.append((ids, mask))
+            found.append((ids.to(self.network.device), mask.to(self.network.device)))
         return found
 
     @torch.inference_mode()
@@ -211,20 +215,24 @@ class Peer:
 
     def uniform(self, positions: Tensor) -> Tensor:
         """A random number for the next token of each row, [batch], at its position in the text."""
-        return torch.rand(len(positions), dtype=torch.float64)
+        return torch.rand(len(positions), dtype=torch.float64, device=positions.device)
+
+    def go_on(self) -> bool:
+        """Whether the loop has time for another step."""
+        return True
 
     def decode(self, ids: Tensor, mask: Tensor) -> Tensor:
         questions = mask.sum(-1)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         scores = torch.where(mask.bool(), torch.inf, -torch.inf)  # a question always stays, padding never
         cache, feed, written = DynamicCache(), ids, []
-        done = torch.zeros(len(ids), dtype=torch.bool)
-        while len(written) < self.decoding.max_new_tokens and not done.all():
+        done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+        while len(written) < self.decoding.max_new_tokens and not done.all() and self.go_on():
             output = self.network.model(
                 input_ids=feed, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
             )
             if written:
-                scores = torch.cat([scores, self.head(output.last_hidden_state[:, -1:])], dim=-1)
+                scores = torch.cat([scores, self.head(output.last_hidden_state[:, -1:]).float()], dim=-1)
             if int((mask.sum(-1) - questions).max()) > self.policy.budget:
                 mask, scores = self.evict(cache, mask, scores, questions)
             logits = self.network.lm_head(output.last_hidden_state[:, -1])
@@ -232,7 +240,7 @@ class Peer:
             written.append(token)
             done |= torch.isin(token, self.stops)
             feed, positions = token[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, torch.ones(len(ids), 1, dtype=mask.dtype)], dim=-1)
+            mask = torch.cat([mask, mask.new_ones(len(ids), 1)], dim=-1)
         return torch.stack(written, dim=-1)
 
     def evict(self, cache: DynamicCache, mask: Tensor, scores: Tensor, questions: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +258,7 @@ class Peer:
         for layer in cache.layers:
             rows = index[:, None, :, None].expand(-1, layer.keys.shape[1], -1, layer.keys.shape[3])
             layer.keys, layer.values = layer.keys.gather(2, rows), layer.values.gather(2, rows)
-        mask = torch.stack([torch.arange(width) >= width - len(p) for p in kept]).to(mask.dtype)
+        mask = torch.stack([torch.arange(width, device=mask.device) >= width - len(p) for p in kept]).to(mask.dtype)
         return mask, scores.gather(-1, index).where(mask.bool(), -torch.inf)
 
 

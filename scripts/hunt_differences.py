@@ -1,7 +1,7 @@
 """Hunt for completions that depend on what was decoded beside them, bit for bit.
 
     python scripts/hunt_differences.py --models toy_qwen toy_llama --rows 200000
-    python scripts/hunt_differences.py --dtype bfloat16 --rows 20000
+    python scripts/hunt_differences.py --dtype bfloat16 --rows 20000    # on a GPU: --impl triton
     python scripts/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
 
 Each round decodes one grid through the harness, first as the reference, with 100 slots, whole and in order, and then
@@ -280,6 +280,7 @@ def prepare(
         "policy.local_window=24",
         f"decoding.max_new_tokens={tokens}",
         f"invariant={arguments.invariant}",
+        f"impl={arguments.impl}",
         f"seed={seed}",
         f"draws={arguments.draws}",
         f"policy.question={question}",
@@ -358,6 +359,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", default=["toy_qwen", "toy_llama"])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--invariant", default="true")
+    parser.add_argument("--impl", default="torch", choices=["torch", "triton"])
     parser.add_argument("--rows", type=int, default=2000, help="rows to compare")
     parser.add_argument("--runs", type=int, default=6, help="runs per round beside the reference")
     parser.add_argument("--problems", type=int, default=50)

@@ -1,4 +1,4 @@
-"""Every console script explains itself on one screen and ends with the status that the README says."""
+"""Every console script explains itself on one screen and ends with the status that docs/sweep.md says."""
 
 import contextlib
 import importlib
@@ -258,7 +258,7 @@ def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_pa
         "from harness.sweep.command import main; main()\n"
     )
     command.chmod(0o755)
-    line = next(line for line in (ROOT / "README.md").read_text().splitlines() if "-sc install=bash" in line)
+    line = next(line for line in (ROOT / "docs/sweep.md").read_text().splitlines() if "-sc install=bash" in line)
     # As bash does it at a Tab: the function that `complete -F` names fills COMPREPLY.
     script = (
         f'PATH="{tmp_path}:$PATH"\n{line.partition("#")[0]}\nCOMP_LINE="{typed}"; COMP_POINT=${{#COMP_LINE}}\n'
@@ -274,8 +274,8 @@ def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_pa
 
 
 def documented() -> dict[int, str]:
-    """The README's table of exit statuses: which commands each is of."""
-    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    """The table of exit statuses: which commands each is of."""
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", (ROOT / "docs/sweep.md").read_text(), re.MULTILINE)
     return {int(code): commands for code, commands in rows}
 
 

@@ -157,7 +157,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         tokenizer = _load_tokenizer(config)
         if config.random_weights:
             torch.manual_seed(0)
-            network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
+            with torch.device(device_of(config)):  # a CPU takes minutes to draw the weights of a large model
+                network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
             network = AutoModelForCausalLM.from_pretrained(
                 config.path,

@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Every claim about GPUs, measured on one: tests, grids, whole texts at R1 sizes, kernels, a sweep beside its estimate.
+#
+#     scripts/gpu_day.sh OUT                    # all parts, about an hour on one large GPU
+#     scripts/gpu_day.sh OUT tests r1_qwen_7b   # these parts alone
+#     SMALL=1 scripts/gpu_day.sh OUT            # small shapes, on the CPU too: whether the script works, never a time
+#
+# A part takes less than ten minutes and may run again alone. Its output is OUT/PART.log, its tables lie beside it, and
+# OUT/summary.txt has a line for each part. Send the folder. The package must be installed (`make setup`); nothing is
+# downloaded, and weights at R1 sizes are random, on which speed and memory do not depend.
+set -u -o pipefail
+cd "$(dirname "$0")/.."
+[ $# -ge 1 ] || { sed -n '2,11p' "$0"; exit 2; }
+OUT=$(realpath -m "$1")
+shift
+mkdir -p "$OUT"
+SMALL=${SMALL:-}
+PYTHON=${PYTHON:-python}
+KVSWEEP="$PYTHON -c 'from harness.console import kvsweep; kvsweep()'"
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+
+# The parts' sizes: those of the claims, or such as a CPU does in minutes.
+if [ -n "$SMALL" ]; then
+    SHAPE="model.config.num_hidden_layers=2 model.config.hidden_size=256 model.config.intermediate_size=512"
+    SHAPE="$SHAPE model.config.num_attention_heads=4 model.config.num_key_value_heads=2 model.config.head_dim=64"
+    SHAPE="$SHAPE model.config.vocab_size=1000 model.dtype=float32"
+    IMPL=torch IMPLS=torch INVARIANT="--invariant true"
+    TEXTS="--tokens 256 --question 40 --seconds 20 --batches 4 --texts 8 --head-widths 64"
+    SHAPE="$SHAPE policy.budget=96 policy.local_window=32"
+    STEP="--slots 1 4 --lengths 64 256 --steps 3"
+    KERNELS="--tiny" INTERPRET=1
+    DEMO="benchmark.limit=2 grid.keep_ratio=[0.3] grid.local_window=[48]" GREEDY=10 ROWS=100
+    SWEEP="grid.keep_ratio=[0.3,0.5] grid.local_window=[32] decoding.max_new_tokens=200"
+else
+    SHAPE=""
+    IMPL=triton IMPLS="torch triton" INVARIANT="--invariant true"
+    TEXTS="--tokens 16384 --seconds 90 --batches 20 64"
+    STEP="--slots 1 32 128 --lengths 1024 4096 5001 16384"
+    KERNELS="" INTERPRET=0
+    DEMO="" GREEDY=100 ROWS=20000
+    SWEEP="policy.budget=1200 grid.keep_ratio=[0.2,0.4] grid.local_window=[200,400] decoding.max_new_tokens=2000"
+fi
+
+tests() { # kernels, engine, replayed graphs, races, memory
+    $PYTHON -m pytest -q -m gpu tests
+}
+
+demo() { # the demo with each implementation, compared
+    for impl in $IMPLS; do
+        eval "$KVSWEEP -m experiment=demo draws=1 impl=$impl results_dir=$OUT/runs run_name=demo_$impl $DEMO" || return
+    done
+    [ -z "$SMALL" ] || return 0
+    $PYTHON -m analysis.compare "$OUT/runs/demo_torch" "$OUT/runs/demo_triton"
+}
+
+greedy() { # the same tokens on the CPU and here, in float32
+    local grid="benchmark=toy_chain decoding=greedy decoding.max_new_tokens=448 policy.question=on_top policy.budget=128"
+    grid="$grid policy.local_window=48 policy.keep_ratio=0.3 grid.policy=[full,dynts,snapkv,h2o] benchmark.limit=$GREEDY"
+    eval "$KVSWEEP $grid model.device=cpu results_dir=$OUT/runs run_name=greedy_cpu" || return
+    for impl in $IMPLS; do
+        eval "$KVSWEEP $grid impl=$impl results_dir=$OUT/runs run_name=greedy_$impl" || return
+        $PYTHON scripts/same_texts.py "$OUT/runs/greedy_cpu" "$OUT/runs/greedy_$impl" || return
+    done
+}
+
+texts_of() { # whole texts at R1 sizes beside transformers; the peers in a part of their own
+    # shellcheck disable=SC2086
+    $PYTHON scripts/bench_r1.py "model=$1" $SHAPE $TEXTS --impl $IMPL --contenders "${@:2}"
+}
+r1_qwen_7b() { texts_of r1_qwen_7b dynts full padded; }
+r1_qwen_7b_peers() { texts_of r1_qwen_7b generate continuous; }
+r1_llama_8b() { texts_of r1_llama_8b dynts full padded; }
+r1_llama_8b_peers() { texts_of r1_llama_8b generate continuous; }
+invariant() { # the price of the same bits in every batch
+    # shellcheck disable=SC2086
+    $PYTHON scripts/bench_r1.py model=r1_qwen_7b $SHAPE $TEXTS --impl $IMPL --contenders dynts full $INVARIANT
+}
+
+kernels() { # every kernel beside its peers and the copy bandwidth
+    # shellcheck disable=SC2086
+    TRITON_INTERPRET=$INTERPRET $PYTHON scripts/bench_kernels.py $KERNELS --output "$OUT/kernels.md"
+}
+
+steps() { # a step over the time to read weights and cache once
+    for model in r1_qwen_7b r1_llama_8b; do
+        # shellcheck disable=SC2086
+        $PYTHON scripts/bench_roofline.py "model=$model" $SHAPE $STEP --impl $IMPL || return
+    done
+}
+
+hunt() { # completions that depend on their neighbours, bit for bit
+    $PYTHON scripts/hunt_differences.py --dtype bfloat16 --impl $IMPL --rows $ROWS --problems 20
+}
+
+sweep() { # the paper's grid at a twentieth, and the estimate of --dry-run beside what it took
+    local grid="model=r1_qwen_7b model.random_weights=true benchmark=toy_chain policy=window impl=$IMPL $SHAPE"
+    grid="$grid 'grid.policy=[full,random,window]' $SWEEP results_dir=$OUT/runs run_name=twentieth"
+    eval "$KVSWEEP $grid benchmark.limit=1" || return
+    eval "$KVSWEEP $grid benchmark.limit=5 --dry-run" || return
+    local begin
+    begin=$(date +%s)
+    eval "$KVSWEEP $grid benchmark.limit=5" || return
+    echo "the sweep took $(($(date +%s) - begin)) s from the command to its end"
+}
+
+PARTS=(tests demo greedy r1_qwen_7b r1_qwen_7b_peers r1_llama_8b r1_llama_8b_peers invariant kernels steps hunt sweep)
+[ $# -gt 0 ] || set -- "${PARTS[@]}"
+for part in "$@"; do
+    [[ " ${PARTS[*]} " == *" $part "* ]] || { echo "no part $part: choose among ${PARTS[*]}" >&2; exit 2; }
+done
+failed=0
+for part in "$@"; do
+    begin=$(date +%s)
+    if "$part" >"$OUT/$part.log" 2>&1; then word=done; else word=FAILED failed=1; fi
+    echo "$part: $word in $(($(date +%s) - begin)) s" | tee -a "$OUT/summary.txt"
+done
+exit $failed
