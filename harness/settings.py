@@ -1,10 +1,12 @@
-"""The configuration: the folder of its YAML files, and the way from their sections to checked dataclasses.
+"""The configuration: the folders of its YAML files, and the way from their sections to checked dataclasses.
 
 `${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration,
 `${below:RESULTS_DIR,RUN_NAME}` the folder of a run.
 """
 
 import dataclasses
+import os
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,13 +24,47 @@ from harness.toy.paths import WEIGHTS
 _BESIDE_REPOSITORY = Path(__file__).resolve().parent.parent / "conf"
 _INSIDE_WHEEL = Path(__file__).resolve().parent / "conf"
 CONF = _INSIDE_WHEEL if _INSIDE_WHEEL.is_dir() else _BESIDE_REPOSITORY
+OWN_FOLDER_MARK = "kvsweep.yaml"
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
+
+
+def own_folder() -> Path | None:
+    """The folder ./conf if `kvsweep init` made it: its choices stand beside those of the package."""
+    folder = Path.cwd() / "conf"
+    return folder if (folder / OWN_FOLDER_MARK).is_file() else None
+
+
+def conf_files(group: str) -> dict[str, Path]:
+    """The YAML files of a group of the configuration by name, those of one's own folder too."""
+    own = own_folder()
+    folders = [CONF, own] if own else [CONF]
+    files = [path for folder in reversed(folders) for path in (folder / group).glob("*.yaml")]
+    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
+
+
+def choices(group: str) -> list[str]:
+    """The names in a group of the configuration, sorted."""
+    return list(conf_files(group))
+
+
+def own_overrides() -> list[str]:
+    """The override by which Hydra finds one's own folder, and Python the classes that the folder's YAMLs name.
+
+    Processes that this one starts find the classes by the environment.
+    """
+    own = own_folder()
+    if own is None:
+        return []
+    here = str(own.parent)
+    if here not in sys.path:
+        sys.path.insert(0, here)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    return [f"hydra.searchpath=[{own.as_uri()}]"]
 
 
 def _choices(group: str) -> str:
     """The names in a group of the configuration, as `kvsweep --help` shows them."""
-    names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    return textwrap.fill(", ".join(names), width=92, subsequent_indent=" " * 13)
+    return textwrap.fill(", ".join(choices(group)), width=92, subsequent_indent=" " * 13)
 
 
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)

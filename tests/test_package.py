@@ -117,6 +117,40 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
     assert (tmp_path / "results/demo/report/report.html").is_file()
 
 
+@pytest.mark.slow
+def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
+    def kvsweep(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        program = "from harness.sweep.command import main; main()"
+        environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
+        return subprocess.run(
+            [sys.executable, "-c", program, *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    assert kvsweep("init", "mine", folder=tmp_path).returncode == 0
+    mine = tmp_path / "mine"
+    refused = kvsweep("init", "mine", folder=tmp_path)
+    assert (refused.returncode, refused.stderr.strip()[-50:]) == (
+        2,
+        "is there already: name a new folder, or an empty one."[-50:],
+    )
+    # In processes of their own, which must find the class too.
+    sweep = ["-m", "experiment=mine", "benchmark.limit=2", "grid.keep_ratio=[0.2]", "grid.local_window=[32]"]
+    ended = kvsweep(*sweep, "launcher=local", folder=mine)
+    assert ended.returncode == 0, ended.stderr
+    names = {yaml.safe_load(path.read_text())["policy"]["name"] for path in mine.glob("results/runs/mine/*/cell.yaml")}
+    assert names == {"full", "dynts", "random", "spread"}
+    assert len(list(mine.glob("results/runs/mine/*/DONE"))) == 4
+    help_text = kvsweep("--help", folder=mine).stdout
+    assert "spread" in help_text
+    assert "spread" not in kvsweep("--help", folder=tmp_path).stdout
+
+
 def test_every_dependency_is_bounded_by_what_the_tests_ran_with() -> None:
     """The upper bound is at most the next major version (of 0.x the next minor) after the pinned one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -17,7 +17,7 @@ from harness.decode.request import Branch, Request
 from harness.models.config import ModelConfig
 from harness.predictor.recipe import compose_config
 from harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
-from harness.settings import CONF, build, plain_config_errors
+from harness.settings import build, choices, plain_config_errors
 from harness.sweep.job import Job, build_policies, check_predictors, make_job, read_shape
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TextSource:
         """
         if not names:
             return []
-        known = sorted(path.stem for path in (CONF / "policy").glob("*.yaml"))
+        known = choices("policy")
         if unknown := sorted(set(names) - set(known)):
             raise UserError(f"--scores {unknown[0]} is no policy: choose from {', '.join(known)}.")
         values: Any = OmegaConf.to_container(self.config)

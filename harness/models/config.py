@@ -45,6 +45,8 @@ class ModelConfig:
     safetensors_only: bool = True
     predictor: str | None = None
     statistics: str | None = None
+    # Read by conf/policy and conf/decoding alone.
+    sizes: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("think_start", "think_end"):

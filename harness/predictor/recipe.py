@@ -15,7 +15,7 @@ from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
 from harness.predictor.kinds import LABEL_KINDS, LabelKind
-from harness.settings import CONF, build, plain_config_errors
+from harness.settings import CONF, build, choices, own_overrides, plain_config_errors
 from harness.toy.tasks import TASKS
 from kernels.implementation import Implementation, check_available
 
@@ -91,9 +91,8 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides; raise a UserError where a setting is wrong."""
     names = [a.partition("=")[2] for a in arguments if a.startswith("recipe=")]
     name = names[-1] if names else "toy"
-    choices = sorted(path.stem for path in (CONF / "predictor").glob("*.yaml"))
-    if name not in choices:
-        raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices)}.")
+    if name not in choices("predictor"):
+        raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices('predictor'))}.")
     config = compose_config(f"predictor/{name}", [a for a in arguments if not a.startswith("recipe=")])
     # conf/predictor/r1.yaml leaves the file open, which only the writing of traces needs.
     benchmark = config.get("benchmark")
@@ -109,7 +108,7 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
 def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
     """The configuration `conf/<name>.yaml` with KEY=VALUE overrides."""
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return compose(name, list(overrides))
+        return compose(name, [*own_overrides(), *overrides])
 
 
 def read_manifest(recipe: Recipe) -> dict[str, Any]:

@@ -26,6 +26,11 @@ SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "
 @one_sentence("kvsweep", "interrupted; the same command goes on where this one stopped.")
 def main() -> None:
     """Console script: exit code 0 done, 1 a job failed, 2 bad input, 3 locked by another process, 130 interrupted."""
+    if sys.argv[1:2] == ["init"]:
+        from harness.sweep.init import init
+
+        init(sys.argv[2:])
+        return
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     # Every press of kvpress has arguments of its own, which no YAML can list; ++ lets Hydra take any.
@@ -90,8 +95,10 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
     import hydra
     from hydra.errors import HydraException
 
-    from harness.settings import CONF, plain_config_errors
+    from harness.settings import CONF, own_overrides, plain_config_errors
 
+    if not any(argument.startswith("hydra.searchpath=") for argument in sys.argv):
+        sys.argv += own_overrides()
     with plain_config_errors():
         try:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(collect)()

@@ -30,7 +30,7 @@ from harness.benchmarks.load import Benchmark, load_problems
 from harness.decode.request import DecodingConfig, build_decoding
 from harness.models.config import ModelConfig
 from harness.provenance import command_line
-from harness.settings import CONF, build, plain, whole_number
+from harness.settings import CONF, build, choices, conf_files, plain, whole_number
 from harness.sweep.cell import Cell
 from harness.sweep.heartbeat import policy_label, task_name
 from harness.sweep.store import is_done
@@ -274,7 +274,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     """
     grid = build(GridAxes, "grid", config.grid)
     composed = plain(config.policy)
-    _refuse_two_sizes(composed, grid)
+    _refuse_two_sizes(composed, grid, config)
     names = grid.policy or [composed["name"]]
     axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
@@ -287,11 +287,13 @@ def build_policies(config: DictConfig) -> list[Policy]:
     return list(dict.fromkeys(policies))
 
 
-def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes) -> None:
+def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
     """Refuse a size that is given both by rows and every and by keep_ratio and budget."""
     if composed.get("rows") is None and composed.get("every") is None:
         return
-    usual = _policy_file(CONF / "policy" / "base" / "budget.yaml")
+    # Merged into the rest of the configuration, so that ${model.sizes.budget} finds what it names.
+    model = OmegaConf.masked_copy(config, ["model"])
+    usual = OmegaConf.merge(model, {"policy": _policy_file("base/budget")}).policy
     for name in ("keep_ratio", "budget"):
         axis = getattr(grid, name)
         given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
@@ -327,23 +329,21 @@ def build_policy(values: Mapping[str, Any]) -> Policy:
 
 
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
-    path = CONF / "policy" / f"{name}.yaml"
-    if not path.is_file():
-        choices = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise UserError(f"grid.policy={name} is unknown: choose from {choices}.")
+    if name not in choices("policy"):
+        raise UserError(f"grid.policy={name} is unknown: choose from {', '.join(choices('policy'))}.")
     # Merged into the rest of the configuration, so that ${model.predictor} and the like find what they name.
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
-    whole = OmegaConf.merge(rest, {"policy": _policy_file(path)})
+    whole = OmegaConf.merge(rest, {"policy": _policy_file(name)})
     values = plain(whole.policy)
     shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
     return {**values, **shared}
 
 
-def _policy_file(path: Path) -> DictConfig:
+def _policy_file(name: str) -> DictConfig:
     """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
-    own = OmegaConf.load(path)
+    own = OmegaConf.load(conf_files("policy").get(name, CONF / "policy" / f"{name}.yaml"))
     assert isinstance(own, DictConfig)
-    bases = [path.parent / f"{name}.yaml" for name in own.pop("defaults", []) if name != "_self_"]
+    bases = [base for base in own.pop("defaults", []) if base != "_self_"]
     return OmegaConf.merge(*map(_policy_file, bases), own)  # type: ignore[return-value]
 
 
