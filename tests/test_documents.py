@@ -36,7 +36,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # Typed out in full in a test of its own.
 ELSEWHERE = {
-    'eval "$(kvsweep -sc install=bash)"': "tests/test_commands.py",
+    'eval "$(kvsweep -sc install=bash)"': "tests/test_commands.py: -sc install=bash",
+    "kvsweep init mine": 'tests/test_package.py: kvsweep("init", "mine"',
     "kvsweep policy=oldest": "test_the_policy_of_the_page_works_as_printed",
 }
 # Every word of the code in quotes that looks like a file's name: what a run or a report writes is among them.
@@ -153,8 +154,8 @@ def test_every_command_works(
     monkeypatch.chdir(tmp_path)
     program, *words = shlex.split(command)
     if command in ELSEWHERE:
-        place = ELSEWHERE[command]
-        assert place in globals() or "install=bash" in (ROOT / place).read_text()
+        place, _, text = ELSEWHERE[command].partition(": ")
+        assert place in globals() or text in (ROOT / place).read_text()
     elif program == "make":
         assert set(words) <= MAKE_TARGETS
         subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, check=True)
@@ -198,6 +199,10 @@ def test_the_cell_of_the_page_really_ran(finished: Path) -> None:
     settings = yaml.safe_load(cell.read_text())
     assert (settings["model"]["name"], settings["policy"]["name"]) == ("toy_llama", "window")
     assert cell.with_name("DONE").exists()
+    example = yaml.safe_load(the_block("yaml", "cell_id: "))
+    for section in ("model", "benchmark", "policy", "decoding"):
+        assert example.pop(section).keys() <= settings[section].keys(), section
+    assert example.keys() <= settings.keys()
 
 
 @pytest.mark.parametrize(
@@ -278,6 +283,7 @@ def test_every_block_has_its_test() -> None:
         ("python", "class Oldest(BudgetPolicy):\n    def"),
         ("python", 'class Oldest(BudgetPolicy):\n    "'),
         ("yaml", "name: oldest"),
+        ("yaml", "cell_id: "),
         ("python", "Engine.sized_for"),
         ("python", "SlotCache("),
     ]
