@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import words as formats
+from analysis import words
 from analysis.command_line import one_sentence
 from analysis.load import Run, load_run
 from analysis.numbers.inference import paired_tests, score_array
 from analysis.numbers.metrics import graded_rows
-from analysis.records import UserError
+from analysis.records import UserError, replace_text
+from analysis.safe import csv_cell
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]
+
+# The settings that differ, and the panels, of which the text lists at most so many: together they fit on a screen.
+MAX_LISTED = 8
 
 
 def compare(first: Run, second: Run) -> pd.DataFrame:
@@ -48,19 +52,38 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The comparison as plain text: a line per setting and a closing sentence."""
-    rows: Any = table.itertuples()
+    """The comparison as plain text: the settings that differ, the largest differences first, and a summary at the end.
+
+    So the summary and the settings that matter most stand on the last screen, however many settings there are.
+    """
+    clear = table[table["p_holm"] < 0.05]
+    largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
+    rows: Any = largest.head(MAX_LISTED).iloc[::-1].itertuples()
     lines = [
-        f"{row.model_title} | {row.benchmark_title}: {formats.setting(row)}: "
-        f"{formats.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
-        f"{formats.percent(row.low, signed=True)} to {formats.percent(row.high, signed=True)}, "
-        f"p {formats.p_value(row.p)}, Holm {formats.p_value(row.p_holm)}"
+        f"{row.model_title} | {row.benchmark_title}: {words.setting(row)}\n"
+        f"    {words.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
+        f"{words.percent(row.low, signed=True)} to {words.percent(row.high, signed=True)}, "
+        f"p {words.p_value(row.p)}, Holm {words.p_value(row.p_holm)}"
         for row in rows
     ]
+    return "\n".join([*lines, "", *_summary(table)]).strip()
+
+
+def _summary(table: pd.DataFrame) -> list[str]:
+    """How many settings differ, per model and benchmark and in all."""
+    lines = []
+    for title, cells in table.groupby(["model_title", "benchmark_title"], sort=False):
+        differ = cells[cells["p_holm"] < 0.05]
+        worse, better = (int((sign * differ["difference"] > 0).sum()) for sign in (-1, 1))
+        mean = words.percent(cells["difference"].mean(), signed=True)
+        counts = f"{len(cells)} cells, B worse in {worse}, better in {better}, mean {mean} points"
+        lines.append(f"{' | '.join(map(str, title))}: {counts}")
+    if len(lines) > MAX_LISTED:
+        lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more panels"]
     clear = int((table["p_holm"] < 0.05).sum())
+    shown = f", the {MAX_LISTED} largest above" if clear > MAX_LISTED else ""
     rest = f" The other {len(table) - clear} are not shown to differ." if clear < len(table) else ""
-    closing = f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%).{rest}"
-    return "\n".join([*lines, closing])
+    return [*lines, f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%){shown}.{rest}"]
 
 
 @one_sentence("kvsweep-compare")
@@ -69,8 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="kvsweep-compare", description="Two run directories, cell by cell, paired.")
     parser.add_argument("first", metavar="A", type=Path)
     parser.add_argument("second", metavar="B", type=Path)
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="write a row per cell, all of them, as CSV")
     options = parser.parse_args(arguments)
-    print(in_words(compare(load_run(options.first), load_run(options.second))))
+    table = compare(load_run(options.first), load_run(options.second))
+    print(in_words(table))
+    if options.csv:
+        replace_text(options.csv, table.map(csv_cell).to_csv(index=False))
+        print(f"all {len(table)} cells: {options.csv}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.words import policy_title
+
 TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
 
 # Policies that pinned the question while `question_on_top` was the only setting, and it was false.
@@ -30,14 +32,14 @@ def question_title(cells: pd.DataFrame) -> str:
     """The place of the question in some cells: "question pinned", or which policies differ from the most.
 
     Policies that treat the question differently are no equals: a title over them has to say so, as in "question pinned
-    for dynts and no_window, free for the others".
+    for DynTS and SnapKV, free for the others".
     """
     asked = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
     places = asked["question"].value_counts()
     if len(places) < 2:
         return "".join(f"question {TITLES.get(place, place)}" for place in places.index)
     most, *others = places.index
-    names = asked.groupby("question")["policy"].agg(" and ".join)
+    names = asked["policy"].map(policy_title).groupby(asked["question"]).agg(" and ".join)
     told = [f"{TITLES.get(place, place)} for {names[place]}" for place in others]
     return f"question {', '.join(told)}, {TITLES.get(most, most)} for the others"
 

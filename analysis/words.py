@@ -1,7 +1,9 @@
 """How numbers, settings and names are written, the same in pictures, tables and the terminal."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from analysis.safe import markdown_text
@@ -10,17 +12,23 @@ from analysis.safe import markdown_text
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
 
-MISSING, UNFINISHED, UNGRADED = "–", "*", "?"
+MISSING, UNFINISHED, UNGRADED, HOLDS, LOSES = "–", "*", "?", "✓", "†"
+
+# The width of a printed page between its margins, 18 cm, in inches.
+PAGE_WIDTH = 18 / 2.54
 
 # The axes of a sweep as they are named in a sentence, in this order.
 AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "budget"}
+
+# An equation between numbers, such as `3 x 4 = 12`.
+EQUATION = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 
 # The policies as their papers write them, in the order in which they are shown.
 POLICY_TITLES = {
     "full": "full cache",
     "dynts": "DynTS",
-    "no_question": "DynTS, no question",
-    "no_window": "DynTS, no window",
+    "no_question": "DynTS (no question)",
+    "no_window": "DynTS (no window)",
     "rkv": "R-KV",
     "rkv_paper": "R-KV (paper)",
     "rkv_dynts_code": "R-KV (DynTS code)",
@@ -51,8 +59,36 @@ POLICY_TITLES = {
     "random_head": "random per head",
     "random": "random",
     "bottom": "bottom",
+    "dynts_answer": "DynTS (answer)",
+    "dynts_far_max": "DynTS (far_max)",
+    "dynts_later": "DynTS (later)",
+    "dynts_sum": "DynTS (answer + far_max)",
+    "oracle_answer": "oracle (answer)",
+    "oracle_far_max": "oracle (far_max)",
 }
 VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code", "kvpress": "kvpress"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How the figures of a report are drawn.
+
+    Attributes:
+        width: of a figure, in inches; the text keeps its size.
+        columns: heatmaps in a row; None takes as many as the width holds.
+        scale: the heatmaps' colour scale.
+        interval: write the 95% interval under each value of a heatmap.
+        map: a colour map of matplotlib for scores; None takes the figures' own.
+    """
+
+    width: float = PAGE_WIDTH
+    columns: int | None = None
+    scale: Scale = "own"
+    interval: bool = False
+    map: str | None = None
+
+
+DEFAULT_LOOK = Look()
 
 
 def missing(value: Any) -> bool:
@@ -98,14 +134,19 @@ def axes(values: Any) -> str:
 
 
 def setting(row: Any, *, budget: bool = True) -> str:
-    """Name a policy setting, as "dynts 0.3 / 48, budget 128, question_on_top=true", or without the budget.
+    """Name a policy setting, as "DynTS 0.3 / 48, budget 128, question_on_top=true", or without the budget.
 
     The row has policy, budget and variant; keep_ratio and local_window are named if it has them.
     """
     sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
     name = " / ".join(number(size) for size in sizes if not missing(size))
-    parts = [f"{row.policy} {name}".rstrip(), axes({"budget": row.budget}) if budget else "", row.variant]
+    parts = [f"{policy_title(row.policy)} {name}".rstrip(), axes({"budget": row.budget}) if budget else "", row.variant]
     return ", ".join(part for part in parts if part)
+
+
+def setting_of(policy: Mapping[str, Any]) -> str:
+    """Name the policy section of a cell.yaml: "DynTS 0.3 / 48, budget 128"."""
+    return setting(SimpleNamespace(policy=policy["name"], variant="", **{name: policy.get(name) for name in AXES}))
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import words
+from analysis.numbers.grids import PolicyGrid
 
 GRID_FILE = "dynts_heatmaps.csv"
 SCORES_FILE = "scores.csv"
@@ -16,6 +17,15 @@ def reference_folder() -> Path:
     """The folder of the published tables: results/reference of a checkout, or the copy in an installed package."""
     inside = Path(__file__).parents[1] / "reference"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "results" / "reference"
+
+
+def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
+    """The published scores at the points of a model's grid, in percent; None if they have no two rows and columns."""
+    table = pd.read_csv(reference_folder() / GRID_FILE)
+    alike = (table["model"] == model) & (table["policy"] == grid.policy) & (table["budget"] == grid.budget)
+    on_axes = table["keep_ratio"].isin(grid.ratios) & table["local_window"].isin(grid.windows)
+    found = table[alike & on_axes & table["benchmark"].isin(grid.benchmarks)]
+    return found if found[["keep_ratio", "local_window"]].nunique().min() >= 2 else None
 
 
 def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
@@ -31,7 +41,7 @@ def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
         {
             "model": row.model_title,
             "benchmark": row.benchmark_title,
-            "setting": words.setting(row) if row.budget >= 0 else row.policy,
+            "setting": words.setting(row) if row.budget >= 0 else words.policy_title(row.policy),
             "ours ± SE": words.percent_pm(row.pass_at_1, row.se),
             "95% interval": f"{words.percent(row.ci_low)} to {words.percent(row.ci_high)}",
             "published": f"{row.pass_at_1_published:.1f}",

@@ -1,18 +1,24 @@
 """Token attribution as a table of signed numbers: rows are answer tokens, columns reasoning steps."""
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.pictures.style import STYLE, TURNED, new_figure
+from analysis.pictures.style import DIVERGING, STYLE, heat_table, new_figure
+from analysis.words import EQUATION
 
-_LABEL_CHARACTERS = 28
+_LABEL_CHARACTERS = 32
 
-# A page shows no more rows and columns than these. Those with the largest effects stay; the table has all.
-_MOST_TOKENS, _MOST_STEPS = 80, 40
+# A printed page shows no more rows and columns than these. Those with the largest effects stay; the table has all.
+_MOST_TOKENS, _MOST_STEPS = 36, 9
+
+# A step whose largest effect is below this share of the largest of all is summed up with the others.
+_FAINT = 0.001
 
 
 def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str]) -> pd.DataFrame:
@@ -22,45 +28,61 @@ def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence
     return table
 
 
-def attribution_figure(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str], *, title: str) -> Figure:
-    """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to green (1).
+def attribution_figure(
+    values: np.ndarray,
+    tokens: Sequence[str],
+    steps: Sequence[str],
+    *,
+    title: str,
+    method: str = "removal",
+    cmap: str | None = None,
+) -> Figure:
+    """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to blue (1).
 
-    A value beyond the scale has the colour of the scale's end and is printed in full. If there are very many answer
-    tokens or reasoning steps, those with the largest effects are shown in the text's order, and the title says how many
-    there are.
+    A value beyond the scale has the colour of the scale's end and is printed in full. The steps with the largest
+    effects have a column each, in the text's order, and the last column sums the effects of all others. Of very many
+    answer tokens those with the largest effects are shown.
     """
     rows, columns = strongest(values, axis=1, most=_MOST_TOKENS), strongest(values, axis=0, most=_MOST_STEPS)
-    if len(rows) < len(tokens) or len(columns) < len(steps):
-        title += f"\nstrongest {len(rows)} of {len(tokens)} tokens, {len(columns)} of {len(steps)} steps"
-    values = values[np.ix_(rows, columns)]
-    tokens, steps = [tokens[row] for row in rows], [steps[column] for column in columns]
+    shown, names = values[:, columns], [shortened(steps[column]) for column in columns]
+    if others := len(steps) - len(columns):
+        rest = values.sum(axis=1) - shown.sum(axis=1)
+        shown = np.column_stack([shown, rest])
+        names.append(f"sum of {others} other{'s' * (others > 1)}")
+    shown = shown[rows]
+    notes = [f"effect of a step on each answer token's log-probability, by {method}; the colours end at -1 and 1"]
+    notes += [f"the {len(columns)} of {len(steps)} steps with the largest effects"] if others else []
+    notes += [f"the {len(rows)} of {len(tokens)} tokens with the largest effects"] if len(rows) < len(tokens) else []
     with matplotlib.rc_context(STYLE):
-        height = 1.6 + 0.26 * len(tokens)
-        figure = new_figure((1.8 + 0.72 * len(steps), height))
+        figure = new_figure((max(5.2, 1.6 + 0.55 * len(names)), 2.6 + 0.165 * len(rows)))
         axes = figure.subplots()
-        image = axes.imshow(values, cmap="RdYlGn", vmin=-1.0, vmax=1.0, aspect="auto")
-        for (row, column), value in np.ndenumerate(values):
-            ink = "white" if abs(value) > 0.75 else "black"
-            # z: no sign before a zero.
-            axes.text(column, row, f"{value:z.4f}", ha="center", va="center", fontsize=7, color=ink)
-        axes.set_xticks(range(len(steps)), [shortened(s) for s in steps], fontsize=7, **TURNED)
-        axes.set_yticks(range(len(tokens)), [visible(t) for t in tokens], fontsize=7)
-        axes.set_xlabel("Reasoning step")
-        axes.set_ylabel("Answer token")
-        axes.set_title(title)
-        # A colour bar's width follows its height; beside a tall table it must not grow.
-        tall = max(1.0, height / 9)
-        bar = figure.colorbar(
-            image, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=20 * tall, extendfrac=0.05 / tall
-        )
+        # z: no sign before a zero.
+        labels = np.array([[f"{value:z.4f}" for value in row] for row in shown])
+        mesh = heat_table(axes, shown, labels, cmap=cmap or DIVERGING, limits=(-1.0, 1.0), size=6)
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        turned: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor", "fontsize": 6.5}
+        axes.set_xticks(np.arange(len(names)) + 0.5, names, **turned)
+        axes.set_yticks(np.arange(len(rows)) + 0.5, [visible(tokens[row]) for row in rows], fontsize=6.5)
+        axes.set(xlabel="Reasoning step", ylabel="Answer token")
+        axes.tick_params(length=0)
+        bar = figure.colorbar(mesh, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=25, pad=0.02)
         bar.set_label("Token Attribution")
+        figure.suptitle(title)
+        figure.supxlabel("\n".join(notes), fontsize=7, color="0.3")
     return figure
 
 
 def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
-    """Select the rows (axis 1) or columns (axis 0) with the largest absolute values, at most so many, in order."""
+    """Select the rows (axis 1) or columns (axis 0) with the largest absolute values, at most so many, in order.
+
+    A column whose values are faint beside the largest of all is left out; no row is.
+    """
     strength = np.abs(values).max(axis=axis)
-    return sorted(np.argsort(-strength, kind="stable")[:most].tolist())
+    ranked = np.argsort(-strength, kind="stable")[:most]
+    if axis == 0:
+        ranked = ranked[strength[ranked] >= _FAINT * strength.max()]
+    return sorted(ranked.tolist())
 
 
 def visible(token: str) -> str:
@@ -69,6 +91,11 @@ def visible(token: str) -> str:
 
 
 def shortened(step: str) -> str:
-    """Put a step's text on one line and cut it to the length that a column's head holds."""
+    """Put a step's text on one line and cut it to the length that a column's head holds: its last equation stays."""
     line = " ".join(step.split())
-    return line if len(line) <= _LABEL_CHARACTERS else line[: _LABEL_CHARACTERS - 1] + "…"
+    if len(line) <= _LABEL_CHARACTERS:
+        return line
+    equations = list(re.finditer(EQUATION, line))
+    kept, before = (equations[-1].group(), line[: equations[-1].start()]) if equations else ("", line)
+    room = _LABEL_CHARACTERS - len(kept)
+    return (before if len(before) <= room else f"{before[: room - 1]}…") + kept

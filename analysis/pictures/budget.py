@@ -4,20 +4,31 @@ from math import ceil
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
-import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import words
 from analysis.numbers.metrics import benchmark_views, model_title
-from analysis.pictures.style import STYLE, full_cache_level, new_figure, panels, tidy
+from analysis.pictures.style import (
+    DASHES,
+    LINE_COLORS,
+    MARKERS,
+    STYLE,
+    full_cache_level,
+    new_figure,
+    panels,
+    percent_axis,
+    tidy,
+)
+from analysis.words import DEFAULT_LOOK, Look
 
 LINE = ["policy", "variant", "keep_ratio", "local_window"]
 MAX_LINES = 8
 
 
-def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
+def budget_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw Pass@1 against budget for settings that ran at two budgets or more, the full cache as a level.
 
     The mean over benchmarks comes first, without the points that lack a benchmark; then each benchmark. At most
@@ -31,24 +42,29 @@ def budget_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
         return None
     chosen = compressed.merge(budgets.index.to_frame(index=False), on=LINE)
     full = ours[(ours["policy"] == "full") & ours["condition"].isin(chosen["condition"])]
-    return _panels(benchmark_views(pd.concat([chosen, full])), model_title(metrics, model))
+    return _panels(benchmark_views(pd.concat([chosen, full])), model_title(metrics, model), look)
 
 
-def _panels(views: list[tuple[str, pd.DataFrame]], title: str) -> Figure:
-    columns = min(len(views), 5)
+def _panels(views: list[tuple[str, pd.DataFrame]], title: str, look: Look) -> Figure:
+    columns = min(len(views), look.columns or 3)
     views = [(title, rows.dropna(subset="pass_at_1")) for title, rows in views]
     for _, rows in views:
         rows["line"] = [words.setting(row, budget=False) for row in rows.itertuples()]
     points = pd.concat([rows for _, rows in views])
-    looks = zip(seaborn.color_palette("colorblind", MAX_LINES), "osD^vP*X", strict=True)
-    styles = dict(zip(points.loc[points["policy"] != "full", "line"].unique(), looks, strict=False))
+    lines = list(points.loc[points["policy"] != "full", "line"].unique())
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((1.2 + 2.3 * columns, 1.2 + 2.4 * ceil(len(views) / columns)))
+        figure = new_figure((look.width, 0.9 + 1.8 * ceil(len(views) / columns)))
         grid = panels(figure, len(views), columns, sharey=True, sharex=True)
         for axes, view in zip(grid, views, strict=True):
-            _lines(axes, *view, styles)
-        for axes in grid[::columns]:
-            axes.set_ylabel("Pass@1 (%)")
+            _lines(axes, *view, lines)
+        for place, axes in enumerate(grid):
+            # Panels below each other share the axis of the lowest.
+            axes.tick_params(labelbottom=place + columns >= len(grid))
+            axes.set_xlabel("budget (tokens)" if place + columns >= len(grid) else "")
+            axes.set_ylabel("" if place % columns else "Pass@1 (%)")
+        percent_axis(grid[0])
+        for axes in grid[1:]:
+            axes.spines["left"].set_bounds(*grid[0].spines["left"].get_bounds())
         # All panels share an axis, which needs a tick for every budget of any panel.
         grid[0].set_xticks(sorted(points["budget"].dropna().unique()))
         legend: dict[str, Any] = {}
@@ -56,19 +72,23 @@ def _panels(views: list[tuple[str, pd.DataFrame]], title: str) -> Figure:
             handles, labels = axes.get_legend_handles_labels()
             legend |= dict(zip(labels, handles, strict=True))
         figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=3, frameon=False)
-        figure.suptitle(f"{title}: Pass@1 against budget, ± standard error over problems", fontsize=11)
+        figure.suptitle(f"{title}: Pass@1 against budget, ± standard error over problems")
     return figure
 
 
-def _lines(axes: Axes, title: str, points: pd.DataFrame, styles: dict[str, tuple[Any, str]]) -> None:
+def _lines(axes: Axes, title: str, points: pd.DataFrame, lines: list[str]) -> None:
     full = points["policy"] == "full"
-    for name, line in points[~full].groupby("line", sort=False):
-        line = line.drop_duplicates("budget").sort_values("budget")
-        color, marker = styles[str(name)]
+    budgets = points["budget"].dropna()
+    # Points at one budget stand side by side, so that no error bar hides another.
+    aside = 0.02 * (budgets.max() - budgets.min()) * (np.arange(len(lines)) - (len(lines) - 1) / 2)
+    for place, name in enumerate(lines):
+        line = points[~full & (points["line"] == name)].drop_duplicates("budget").sort_values("budget")
         score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
-        look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4, "capsize": 2.5, "linewidth": 1.2}
-        axes.errorbar(line["budget"], score, error, label=str(name), **look)
+        ends = [error, error.where(score + error <= 100, 100 - score)]
+        look: dict[str, Any] = {"color": LINE_COLORS[place % len(LINE_COLORS)], "marker": MARKERS[place]}
+        look |= {"linestyle": DASHES[place % len(DASHES)], "markersize": 4, "linewidth": 1.2, "elinewidth": 0.8}
+        axes.errorbar(line["budget"] + aside[place], score, ends, label=name, **look)
     for row in points[full].head(1).itertuples():
-        full_cache_level(axes, row, "full cache")
-    axes.set(title=title, xlabel="budget (tokens)")
+        full_cache_level(axes, row, words.policy_title("full"))
+    axes.set_title(title)
     tidy(axes)

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
@@ -17,100 +16,97 @@ from analysis import words
 from analysis.load import in_order
 from analysis.numbers.grids import AXES, SharedSetting
 from analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
-from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, TURNED, full_cache_level, new_figure, tidy
+from analysis.pictures.style import (
+    MARKERS,
+    STYLE,
+    full_cache_level,
+    new_figure,
+    panels,
+    percent_axis,
+    policy_looks,
+    tidy,
+)
 from analysis.question import question_title
-from analysis.words import MISSING, UNFINISHED
+from analysis.words import DEFAULT_LOOK, MISSING, UNFINISHED, Look
 
 POLICY = ["policy", "variant"]
 
 # Light enough for dark text on them, and different in grey print.
-BAR_COLOR, FULL_COLOR = "#9ecae1", "#d0d0d0"
-LENGTH_COLOR = "#b3400d"
-LENGTH_LOOK: dict[str, Any] = {"color": LENGTH_COLOR, "marker": "o", "markersize": 3.2, "linewidth": 1}
+BAR_COLOR, FULL_COLOR, LENGTH_COLOR = "#9ecae1", "#d0d0d0", "#b3400d"
 
-# The bars' share of a panel's height, and where the axis of the cache lengths begins above them.
-BARS_TOP, LENGTHS_BOTTOM = 0.7, 0.76
+# Panels of bars in a row, the height of a bar in inches, and the end of a panel as a multiple of its axis: the numbers
+# stand beyond the axis.
+MOST_PANELS, BAR, BEYOND = 6, 0.155, 1.6
 
 
 @matplotlib.rc_context(STYLE)
-def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame) -> Figure:
-    """Draw Pass@1 per policy as bars with standard errors, and above them the cache length as a line.
+def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
+    """Draw Pass@1 per policy as bars with standard errors and numbers, and in the last panel the cache length.
 
-    The first panel is the mean over benchmarks, each other panel one benchmark. The cache length is the mean over
-    decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean. `metrics` gives the title.
+    The first panel is the mean over benchmarks, each further one a benchmark. The cache length is the mean over
+    benchmarks of the mean over decoding steps (`metrics.cache_rows`). A policy that lacks a benchmark has no mean.
+    `metrics` gives the title.
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     bars = _policies(ours)
     ours = ours[ours["benchmark"].isin(_compressed_benchmarks(ours))]
     # Each panel has all policies, in the same places.
-    panels = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in benchmark_views(ours)]
-    small = len(panels) - 1
-    lines = ceil(small / 2)
-    figure = new_figure((PAGE_WIDTH, 3.4 + 1.6 * lines + (0.6 if small else 0)))
-    grid = figure.add_gridspec(1 + lines, 2, height_ratios=[1.5, *[1.0] * lines])
-    places = [grid[0, :], *(grid[1 + i // 2, i % 2] for i in range(small))]
-    axes = [figure.add_subplot(place) for place in places]
-    twins = [one.twinx() for one in axes]
-    shown = pd.concat([rows for _, rows in panels])
-    # In a sweep that has just begun, no score or length may be known.
-    score = (100 * (shown["pass_at_1"] + shown["se"].fillna(0))).fillna(1).max()
-    length = shown["mean_cache_length"].fillna(1).max()
-    for place, ((title, rows), left, right) in enumerate(zip(panels, axes, twins, strict=True)):
-        _bars(left, title, rows, 10 * ceil(score / 10), wide=place == 0)
-        _length_line(right, rows, length)
-        # The lowest small panel of a column names the policies; the outer panels show the axes' numbers.
-        if 0 < place <= small - 2:
-            left.set_xticklabels([])
-        if place > 0 and place % 2 == 0:
-            left.set_yticklabels([])
-        if place % 2 == 1 and place < small:
-            right.set_yticklabels([])
-    axes[0].set_ylabel("Pass@1 (%)", y=BARS_TOP / 2)
-    twins[0].set_ylabel("mean cache\nlength (tokens)", y=(1 + LENGTHS_BOTTOM) / 2, color=LENGTH_COLOR, fontsize=8)
+    views = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in benchmark_views(ours)]
+    columns = min(len(views) + 1, MOST_PANELS)
+    lines = ceil((len(views) + 1) / columns)
+    figure = new_figure((look.width, lines * (BAR * len(bars) + 0.6) + 1.15))
+    axes = panels(figure, len(views) + 1, columns, sharey=True)
+    for one, (title, rows) in zip(axes, views, strict=False):
+        _bars(one, title, rows)
+    _lengths(axes[-1], views[0][1])
+    shown = pd.concat([rows for _, rows in views])
+    unfinished = set(shown.loc[shown["status"] == "partial", POLICY].itertuples(index=False, name=None))
+    keys = bars.itertuples(index=False, name=None)
+    names = [words.policy_title(*key) + UNFINISHED * (key in unfinished) for key in keys]
+    axes[0].set_yticks(bars.index, names)
+    axes[0].set_ylim(len(bars) - 0.4, -0.6)
     _bars_legend(figure, shown)
     # The question's place may name policies, and takes a line of its own.
     title = setting.title.replace(", question", "\nquestion")
-    figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {title}", fontsize=10)
+    figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {title}")
     return figure
 
 
-def _bars(axes: Axes, title: str, rows: pd.DataFrame, most: float, *, wide: bool) -> None:
+def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> None:
     score, error = 100 * rows["pass_at_1"], 100 * rows["se"].fillna(0)
     colors = [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]
-    whiskers: dict[str, Any] = {"ecolor": "0.25", "capsize": 2, "elinewidth": 0.8, "capthick": 0.8}
-    axes.bar(rows.index, score, yerr=error, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=whiskers)
-    for place, top, value in zip(rows.index, (score + error).fillna(0), rows["pass_at_1"], strict=True):
-        if wide or words.missing(value):
-            offset: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 6.5}
-            axes.annotate(words.percent(value), (place, top), ha="center", **offset)
-    turned = TURNED if wide or len(rows) <= 10 else {**TURNED, "rotation": 90, "va": "center"}
-    names = [_shown_name(row) for row in rows.itertuples()]
-    axes.set_xticks(rows.index, names, fontsize=7.5 if wide else 6.5, **turned)
-    axes.set(xlim=(-0.6, len(rows) - 0.4), ylim=(0, most / BARS_TOP), yticks=_ticks(most, 5))
-    axes.set_title(title, fontsize=9)
-    axes.tick_params(axis="x", length=0, pad=2)
-    axes.tick_params(axis="y", labelsize=8)
-    axes.spines["left"].set_bounds(0, most)
-    tidy(axes)
+    whiskers: dict[str, Any] = {"ecolor": "0.25", "elinewidth": 0.8}
+    ends = [error, error.where(score + error <= 100, 100 - score)]
+    axes.barh(rows.index, score, xerr=ends, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=whiskers)
+    if (score == 0).any():  # a bar of no length is a stroke
+        axes.plot(score[score == 0], rows.index[score == 0], "|", color="0.25", markersize=7, clip_on=False)
+    _numbers(axes, [words.percent(value) for value in rows["pass_at_1"]], 100)
+    axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
+    axes.set_xticks([0, 50, 100])
+
+
+def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
+    most = 1.1 * rows["mean_cache_length"].fillna(1).max()
+    axes.plot(rows["mean_cache_length"], rows.index, "o", color=LENGTH_COLOR, markersize=3.2)
+    _numbers(axes, [words.decimal(length, 0) for length in rows["mean_cache_length"]], most)
+    axes.set_title("cache length")
+    axes.xaxis.set_major_locator(MaxNLocator(2))
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= most])
+
+
+def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
+    """End the axis at `most`, and write a number beside each bar behind the end."""
+    for place, number in enumerate(numbers):
+        axes.text(BEYOND * most, place, number, ha="right", va="center", fontsize=6.5)
+    axes.set_xlim(0, BEYOND * most)
+    tidy(axes, grid="x")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_bounds(0, most)
+    axes.spines["left"].set_color("0.7")
 
 
 def _shown_name(row: Any) -> str:
     return words.policy_title(row.policy, row.variant) + (UNFINISHED if row.status == "partial" else "")
-
-
-def _length_line(axes: Axes, rows: pd.DataFrame, most: float) -> None:
-    axes.plot(rows.index, rows["mean_cache_length"], markeredgecolor="white", markeredgewidth=0.5, **LENGTH_LOOK)
-    top = 1.1 * most
-    axes.set(ylim=(-top * LENGTHS_BOTTOM / (1 - LENGTHS_BOTTOM), top), yticks=_ticks(top, 3))
-    axes.tick_params(axis="y", labelsize=8, colors=LENGTH_COLOR)
-    axes.spines["right"].set_color(LENGTH_COLOR)
-    axes.spines["right"].set_bounds(0, top)
-    axes.spines[["top", "left"]].set_visible(False)
-
-
-def _ticks(most: float, parts: int) -> list[float]:
-    ticks = MaxNLocator(parts, steps=[1, 2, 5, 10]).tick_values(0, most)
-    return [tick for tick in ticks if 0 <= tick <= most]
 
 
 def _compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
@@ -118,25 +114,26 @@ def _compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
 
 
 def _bars_legend(figure: Figure, shown: pd.DataFrame) -> None:
-    bars = (Patch(facecolor=FULL_COLOR, edgecolor="0.45"), Patch(facecolor=BAR_COLOR, edgecolor="0.45"))
-    line = Line2D([], [], **LENGTH_LOOK)
-    entries: dict[str, Any] = {"Pass@1 ± standard error over problems": bars}
-    entries["mean cache length over the decoding steps"] = line
+    blank = Line2D([], [], linestyle="none")
+    entries: dict[str, Any] = {
+        "Pass@1 (%) ± standard error over problems": Patch(facecolor=BAR_COLOR, edgecolor="0.45"),
+        "mean cache length over the decoding steps (tokens)": Line2D(
+            [], [], color=LENGTH_COLOR, marker="o", linewidth=0
+        ),
+    }
     if shown["pass_at_1"].isna().any():
-        entries[f"{MISSING} no result"] = Line2D([], [], linestyle="none")
+        entries[f"{MISSING} no result"] = blank
     if (shown["status"] == "partial").any():
-        entries[f"{UNFINISHED} not finished"] = Line2D([], [], linestyle="none")
-    look: dict[str, Any] = {"ncols": 4, "frameon": False, "fontsize": 7, "columnspacing": 1.2}
-    look |= {"handletextpad": 0.5, "handler_map": {tuple: HandlerTuple(ndivide=None)}}
-    figure.legend(list(entries.values()), list(entries), loc="outside lower center", **look)
+        entries[f"{UNFINISHED} not finished"] = blank
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=2, frameon=False)
 
 
-def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
+def accuracy_memory_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw Pass@1 against the mean cache length, both means over benchmarks; a line per policy through its settings.
 
     A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
-    Points that lack a benchmark are left out; there is no figure if no compressed setting has a score. All cells of the
-    run are in `metrics`, so that a policy looks the same in the figures of all models.
+    The names stand beside the picture in the order of the scores, each tied to its line. Points that lack a benchmark
+    are left out; there is no figure if no compressed setting has a score.
     """
     ours = metrics[metrics["model"] == model]
     names = _compressed_benchmarks(ours)
@@ -147,21 +144,27 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     titles = ours.loc[ours["benchmark"].isin(names), "benchmark_title"]
     over = f"mean of {len(names)} benchmarks" if len(names) > 1 else titles.iloc[0]
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 4.4))
+        lines = _named_lines(compressed)
+        height = max(3.6, 0.135 * len(lines) + 1.2)
+        figure = new_figure((look.width, height))
         axes = figure.add_subplot()
-        _lines(axes, compressed, _styles(metrics))
+        _draw_lines(axes, lines)
+        # The compressed policies set the limits; the full cache and the front are drawn up to them.
+        axes.margins(x=0.05)
+        axes.set_xlim(axes.get_xlim())
         rows: Any = full.itertuples()
         for row in rows:
-            name = f"{words.policy_title('full', row.variant)}:\n{words.decimal(row.mean_cache_length, 0)} tokens"
-            full_cache_level(axes, row, name)
+            _full_cache(axes, row)
         _front(axes, points)
+        percent_axis(axes)
+        _direct_labels(axes, lines, height)
         mark = f"   {UNFINISHED} not finished" if (compressed["status"] == "partial").any() else ""
         axes.set_xlabel(f"mean cache length over the decoding steps (tokens){mark}")
         axes.set_ylabel("Pass@1 (%), ± standard error over problems")
-        lines = [f"{model_title(metrics, model)}: Pass@1 against memory", over, question_title(ours)]
-        axes.set_title("\n".join(line for line in lines if line), linespacing=1.3)
+        question = question_title(ours)
+        first = f"{model_title(metrics, model)}: Pass@1 against memory, {over}; grey: the Pareto front"
+        figure.suptitle("\n".join(line for line in (first, question) if line))
         tidy(axes, grid="both")
-        figure.legend(loc="outside right upper", frameon=False, fontsize=7.5, labelspacing=0.45)
     return figure
 
 
@@ -196,32 +199,74 @@ def _policies(cells: pd.DataFrame) -> pd.DataFrame:
     return in_order(policies.assign(title=titles), by=["policy", "title"])[POLICY]
 
 
-def _styles(metrics: pd.DataFrame) -> dict[Any, tuple[str, str]]:
-    keys = _policies(metrics[metrics["policy"] != "full"]).itertuples(index=False, name=None)
-    return {key: (LINE_COLORS[i % len(LINE_COLORS)], MARKERS[i % len(MARKERS)]) for i, key in enumerate(keys)}
+def _full_cache(axes: Axes, row: Any) -> None:
+    """Draw the full cache's level with its name; only the name, where the level would squeeze all other points."""
+    low, high = axes.get_ylim()
+    score = words.percent_pm(row.pass_at_1, row.se)
+    name = f"{words.policy_title('full', row.variant)}: {score} at {words.decimal(row.mean_cache_length, 0)} tokens"
+    place: dict[str, Any] = {"xytext": (2, 2), "textcoords": "offset points", "fontsize": 7}
+    if 100 * row.pass_at_1 > high + 0.75 * (high - low):
+        axes.annotate(f"{name}, above this picture", (0, 1), xycoords="axes fraction", **place)
+        return
+    full_cache_level(axes, row, name)
+    axes.annotate(name, (axes.get_xlim()[0], 100 * row.pass_at_1), **place)
 
 
-def _lines(axes: Axes, points: pd.DataFrame, styles: dict[Any, tuple[str, str]]) -> None:
-    keys = _policies(points).itertuples(index=False, name=None)
-    lines = {key: series(points[(points[POLICY] == key).all(axis=1)]) for key in keys}
-    split = [key for key, parts in lines.items() if len(parts) > 1]
-    for key, parts in lines.items():
-        # The legend has room for the parts of one policy only.
-        _policy_lines(axes, parts, *styles[key], named=split == [key] and len(parts) <= len(MARKERS))
-    # The compressed policies set the limits; the full cache and the front are drawn up to them.
-    left, right = axes.get_xlim()
-    axes.set_xlim(left - 0.05 * (right - left), right + 0.05 * (right - left))
+# A line of the memory figure: its name or None, its points, and its look.
+Line = tuple[str | None, pd.DataFrame, dict[str, Any]]
 
 
-def _policy_lines(axes: Axes, parts: list[pd.DataFrame], color: str, marker: str, *, named: bool) -> None:
-    look: dict[str, Any] = {"color": color, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
-    look |= {"linewidth": 1, "elinewidth": 0.7, "capsize": 1.5}
-    name = _shown_name(next(pd.concat(parts).sort_values("status", ascending=False).itertuples()))
-    for place, line in enumerate(parts):
+def _named_lines(points: pd.DataFrame) -> list[Line]:
+    keys = list(_policies(points).itertuples(index=False, name=None))
+    parts = {key: series(points[(points[POLICY] == key).all(axis=1)]) for key in keys}
+    split = [key for key in keys if len(parts[key]) > 1]
+    lines: list[Line] = []
+    for key, look in policy_looks(keys).items():
+        name = _shown_name(next(pd.concat(parts[key]).sort_values("status", ascending=False).itertuples()))
+        # The parts of one policy have names and markers of their own; of several policies that would be too many.
+        named = split == [key] and len(parts[key]) <= len(MARKERS)
+        for place, line in enumerate(parts[key]):
+            own = f"{name}, {_part_name(line, parts[key])}" if named else None if place else name
+            lines.append((own, line, look | {"marker": MARKERS[place]} if named else look))
+    return lines
+
+
+def _draw_lines(axes: Axes, lines: list[Line]) -> None:
+    for name, line, look in lines:
         score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
-        label = f"{name}, {_part_name(line, parts)}" if named else None if place else name
-        own = MARKERS[place % len(MARKERS)] if named else marker
-        axes.errorbar(line["mean_cache_length"], score, error, label=label, marker=own, **look)
+        ends = [error.where(score >= error, score), error.where(score + error <= 100, 100 - score)]
+        more: dict[str, Any] = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
+        more |= {"linewidth": 1, "elinewidth": 0.7, "label": name}
+        axes.errorbar(line["mean_cache_length"], score, ends, **look, **more)
+
+
+def _direct_labels(axes: Axes, lines: list[Line], height: float) -> None:
+    """Write each line's name right of the picture, at the height of its last point or as near as there is room."""
+    named = [(line.iloc[-1], name, look) for name, line, look in lines if name]
+    named.sort(key=lambda item: item[0]["pass_at_1"])
+    low, high = axes.get_ylim()
+    # A line of text, as a share of the picture's height.
+    gap = 1.25 * 7 / 72 / (height - 1.1)
+    heights = spread([(100 * point["pass_at_1"] - low) / (high - low) for point, _, _ in named], gap)
+    for at, (point, name, look) in zip(heights, named, strict=True):
+        key: dict[str, Any] = {"color": look["color"], "marker": look["marker"], "markersize": 5, "clip_on": False}
+        axes.plot([1.03], [at], transform=axes.transAxes, markeredgecolor="white", markeredgewidth=0.5, **key)
+        axes.text(1.05, at, name, transform=axes.transAxes, va="center", fontsize=7)
+        tie: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 3}
+        place = (point["mean_cache_length"], 100 * point["pass_at_1"])
+        axes.annotate("", place, (1.02, at), textcoords="axes fraction", arrowprops=tie, zorder=1)
+
+
+def spread(wanted: list[float], gap: float) -> list[float]:
+    """Move ascending heights so far apart that each lies `gap` above the one before, and none above 1 if possible."""
+    heights = list(wanted)
+    for place in range(1, len(heights)):
+        heights[place] = max(heights[place], heights[place - 1] + gap)
+    top = 1.0
+    for place in reversed(range(len(heights))):
+        heights[place] = min(heights[place], top)
+        top = heights[place] - gap
+    return heights
 
 
 def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:

@@ -1,6 +1,8 @@
 """The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs, throughput."""
 
 import json
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ from matplotlib.figure import Figure
 from analysis import words
 from analysis.load import Run
 from analysis.numbers.metrics import model_title
-from analysis.pictures.style import LINE_COLORS, PAGE_WIDTH, STYLE, new_figure, tidy
+from analysis.pictures.style import DASHES, LINE_COLORS, STYLE, new_figure, panels, tidy
+from analysis.words import DEFAULT_LOOK, Look
 
-MAX_LINES = 6
+MAX_LINES = 4
+
+# Settings whose cache lengths differ by less than this share on average have one line: it would hide the others.
+ALIKE = 0.04
 
 # A mean over fewer completions depends more on which of them still write than on the step.
 MIN_LIVE = 10
-PANELS = ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this", "tokens/s")
+SPEED = "tokens/s"
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,68 +55,107 @@ def _sums(begins: np.ndarray, ends: np.ndarray, amounts: Any, steps: int) -> np.
     return np.cumsum(changes)[:steps]
 
 
-def cost_figure(run: Run, metrics: pd.DataFrame, model: str) -> Figure | None:
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The cache of one setting against the step, [steps]: its mean length, and that of a full cache."""
+
+    cell: Any
+    held: np.ndarray
+    full: np.ndarray
+    others: int = 0
+
+    @property
+    def name(self) -> str:
+        """The setting, and how many others have the same line."""
+        more = f" and {self.others} other{'s' * (self.others > 1)} alike" if self.others else ""
+        return words.setting(self.cell) + more
+
+    def is_like(self, other: "Curve") -> bool:
+        """Say if the two lines would hide each other."""
+        steps = min(len(self.held), len(other.held))
+        return float(np.mean(np.abs(self.held[:steps] / other.held[:steps] - 1))) < ALIKE
+
+
+def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw cache length, KV memory and FLOPs against step for one benchmark's settings, and the throughput.
 
     Cells that were decoded together have one throughput, which is no property of any of them: it is drawn once.
 
-    The benchmark is the one with the longest texts; at most `MAX_LINES` settings are drawn, spread over the cache
-    lengths. FLOPs need the shape of the model, from config.json where its provenance says it lies: 2 per weight, and 4
-    per layer, head dimension and row. Without a compressed cell there is no figure.
+    The benchmark is the one with the longest texts; settings with the same lengths share a line, and at most
+    `MAX_LINES` lines are drawn, spread over the cache lengths. FLOPs need the shape of the model, from config.json
+    where its provenance says it lies: 2 per weight, and 4 per layer, head dimension and row. Without the shape there is
+    no panel of FLOPs, and without a compressed cell no figure.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
     if compressed.empty:
         return None
     longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
-    chosen = compressed[compressed["condition"] == longest].sort_values("mean_cache_length")
-    places = np.unique(np.linspace(0, len(chosen) - 1, min(MAX_LINES, len(chosen))).round().astype(int))
-    chosen = chosen.iloc[places]
-    full_cell = ours[(ours["condition"] == longest) & (ours["policy"] == "full")]
+    curves = _spread(_curves(run, compressed[compressed["condition"] == longest]))
+    cells = ours[(ours["condition"] == longest) & ours["tokens_per_second"].notna()]
+    shape = _shape(run, curves[0].cell.cell_id)
+    titles = ["cache length (tokens)", "KV memory, full ÷ this"]
+    titles += ["FLOPs of a step, full ÷ this"] if shape else []
+    titles += [SPEED] if len(cells) else []
+    columns = 2 if len(titles) == 4 else len(titles)
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 5.2))
-        axes = figure.subplots(2, 2).ravel()
-        _lines(axes, run, chosen)
-        colors = [*LINE_COLORS[: len(chosen)], *["0.6"] * len(full_cell)]
-        _throughput(axes[3], pd.concat([chosen, full_cell]).assign(color=colors))
-        for one, title in zip(axes, PANELS, strict=True):
-            one.set_title(title, fontsize=9)
+        figure = new_figure((look.width, 1.9 * ceil(len(titles) / columns) + 0.9))
+        axes = dict(zip(titles, panels(figure, len(titles), columns), strict=True))
+        _lines([one for title, one in axes.items() if title != SPEED], curves, shape)
+        for title, one in axes.items():
+            one.set_title(title)
             tidy(one)
-        for one in axes[:3]:
-            one.set_xlabel("decoding step", fontsize=8)
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
-        benchmark = chosen["benchmark_title"].iloc[0]
-        figure.suptitle(f"{model_title(metrics, model)} | {benchmark}: the cost of a decoding step", fontsize=10)
+            if title != SPEED:
+                one.set_xlabel("decoding step")
+        if SPEED in axes:
+            _throughput(axes[SPEED], cells)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        benchmark = compressed.loc[compressed["condition"] == longest, "benchmark_title"].iloc[0]
+        figure.suptitle(f"{model_title(metrics, model)} | {benchmark}: the cost of a decoding step")
     return figure
 
 
-def _lines(axes: Any, run: Run, chosen: pd.DataFrame) -> None:
-    shape = _shape(run, chosen["cell_id"].iloc[0])
-    for row, color in zip(chosen.itertuples(), LINE_COLORS, strict=False):
+def _curves(run: Run, cells: pd.DataFrame) -> list[Curve]:
+    """The curves that differ, from the smallest cache to the largest; each has the name of the first cell shown."""
+    found: list[Curve] = []
+    for row in cells.itertuples():
         ours = run.completions[run.completions["cell_id"] == row.cell_id]
         live, held, full = lengths_by_step(ours, run.events[run.events["completion"].isin(ours.index)])
         steps = np.flatnonzero(live >= MIN_LIVE)
-        held, full = held[steps], full[steps]
-        look: dict[str, Any] = {"color": color, "linewidth": 1.2}
-        axes[0].plot(steps, held, label=words.setting(row), **look)
-        axes[1].plot(steps, full / held, **look)
+        curve = Curve(cell=row, held=held[steps], full=full[steps])
+        like = next((place for place, other in enumerate(found) if curve.is_like(other)), None)
+        if like is None:
+            found.append(curve)
+        else:
+            found[like] = replace(found[like], others=found[like].others + 1)
+    return sorted(found, key=lambda curve: curve.cell.mean_cache_length)
+
+
+def _spread(curves: list[Curve]) -> list[Curve]:
+    places = np.linspace(0, len(curves) - 1, min(MAX_LINES, len(curves))).round().astype(int)
+    return [curves[place] for place in np.unique(places)]
+
+
+def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | None) -> None:
+    for place, curve in enumerate(curves):
+        look: dict[str, Any] = {"color": LINE_COLORS[place], "linestyle": DASHES[place], "linewidth": 1.2}
+        axes[0].plot(curve.held, label=curve.name, **look)
+        axes[1].plot(curve.full / curve.held, **look)
         if shape is not None:
-            axes[2].plot(steps, (shape[0] + shape[1] * full) / (shape[0] + shape[1] * held), **look)
-    axes[0].plot(steps, full, color="0.4", linestyle="--", linewidth=1, label="full cache")
-    if shape is None:
-        axes[2].text(0.5, 0.5, "the model's shape is not known here", ha="center", transform=axes[2].transAxes)
+            axes[2].plot((shape[0] + shape[1] * curve.full) / (shape[0] + shape[1] * curve.held), **look)
+    longest = max((curve.full for curve in curves), key=len)
+    axes[0].plot(longest, color="0.4", linewidth=1, label=words.policy_title("full"), zorder=1)
 
 
 def _throughput(axes: Axes, cells: pd.DataFrame) -> None:
-    known = cells[cells["tokens_per_second"].notna()]
-    alone = known["decoded_together"] == 1
-    bars = pd.concat([known[alone], known[~alone].drop_duplicates("tokens_per_second").assign(color="0.85")])
-    shown = axes.bar(np.arange(len(bars)), bars["tokens_per_second"], color=list(bars["color"]), width=0.6)
-    axes.bar_label(shown, [words.decimal(speed, 0) for speed in bars["tokens_per_second"]], fontsize=7)
-    alone_names = bars["policy"].map({"full": "full cache"}).fillna("")
-    together = bars["decoded_together"].map("{:g} cells\ntogether".format)
-    names = alone_names.where(bars["decoded_together"] == 1, together)
-    axes.set_xticks(np.arange(len(bars)), names, fontsize=7)
+    alone = cells[cells["decoded_together"] == 1]
+    together = cells[cells["decoded_together"] > 1].drop_duplicates("tokens_per_second")
+    bars = pd.concat([alone.sort_values("policy", key=lambda names: names != "full").head(MAX_LINES), together])
+    shown = axes.bar(np.arange(len(bars)), bars["tokens_per_second"], color="0.75", width=0.6)
+    axes.bar_label(shown, [words.decimal(speed, 0) for speed in bars["tokens_per_second"]], fontsize=6.5)
+    names = bars["policy"].map(words.policy_title).str.replace(" ", "\n")
+    several = bars["decoded_together"].map("{:g} cells\ntogether".format)
+    axes.set_xticks(np.arange(len(bars)), names.where(bars["decoded_together"] == 1, several), fontsize=6.5)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.8, max(len(bars) - 0.2, 0.8))
     axes.margins(y=0.12)

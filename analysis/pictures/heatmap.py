@@ -1,6 +1,7 @@
-"""Heatmaps of Pass@1 over keep_ratio and local_window, per benchmark and for their mean."""
+"""Heatmaps of Pass@1 over keep_ratio and local_window, per benchmark and for their mean; ours beside published ones."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from textwrap import fill
 from typing import Any
@@ -8,96 +9,146 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from analysis import words
 from analysis.numbers.grids import PolicyGrid
 from analysis.numbers.metrics import mean_over_benchmarks, model_title
-from analysis.pictures.style import STYLE, new_figure
-from analysis.words import MISSING, UNFINISHED, UNGRADED, Scale
-
-DIVERGING = "RdBu"
-HOLDS, LOSES = "✓", "†"
+from analysis.pictures.style import DIVERGING, STYLE, heat_table, ink, new_figure
+from analysis.words import DEFAULT_LOOK, HOLDS, LOSES, MISSING, UNFINISHED, UNGRADED, Look
 
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
+UNSURE = "‡"
 MARKS = {
     MISSING: "no result yet",
     UNGRADED: "not graded yet",
     UNFINISHED: "not finished",
     HOLDS: "holds: loses less than the margin",
     LOSES: "loses accuracy",
+    UNSURE: "some of the published numbers are in doubt",
 }
+
+# The size of the numbers in points, and the widest panel in inches.
+SIZE, WIDEST = 6.5, 3.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One heatmap: its title, the full cache's score in words, and the cells, [windows descending, ratios ascending].
+    """One heatmap: its title, a line below it, and the cells, [windows descending, ratios ascending].
 
-    A cell has a value in percent or points, NaN where missing, and a label.
+    A cell has a value in percent or points, NaN where missing, and a label. Panels of one `scale` have one colour
+    scale; that of differences lies around zero.
     """
 
     title: str
-    full_cache: str
+    note: str
     values: pd.DataFrame
     labels: pd.DataFrame
+    scale: str
+    difference: bool = False
 
 
-def grid_figure(
-    grid: PolicyGrid, model: str, metrics: pd.DataFrame, *, scale: Scale = "own", interval: bool = False
-) -> Figure:
+def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw one panel per benchmark of one model.
 
-    Args:
-        grid, model: the cells.
-        metrics: all cells of the run, for the titles and the full-cache scores.
-        scale: see `Scale`. Differences bear a mark where the setting holds or loses.
-        interval: write the 95% interval under each value.
+    `metrics` has all cells of the run, for the titles and the full-cache scores. Differences to the full cache bear a
+    mark where the setting holds or loses.
     """
     panels = []
     for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
         title = f"{model_title(metrics, model)} | {title}"
-        panels.append(_panel(grid, rows, _full_cells(rows, metrics), title, scale, interval))
-    return _heatmaps(panels, grid.title, scale)
+        panels.append(_panel(grid, rows, _full_cells(rows, metrics), title, look))
+    return _heatmaps(panels, grid.title, look, _notes(look))
 
 
-def css_colors(share: float) -> tuple[str, str]:
-    """The background and the ink of a value as CSS colours; `share` is its place between lowest (0) and highest (1)."""
-    red, green, blue, _ = matplotlib.colormaps[COLORMAP](0.75 * share, bytes=True)
-    return f"rgb({red},{green},{blue})", "#fff" if share > 0.75 else "#111"
-
-
-def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame) -> Figure:
+def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw one panel, a model's Pass@1 averaged over the grid's benchmarks; a cell that lacks one is missing."""
     rows = grid.cells[grid.cells["model"] == model]
     full = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
-    return _heatmaps([_panel(grid, mean, full, title)], grid.title)
+    look = Look(width=look.width, map=look.map)
+    notes = ["Pass@1 in %, full cache ± standard error over problems"]
+    return _heatmaps([_panel(grid, mean, full, title, look)], grid.title, look, notes)
+
+
+def scores_figure(scores: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
+    """Draw one panel per benchmark of one model of which only scores are known (`verdict.read_summary`)."""
+    panels = []
+    for _, rows in scores.groupby("benchmark", sort=False):
+        names = [str(rows.iloc[0].get(f"{name}_title", rows.iloc[0][name])) for name in ("model", "benchmark")]
+        panel = _score_panel(rows, " | ".join(names))
+        panels.append(panel if look.scale == "own" else replace(panel, scale=""))
+    titled = "policy" in scores and "budget" in scores
+    title = words.setting_of({"name": scores["policy"].iloc[0], "budget": scores["budget"].iloc[0]}) if titled else ""
+    return _heatmaps(panels, title, look, _notes(look, errors=False))
+
+
+def published_figure(
+    grid: PolicyGrid, model: str, metrics: pd.DataFrame, published: pd.DataFrame, look: Look = DEFAULT_LOOK
+) -> Figure:
+    """Draw a row per benchmark: the published scores, those of a run's grid on the same scale, and ours minus theirs.
+
+    `published` is that of `reference.published_grid`.
+    """
+    panels = []
+    for benchmark, theirs in published.groupby("benchmark", sort=False):
+        rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
+        name = f"{model_title(metrics, model)} | {rows['benchmark_title'].iloc[0]}"
+        first = _score_panel(theirs, f"{name}, published", grid)
+        own = _panel(grid, rows, _full_cells(rows, metrics), f"{name}, ours")
+        gap = own.values - first.values
+        labels = gap.map(lambda points: words.percent(points / 100, signed=True))
+        note = f"typical standard error of ours {words.percent(rows['se'].mean())}"
+        both = [replace(panel, scale=str(benchmark)) for panel in (first, own)]
+        points: dict[str, Any] = {"values": gap, "labels": labels, "scale": "", "difference": True}
+        panels += [*both, Panel(title="ours minus published", note=note, **points)]
+    look = Look(width=look.width, columns=3, map=look.map)
+    scale = "published and ours have one colour scale per row, the differences one for all rows"
+    return _heatmaps(panels, grid.title, look, ["Pass@1 in %, differences in points", scale])
+
+
+def css_colors(share: float) -> tuple[str, str]:
+    """The background and the ink of a value as CSS colours; `share` is its place between lowest (0) and highest (1)."""
+    color = matplotlib.colormaps[COLORMAP](0.75 * share)
+    red, green, blue = (round(255 * channel) for channel in color[:3])
+    return f"rgb({red},{green},{blue})", "#fff" if ink(color) == "white" else "#000"
 
 
 def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     return metrics[(metrics["policy"] == "full") & metrics["condition"].isin(rows["condition"])]
 
 
-def _panel(
-    grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, scale: Scale = "own", interval: bool = False
-) -> Panel:
+def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, look: Look = DEFAULT_LOOK) -> Panel:
     points = rows.drop_duplicates(["keep_ratio", "local_window"])
-    value = "diff_to_full" if scale == "diff_from_full" else "pass_at_1"
-    points = points.assign(label=[_cell_text(row, value, interval=interval) for row in points.itertuples()])
-    values, labels = (
-        points.pivot(index="local_window", columns="keep_ratio", values=name).reindex(grid.windows, columns=grid.ratios)
-        for name in (value, "label")
-    )
-    return Panel(
-        title=title, full_cache=_full_cache(full), values=100 * values.astype("float64"), labels=labels.fillna(MISSING)
-    )
+    difference = look.scale == "diff_from_full"
+    value = "diff_to_full" if difference else "pass_at_1"
+    points = points.assign(label=[_cell_text(row, value, interval=look.interval) for row in points.itertuples()])
+    values, labels = (_pivot(points, name, grid) for name in (value, "label"))
+    values = 100 * values.astype("float64")
+    scale = title if look.scale == "own" else ""
+    note, labels = _full_cache(full), labels.fillna(MISSING)
+    return Panel(title=title, note=note, values=values, labels=labels, scale=scale, difference=difference)
+
+
+def _score_panel(rows: pd.DataFrame, title: str, grid: PolicyGrid | None = None) -> Panel:
+    """The panel of scores in percent, on the axes of a grid or on its own."""
+    values = _pivot(rows, "pass_at_1", grid).astype("float64")
+    unsure = "sure" in rows and (rows["sure"] == "no").any()
+    labels = values.map(lambda score: words.percent(score / 100))
+    return Panel(title=f"{title}{UNSURE * bool(unsure)}", note="", values=values, labels=labels, scale=title)
+
+
+def _pivot(rows: pd.DataFrame, value: str, grid: PolicyGrid | None) -> pd.DataFrame:
+    rows = rows.drop_duplicates(["keep_ratio", "local_window"])
+    table = rows.pivot(index="local_window", columns="keep_ratio", values=value)
+    if grid is None:
+        return table.sort_index(ascending=False).sort_index(axis=1)
+    return table.reindex(grid.windows, columns=grid.ratios)
 
 
 def _cell_text(row: Any, value: str, *, interval: bool) -> str:
@@ -123,31 +174,62 @@ def _full_cache(full: pd.DataFrame) -> str:
     return f"full cache {words.percent_pm(row['pass_at_1'], row['se'])}{mark}"
 
 
-def _heatmaps(panels: list[Panel], title: str, scale: Scale = "own") -> Figure:
-    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+def _notes(look: Look, *, errors: bool = True) -> list[str]:
+    """The footnote's entries on values and colours."""
+    if look.scale == "diff_from_full":
+        notes = ["Pass@1 minus the full cache's, in points, on the same pairs; one colour scale for all panels"]
+    else:
+        scales = {"own": "each panel has its own colour scale", "shared": "one colour scale for all panels"}
+        notes = [f"Pass@1 in %; {scales[look.scale]}"]
+    notes += ["full cache ± standard error over problems"] if errors else []
+    return notes + (["below each value its 95% interval"] if look.interval else [])
+
+
+def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> Figure:
+    columns = min(look.columns or _fitting_columns(panels, look.width), len(panels))
     rows = ceil(len(panels) / columns)
-    height, width = panels[0].values.shape
+    height = len(panels[0].values)
     lines = 1 + max(panel.labels.map(lambda text: text.count("\n")).to_numpy().max() for panel in panels)
-    size = (
-        columns * max(3.7, (0.58 if lines == 1 else 0.85) * width + 1.5),
-        rows * max(2.3, (0.24 + 0.18 * lines) * height + 1.3) + 0.5,
-    )
-    limits = [_limits(panel.values.to_numpy(), scale) for panel in panels]
-    if scale != "own":
-        limits = [(min(low for low, _ in limits), max(high for _, high in limits))] * len(panels)
+    width = min(look.width, columns * WIDEST)
+    # A line of the footnote has about 18 letters to the inch. It breaks between two entries only.
+    shown = "".join(panel.title + panel.note + "".join(panel.labels.to_numpy().ravel()) for panel in panels)
+    entries = [*notes, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown)]
+    note = fill("   ".join(entry.replace(" ", "\u00a0") for entry in entries), int(18 * width)).replace("\u00a0", " ")
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(size)
-        for place, panel in enumerate(panels):
-            _heatmap(figure.add_subplot(rows, columns, place + 1), panel, limits[place], scale)
-        figure.suptitle(title, fontsize=11)
-        # A line of this size has about 18 letters to the inch.
-        figure.supxlabel(_footnote(panels, scale, int(18 * size[0])), fontsize=7.5, color="0.3")
+        figure = new_figure((width, rows * ((0.16 + 0.12 * lines) * height + 0.7) + 0.5))
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for place, axes in enumerate(grid.ravel()):
+            if place >= len(panels):
+                axes.remove()
+                continue
+            limits = _limits([panel for panel in panels if panel.scale == panels[place].scale])
+            _heatmap(axes, panels[place], limits, look.map or COLORMAP)
+            if place % columns == 0:
+                axes.set_ylabel("Local Window Size")
+            elif panels[place].values.index.equals(panels[place - 1].values.index):
+                axes.set_yticklabels([])
+            if place + columns >= len(panels):
+                axes.set_xlabel("Ratio")
+        figure.suptitle(title)
+        figure.supxlabel(note, fontsize=7, color="0.3")
     return figure
 
 
-def _limits(values: np.ndarray, scale: Scale) -> tuple[float, float]:
-    numbers = values[~np.isnan(values)]
-    if scale == "diff_from_full":
+def _fitting_columns(panels: list[Panel], width: float) -> int:
+    """The most panels in a row whose numbers fit into their cells; four panels lie in one row, or two and two."""
+    texts = [text for panel in panels for text in panel.labels.to_numpy().ravel()]
+    letters = max(len(line) for text in texts for line in text.split("\n"))
+    cell = 0.6 * SIZE * letters / 72
+    # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
+    fits = int((width - 0.4) / (len(panels[0].values.columns) * cell + 0.45))
+    counts = [4, 2, 1] if len(panels) == 4 else [len(panels), 4, 3, 2, 1]
+    return next(count for count in counts if count <= max(fits, 1))
+
+
+def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
+    numbers = np.concatenate([panel.values.to_numpy().ravel() for panel in panels])
+    numbers = numbers[~np.isnan(numbers)]
+    if panels[0].difference:
         most = float(np.abs(numbers).max(initial=1.0))
         return -most, most
     low, high = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 100.0)
@@ -155,36 +237,14 @@ def _limits(values: np.ndarray, scale: Scale) -> tuple[float, float]:
     return (low, high) if low < high else (low - 1, high + 1)
 
 
-def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], scale: Scale) -> None:
-    known = panel.values.notna().to_numpy()
-    cmap, unit = (DIVERGING, "points to full cache") if scale == "diff_from_full" else (COLORMAP, "Pass@1 (%)")
-    colors: dict[str, Any] = {"cmap": cmap, "vmin": limits[0], "vmax": limits[1], "linewidths": 1, "linecolor": "white"}
-    bar: dict[str, Any] = {"cbar": bool(known.any()), "cbar_kws": {"label": unit}}
-    ticks: dict[str, Any] = {"xticklabels": False, "yticklabels": False}
-    seaborn.heatmap(panel.values, ax=axes, annot=panel.labels, fmt="", mask=~known, **colors, **bar, **ticks)
-    for row, column in np.argwhere(~known):
-        _mark_missing(axes, row, column, panel.labels.iloc[row, column])
+def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], cmap: str) -> None:
+    cmap = DIVERGING if panel.difference else cmap
+    mesh = heat_table(axes, panel.values.to_numpy(), panel.labels.to_numpy(), cmap=cmap, limits=limits, size=SIZE)
     ratios, windows = panel.values.columns, panel.values.index
     axes.set_xticks(np.arange(len(ratios)) + 0.5, [words.number(ratio) for ratio in ratios])
     axes.set_yticks(np.arange(len(windows)) + 0.5, [words.number(window) for window in windows])
-    axes.set(xlabel="keep ratio", ylabel="local window")
-    axes.set_title(f"{panel.title}\n{panel.full_cache}", linespacing=1.3)
-    axes.tick_params(length=0)
-
-
-def _mark_missing(axes: Axes, row: int, column: int, label: Any) -> None:
-    look: dict[str, Any] = {"facecolor": "0.96", "edgecolor": "0.65", "hatch": "////", "linewidth": 0}
-    axes.add_patch(Rectangle((column, row), 1, 1, zorder=1, **look))
-    axes.add_patch(Rectangle((column, row), 1, 1, zorder=2, fill=False, edgecolor="white", linewidth=1))
-    box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
-    axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", color="0.2", bbox=box)
-
-
-def _footnote(panels: list[Panel], scale: Scale, letters: int) -> str:
-    unit = "Pass@1 in %, ± standard error over problems"
-    if scale == "diff_from_full":
-        unit = "Pass@1 minus the full cache's, in points, on the same pairs"
-    shown = "".join(panel.full_cache + "".join(panel.labels.to_numpy().ravel()) for panel in panels)
-    entries = [unit, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown)]
-    # A line breaks between two entries only.
-    return fill("   ".join(entry.replace(" ", "\u00a0") for entry in entries), letters).replace("\u00a0", " ")
+    axes.set_title("\n".join(line for line in (panel.title, panel.note) if line), linespacing=1.3)
+    if panel.values.notna().any(axis=None):
+        bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(length=2, pad=1)

@@ -12,11 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
+from analysis.pictures.style import STYLE, new_figure
 from analysis.safe import csv_cell
+from analysis.words import PAGE_WIDTH
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
-QUESTION_COLOR, ANSWER_COLOR = "#08306b", "#d9d9d9"
+# No score is measured there: hatched, and in no colour of the scale.
+UNSCORED: Any = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
+
+# Red, dark enough for small text.
+MEAN_COLOR = "#c00000"
 
 # A page is this many dots wide. With more tokens each dot shows the largest score, so that no single high one is lost.
 _MOST_COLUMNS = 1200
@@ -78,14 +83,16 @@ def importance_figure(
     `average_steps` every token of a step has the step's mean.
     """
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 0.6 + 1.35 * len(strips)))
+        figure = new_figure((PAGE_WIDTH, 1.0 + 1.2 * len(strips)))
         rows = figure.subplots(len(strips), 1, sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(rows, strips, strict=True):
             _strip(axes, layout, name, strips[name], average_steps)
         # Only the thinking is drawn to scale, so only it has ticks.
         rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
-        rows[-1].set_xlabel("Reasoning step (tokens)")
-        figure.suptitle(title, fontsize=10)
+        rows[-1].set_xlabel("Thinking (tokens)")
+        figure.suptitle(title)
+        note = "red: the mean; hatched: not scored; the colours end at the 1st and the 99th percentile of each strip"
+        figure.supxlabel(note, fontsize=7, color="0.3")
     return figure
 
 
@@ -103,17 +110,18 @@ def _strip(axes: Axes, layout: Layout, name: str, own: np.ndarray, average_steps
     axes.imshow(columns, cmap=WHITE_TO_BLUE, vmin=low, vmax=high, extent=extent, aspect="auto", interpolation="nearest")
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
     widths = [min(max(n, 0.02 * layout.thinking), 0.15 * layout.thinking) for n in (layout.question, layout.answer)]
-    ends = [(0, -1, QUESTION_COLOR, "question"), (layout.thinking, 1, ANSWER_COLOR, "answer")]
-    for (edge, sign, color, label), width in zip(ends[: 2 if layout.answer else 1], widths, strict=False):
-        axes.axvspan(edge - 0.5, edge - 0.5 + sign * width, color=color, linewidth=0)
-        look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6}
-        axes.text(edge + sign * width / 2, (low + high) / 2, label, color="white" if sign < 0 else "black", **look)
-        axes.axvline(edge - 0.5, color="white", linewidth=1.5)
+    ends = [(0, -1, "question"), (layout.thinking, 1, "answer")]
+    for (edge, sign, label), width in zip(ends[: 2 if layout.answer else 1], widths, strict=False):
+        axes.axvspan(edge - 0.5, edge - 0.5 + sign * width, **UNSCORED)
+        box = {"boxstyle": "round,pad=0.2", "facecolor": "0.95", "edgecolor": "none"}
+        look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
+        axes.text(edge - 0.5 + sign * width / 2, (low + high) / 2, label, **look)
+        axes.axvline(edge - 0.5, color="0.3", linewidth=1)
     axes.set_xlim(-0.5 - widths[0], layout.thinking - 0.5 + (widths[1] if layout.answer else 0))
     axes.set_ylim(low, high)
-    axes.plot([-0.5, layout.thinking - 0.5], [mean, mean], color="red", linestyle="--", linewidth=1)
+    axes.plot([-0.5, layout.thinking - 0.5], [mean, mean], color=MEAN_COLOR, linestyle="--", linewidth=1)
     axes.set_title(f"{name}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)
-    axes.set_title(caption(own), loc="right", fontsize=8, color="red")
+    axes.set_title(caption(own), loc="right", fontsize=8, color=MEAN_COLOR)
     axes.set_ylabel("Importance\nScore", fontsize=8)
     axes.set_yticks([low, high], ["Low", "High"], fontsize=7)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -10,8 +11,9 @@ from matplotlib.figure import Figure
 from scipy.stats import PermutationMethod, pearsonr
 
 from analysis import words
-from analysis.pictures.style import PAGE_WIDTH, STYLE, new_figure
+from analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, new_figure, tidy
 from analysis.records import Eviction, UserError, held_percents
+from analysis.words import PAGE_WIDTH
 
 MAX_NAMED = 6
 
@@ -98,27 +100,32 @@ def retention_figure(
     `curves` and `table` are those of `retention.by_eviction` and `by_policy`; `lorenz` has, by label, the shares of the
     tokens and of the importance that they carry.
     """
+    # More names leave no room for the curves: the best policies have a colour, the others are grey.
+    best = list(table.nlargest(MAX_NAMED, "pass1")["policy"])
+    rest: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
+    looks = {name: {"color": LINE_COLORS[n], "marker": MARKERS[n], "zorder": 2} for n, name in enumerate(best)}
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 3.5))
+        figure = new_figure((PAGE_WIDTH, 3.0))
         left, middle, right = figure.subplots(1, 3)
-        # More names leave no room for the curves: the best policies have a colour, the others are grey.
-        best = set(table.nlargest(MAX_NAMED, "pass1")["policy"])
-        named = [name for name in table["policy"] if name in best]
-        colors = {name: f"C{number}" for number, name in enumerate(named)}
-        for name, rows in sorted(curves.groupby("policy", sort=False), key=lambda item: item[0] in best):
-            look = {"color": colors.get(name, "lightgrey"), "label": name if name in best else None}
-            left.plot(rows["eviction"], rows["retained"], marker="o", markersize=3, **look)
-        left.set(xlabel="Eviction", ylabel="True importance held", ylim=(0, 1.02))
+        for name, rows in curves.groupby("policy", sort=False):
+            left.plot(rows["eviction"], rows["retained"], markersize=3.5, linewidth=1, **looks.get(str(name), rest))
+        left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
         left.xaxis.get_major_locator().set_params(integer=True)
-        figure.legend(loc="outside lower center", ncols=3, fontsize=6, frameon=False)
-        middle.scatter(table["retained"], table["pass1"], c=[colors.get(name, "lightgrey") for name in table["policy"]])
-        middle.set(xlabel="True importance held", ylabel="Pass@1", xlim=(0, 1.02), ylim=(-0.02, 1.02))
+        policies: Any = table.itertuples()
+        for row in policies:
+            label = row.policy if row.policy in looks else None
+            look = looks.get(row.policy, rest)
+            middle.plot(row.retained, 100 * row.pass1, linestyle="none", markersize=5, label=label, **look)
+        middle.set(xlabel="true importance held", ylabel="Pass@1 (%)", xlim=(0, 1.02), ylim=(-2, 102))
         middle.set_title(correlation_text(table), fontsize=7)
         for label, (tokens, carried) in lorenz.items():
-            right.plot(tokens, carried, label=label)
-        right.plot([0, 1], [0, 1], color="grey", linestyle=":")
-        right.axvspan(0.2, 0.3, color="grey", alpha=0.2, linewidth=0)
-        right.set(xlabel="Tokens, most important first", ylabel="Importance they carry")
-        right.legend(fontsize=6)
-        figure.suptitle(title, fontsize=10)
+            right.plot(tokens, carried, color=LINE_COLORS[0], label=label)
+        right.plot([0, 1], [0, 1], color="0.5", linestyle=":", label="all alike")
+        right.axvspan(0.2, 0.3, color="0.5", alpha=0.2, linewidth=0, label="20 to 30% of the tokens")
+        right.set(xlabel="tokens, most important first", ylabel="importance they carry")
+        right.legend(loc="lower right")
+        for axes in (left, middle, right):
+            tidy(axes, grid="both")
+        figure.legend(*middle.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        figure.suptitle(title)
     return figure

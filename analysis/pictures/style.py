@@ -1,44 +1,67 @@
 """The look, the files and the file names that all pictures share."""
 
+from collections.abc import Iterable
+from itertools import count
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Rectangle
 
-from analysis.words import missing
+from analysis.records import UserError
+from analysis.words import POLICY_TITLES, missing
 
 FORMATS = ("png", "svg", "pdf")
 
-# The width of a printed page between its margins, 18 cm, in inches.
-PAGE_WIDTH = 18 / 2.54
 STYLE: Any = {
     "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "figure.titlesize": 9,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,
     "svg.hashsalt": "kvsweep",
     "text.parse_math": False,
     "hatch.linewidth": 0.6,
 }
-# Tick labels that are too long to stand side by side.
-TURNED: Any = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+
+# Red below zero and blue above it: colour-blind readers tell the two apart.
+DIVERGING = "RdBu"
+
+# Okabe and Ito's colours, with indigo for their yellow, which is too light in print. Seven colours and eleven markers
+# tell 77 policies apart; neighbours differ in both.
+LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
+MARKERS = "osD^vPX<>ph"
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+
+
+def check_map(name: str | None) -> None:
+    """Raise a UserError if matplotlib has no colour map of that name."""
+    if name is not None and name not in matplotlib.colormaps:
+        raise UserError(f"--map {name} is no colour map of matplotlib: give one such as viridis, PuOr or RdYlGn.")
 
 
 def new_figure(size: tuple[float, float]) -> Figure:
     """An empty figure of that width and height in inches, whose parts make room for each other."""
-    return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+    return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.06))
 
 
 def panels(figure: Figure, count: int, columns: int, **shared: Any) -> list[Axes]:
     """Add `count` panels in rows of `columns`; `shared` is for `Figure.subplots`."""
     axes = figure.subplots(ceil(count / columns), columns, squeeze=False, **shared).ravel()
     for unused in axes[count:]:
-        unused.set_visible(False)
+        unused.remove()
     return list(axes[:count])
 
 
@@ -49,11 +72,68 @@ def tidy(axes: Axes, *, grid: Literal["x", "y", "both"] = "y") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def percent_axis(axes: Axes) -> None:
+    """End a vertical axis of percents at 0 and 100, with room for a marker beyond."""
+    low, high = axes.get_ylim()
+    low, high = max(low, -2.0), min(high, 102.0)
+    axes.set_yticks([tick for tick in axes.get_yticks() if max(low, 0) <= tick <= min(high, 100)])
+    axes.set_ylim(low, high)
+    axes.spines["left"].set_bounds(max(low, 0), min(high, 100))
+
+
 def full_cache_level(axes: Axes, row: Any, label: str) -> None:
     """Draw the full cache's Pass@1 in percent as a dashed line over a band of its standard error."""
     level, error = 100 * row.pass_at_1, 0 if missing(row.se) else 100 * row.se
-    axes.axhspan(level - error, level + error, color="0.25", alpha=0.1, linewidth=0)
+    axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
     axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
+
+
+def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The colour, marker and dashes by policy and variant; a known policy looks the same in every figure."""
+    names = [name for name in POLICY_TITLES if name != "full"]
+    others = count(len(names))
+    found = {}
+    for policy, variant in keys:
+        place = names.index(policy) if policy in names and not variant else next(others)
+        look = {"color": LINE_COLORS[place % len(LINE_COLORS)], "marker": MARKERS[place % len(MARKERS)]}
+        found[policy, variant] = {**look, "linestyle": DASHES[place % len(DASHES)]}
+    return found
+
+
+def luminance(color: Any) -> float:
+    """The relative luminance of a colour, from 0 (black) to 1 (white), as WCAG 2 defines it."""
+    channels = np.asarray(to_rgb(color))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def ink(background: Any) -> str:
+    """Black or white, whichever has the greater contrast to the background, which is at least 4.58."""
+    # The contrast is (lighter + 0.05) / (darker + 0.05); black and white are equal at this luminance.
+    return "black" if luminance(background) > (1.05 * 0.05) ** 0.5 - 0.05 else "white"
+
+
+def heat_table(
+    axes: Axes, values: np.ndarray, labels: np.ndarray, *, cmap: str, limits: tuple[float, float], size: float
+) -> QuadMesh:
+    """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
+    edge: dict[str, Any] = {"edgecolors": "white", "linewidth": 1}
+    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=cmap, vmin=limits[0], vmax=limits[1], **edge)
+    axes.invert_yaxis()
+    for (row, column), label in np.ndenumerate(labels):
+        place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size}
+        if np.isnan(values[row, column]):
+            hatch: dict[str, Any] = {"facecolor": "0.96", "edgecolor": "0.65", "hatch": "////", "linewidth": 0}
+            axes.add_patch(Rectangle((column, row), 1, 1, zorder=1, **hatch))
+            axes.add_patch(Rectangle((column, row), 1, 1, zorder=2, fill=False, edgecolor="white", linewidth=1))
+            box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
+            axes.text(column + 0.5, row + 0.5, label, color="0.2", bbox=box, **place)
+        else:
+            color = ink(mesh.to_rgba(values[row, column]))
+            axes.text(column + 0.5, row + 0.5, label, color=color, **place)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return mesh
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
@@ -70,9 +150,3 @@ def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
             # The layout is the slow part. The first format computes it, and the other formats keep it.
             figure.set_layout_engine("none")
     return paths
-
-
-# Okabe and Ito's colours, with indigo for their yellow, which is too light in print. Seven colours and eleven markers
-# tell 77 policies apart; neighbours differ in both.
-LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
-MARKERS = "osD^vPX<>ph"

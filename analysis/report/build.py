@@ -11,7 +11,7 @@ from typing import get_args
 from analysis.command_line import one_sentence
 from analysis.records import UserError, replace_text
 from analysis.safe import csv_cell
-from analysis.words import Scale
+from analysis.words import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale
 
 REPORT_FOLDER = "report"
 
@@ -23,8 +23,7 @@ def build_report(
     directory: Path | str,
     *,
     folder: Path | None = None,
-    scale: Scale = "own",
-    interval: bool = False,
+    look: Look = DEFAULT_LOOK,
     completions: int = MAX_COMPLETIONS,
     margin: float | None = None,
 ) -> Path:
@@ -35,8 +34,7 @@ def build_report(
 
     Args:
         directory, folder: the run directory, and another place for the report than DIR/report.
-        scale: the heatmaps' colour scale, see `Scale`; the difference to the full cache is always drawn beside it.
-        interval: write the 95% interval under each value of the heatmaps.
+        look: how the figures are drawn; the difference to the full cache is drawn whatever the scale.
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
         margin: the loss of accuracy, a fraction, that a setting which holds stays below; None takes the run's own.
 
@@ -59,26 +57,24 @@ def build_report(
     replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))
-    pictures = draw_all(found, folder, scale=scale, interval=interval)
+    pictures = draw_all(found, folder, look)
     embedded, files = drill_data(found.run, completions, folder)
     page = folder / "report.html"
     replace_text(page, run_page(found, pictures, embedded, files))
     return page
 
 
-def build_summary_report(path: Path, folder: Path) -> Path:
-    """Write the report of grids of which only the scores are known (`verdict.read_summary`): figure, verdicts, page."""
+def build_summary_report(path: Path, folder: Path, look: Look = DEFAULT_LOOK) -> Path:
+    """Write figures, verdicts and page of grids of which only the scores are known (`verdict.read_summary`)."""
     from analysis.numbers.verdict import read_summary, summary_verdicts
-    from analysis.pictures.noise import noise_figure
-    from analysis.report.gallery import picture
+    from analysis.report.gallery import draw_scores
     from analysis.report.page import summary_page
 
-    verdicts = summary_verdicts(read_summary(path))
+    scores = read_summary(path)
+    verdicts = summary_verdicts(scores)
     folder.mkdir(parents=True, exist_ok=True)
-    caption = "The scores in ascending order, and which are statistically tied with the best"
-    noise = picture(noise_figure(verdicts), folder, caption, "noise")
     page = folder / "report.html"
-    replace_text(page, summary_page(path.stem, verdicts, [noise]))
+    replace_text(page, summary_page(path.stem, verdicts, draw_scores(scores, verdicts, folder, look)))
     return page
 
 
@@ -97,18 +93,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--completions", metavar="N", type=int, default=MAX_COMPLETIONS, help=shown)
     add("--scale", choices=get_args(Scale), default="own", help="colours of the heatmaps (default: each panel's own)")
     add("--interval", action="store_true", help="the 95%% interval under each value of the heatmaps")
+    add("--columns", metavar="N", type=int, help="heatmaps in a row (default: as many as fit)")
+    wide = "width of the figures, whose text keeps its size (default: %(default).2f, which is 18 cm)"
+    add("--width", metavar="INCHES", type=float, default=PAGE_WIDTH, help=wide)
+    colours = "colours of the scores: a colour map of matplotlib (default: YlGnBu, safe for colour-blind readers)"
+    add("--map", metavar="NAME", help=colours)
     loss = "a setting holds if it loses less than so many points (default: the run's report.margin, else 5)"
     add("--margin", metavar="POINTS", type=float, help=loss)
     options = parser.parse_args(arguments)
     if options.margin is not None and not 0 < options.margin < 100:
         raise UserError(f"--margin={options.margin:g} is out of range: give points of accuracy between 0 and 100.")
-    path = options.directory
+    path, look = options.directory, chosen_look(options)
     if path.is_file():
-        print(build_summary_report(path, options.output or Path(f"{path.stem}_report")))
+        print(build_summary_report(path, options.output or Path(f"{path.stem}_report"), look))
     else:
-        how = {"scale": options.scale, "interval": options.interval, "completions": max(0, options.completions)}
-        how["margin"] = None if options.margin is None else options.margin / 100
+        margin = None if options.margin is None else options.margin / 100
+        how = {"look": look, "completions": max(0, options.completions), "margin": margin}
         print(build_report(path, folder=options.output, **how))
+
+
+def chosen_look(options: argparse.Namespace) -> Look:
+    """The look that the command line asks for; a value out of range raises a UserError."""
+    if not 3 <= options.width <= 60:
+        raise UserError(f"--width={options.width:g} is out of range: give 3 to 60 inches.")
+    if options.directory.is_file() and (options.interval or options.scale == "diff_from_full"):
+        raise UserError("a CSV of scores has no intervals and no full cache: leave out --interval and diff_from_full.")
+    if options.columns is not None and options.columns < 1:
+        raise UserError(f"--columns={options.columns} is out of range: give 1 or more heatmaps in a row.")
+    if options.map is not None:
+        from analysis.pictures.style import check_map
+
+        check_map(options.map)
+    names = ("width", "columns", "scale", "interval", "map")
+    return Look(**{name: getattr(options, name) for name in names})
 
 
 if __name__ == "__main__":

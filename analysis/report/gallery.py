@@ -2,23 +2,27 @@
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import words
 from analysis.numbers.findings import Findings
 from analysis.numbers.grids import PolicyGrid
 from analysis.numbers.metrics import model_title
+from analysis.numbers.reference import published_grid
+from analysis.numbers.verdict import PanelVerdict
 from analysis.pictures.budget import budget_figure
 from analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
 from analysis.pictures.cost import cost_figure
-from analysis.pictures.heatmap import grid_figure, mean_figure
+from analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
 from analysis.pictures.noise import noise_figure
 from analysis.pictures.style import save_figure
 from analysis.safe import file_name
+from analysis.words import Look
 
 # A grid of several policies shares as many settings as it has points; only so many get a bar chart.
 MAX_BARS = 6
@@ -44,42 +48,57 @@ def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
     return Picture(caption=caption, name=stem, address=address)
 
 
-def draw_all(found: Findings, folder: Path, *, scale: words.Scale, interval: bool) -> list[Picture]:
-    """Draw and save every figure of a run; `scale` and `interval` are those of `grid_figure`."""
+def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
+    """Draw and save every figure of a run."""
     pictures = []
     floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
     if floors:
         caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
-        pictures.append(picture(noise_figure(floors), folder, caption, "noise"))
+        pictures.append(picture(noise_figure(floors, look), folder, caption, "noise"))
     for model in found.models:
         title = model_title(found.metrics, model)
         grids = [grid for grid in found.grids if model in grid.models]
-        figures = [_of_grid(found, grid, model, scale, interval) for grid in grids]
-        for figure, caption, name in chain(*figures, _of_model(found, model)):
+        figures = [_of_grid(found, grid, model, look) for grid in grids]
+        for figure, caption, name in chain(*figures, _of_model(found, model, look)):
             pictures.append(picture(figure, folder, f"{title}, {caption}", *name))
     return pictures
 
 
-def _of_grid(found: Findings, grid: PolicyGrid, model: str, scale: words.Scale, interval: bool) -> Iterator[Drawn]:
+def draw_scores(scores: pd.DataFrame, verdicts: list[PanelVerdict], folder: Path, look: Look) -> list[Picture]:
+    """Draw and save the figures of a table of which only the scores are known (`verdict.read_summary`)."""
+    pictures = []
+    for model, rows in scores.groupby("model", sort=False):
+        title = str(rows.iloc[0].get("model_title", model))
+        pictures.append(picture(scores_figure(rows, look), folder, f"{title}, Pass@1 in %", "heatmap", str(model)))
+    caption = "The scores in ascending order, and which are statistically tied with the best"
+    return [*pictures, picture(noise_figure(verdicts, look), folder, caption, "noise")]
+
+
+def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
     title, metrics = grid.title, found.metrics
     name = (model, grid.policy, "" if words.missing(grid.budget) else words.number(grid.budget), grid.variant)
-    yield grid_figure(grid, model, metrics, scale=scale, interval=interval), title, ("heatmap", *name)
+    yield grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
+    published = published_grid(grid, model)
+    if published is not None:
+        figure = published_figure(grid, model, metrics, published, look)
+        yield figure, f"{title}, beside the published scores", ("published", *name)
     if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
-        figure = grid_figure(grid, model, metrics, scale="diff_from_full")
+        figure = grid_figure(grid, model, metrics, replace(look, scale="diff_from_full"))
         yield figure, f"{title}, difference to the full cache in points", ("difference", *name)
     if len(grid.benchmarks) > 1:
-        yield mean_figure(grid, model, metrics), f"{title}, mean", ("mean", *name)
+        yield mean_figure(grid, model, metrics, look), f"{title}, mean", ("mean", *name)
 
 
-def _of_model(found: Findings, model: str) -> Iterator[Drawn]:
+def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     metrics = found.metrics
-    if figure := budget_figure(metrics, model):
+    if figure := budget_figure(metrics, model, look):
         yield figure, "Pass@1 against budget", ("budget", model)
     for setting in found.settings[:MAX_BARS]:
         if model in setting.models:
             caption = f"Pass@1 per policy at {setting.title}"
-            yield policy_bars_figure(setting, model, metrics), caption, ("policies", model, setting.file_part)
-    if figure := accuracy_memory_figure(metrics, model):
+            figure = policy_bars_figure(setting, model, metrics, look)
+            yield figure, caption, ("policies", model, setting.file_part)
+    if figure := accuracy_memory_figure(metrics, model, look):
         yield figure, "Pass@1 against memory", ("memory", model)
-    if figure := cost_figure(found.run, metrics, model):
+    if figure := cost_figure(found.run, metrics, model, look):
         yield figure, "KV memory, FLOPs and throughput", ("cost", model)

@@ -8,9 +8,14 @@ import pandas as pd
 from analysis import words
 from analysis.load import in_order, load_run
 from analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
-from analysis.words import MISSING, UNFINISHED
+from analysis.safe import file_name
+from analysis.words import LOSES, MISSING, UNFINISHED
 
 NOTE = f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished; {MISSING} no result yet"
+CAPTION = f"{NOTE}; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
+
+# Around the best score of a column, until the form of the table is known.
+BEST_BEGIN, BEST_END = "⟦", "⟧"
 
 
 def summary_table(directory: Path | str) -> str:
@@ -32,31 +37,42 @@ def _kept(scores: pd.DataFrame, model: str) -> pd.Series:
 
 
 def markdown(metrics: pd.DataFrame) -> str:
-    """The Pass@1 tables of all models as Markdown."""
-    tables = [score_table(metrics, model).reset_index(allow_duplicates=True) for model in metrics["model"].unique()]
-    texts = [words.markdown([table.columns, *table.to_numpy()]) for table in tables]
-    return "\n\n".join([*texts, NOTE]) + "\n"
+    """The Pass@1 tables of all models as Markdown: the best compressed scores bold, daggers and a caption."""
+    texts = []
+    for model in metrics["model"].unique():
+        table = score_table(metrics, model, marked=True).reset_index(allow_duplicates=True)
+        text = words.markdown([table.columns, *table.to_numpy()]).replace("*", r"\*")
+        texts.append(text.replace(BEST_BEGIN, "**").replace(BEST_END, "**"))
+    return "\n\n".join([*texts, CAPTION.replace("*", r"\*")]) + "\n"
 
 
 def latex(metrics: pd.DataFrame) -> str:
-    """The Pass@1 tables of all models as LaTeX (booktabs)."""
-    tables = [_latex(score_table(metrics, model)) for model in metrics["model"].unique()]
-    return "\n\n".join([*tables, f"% {NOTE}"]) + "\n"
+    """The Pass@1 tables of all models as LaTeX (booktabs): the best scores bold, daggers, a caption and a label."""
+    return "\n".join(_latex(metrics, model) for model in metrics["model"].unique())
 
 
-def score_table(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Texts: a row per policy setting, a column per benchmark and their mean; the index is named by the model."""
+def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> pd.DataFrame:
+    """Texts: a row per policy setting, a column per benchmark and their mean; the index is named by the model.
+
+    If `marked`, the best compressed score of each column stands between `BEST_BEGIN` and `BEST_END`, and a setting that
+    loses accuracy has a dagger.
+    """
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    columns = {rows.iloc[0]["benchmark_title"]: _scores(rows) for _, rows in ours.groupby("benchmark", sort=False)}
+    groups = ours.groupby("benchmark", sort=False)
+    columns = {rows.iloc[0]["benchmark_title"]: _scores(rows, marked) for _, rows in groups}
     if len(columns) > 1:
-        columns["mean"] = _scores(mean_over_benchmarks(ours, list(ours["benchmark"].unique())))
+        columns["mean"] = _scores(mean_over_benchmarks(ours, list(ours["benchmark"].unique())), marked)
     settings = in_order(ours.drop_duplicates(SETTING), by=SETTING)
     table = pd.DataFrame(columns).reindex(_settings(settings)).fillna(MISSING)
     return table.rename_axis(model_title(metrics, model))
 
 
-def _scores(rows: pd.DataFrame) -> pd.Series:
-    return pd.Series([_score(row) for row in rows.itertuples()], index=_settings(rows), dtype="object")
+def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
+    texts = [_score(row) for row in rows.itertuples()]
+    if marked:
+        best = rows.loc[rows["policy"] != "full", "pass_at_1"].max()
+        texts = [_marked(row, text, best) for row, text in zip(rows.itertuples(), texts, strict=True)]
+    return pd.Series(texts, index=_settings(rows), dtype="object")
 
 
 def _settings(rows: pd.DataFrame) -> list[str]:
@@ -66,6 +82,12 @@ def _settings(rows: pd.DataFrame) -> list[str]:
 def _score(row: Any) -> str:
     text = words.percent_pm(row.pass_at_1, row.se)
     return text if row.status == "done" or text == MISSING else f"{text}{UNFINISHED}"
+
+
+def _marked(row: Any, text: str, best: float) -> str:
+    if row.policy != "full" and row.pass_at_1 == best:
+        text = f"{BEST_BEGIN}{text}{BEST_END}"
+    return text + LOSES * (getattr(row, "decision", None) == "loses")
 
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> list[tuple[str, pd.DataFrame]]:
@@ -142,7 +164,16 @@ def _aligned(table: pd.DataFrame) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _latex(table: pd.DataFrame) -> str:
-    columns = "l" + "r" * len(table.columns)
-    text = table.reset_index(allow_duplicates=True).to_latex(index=False, escape=True, column_format=columns)
-    return text.replace("±", r"$\pm$").replace("–", "--")
+def _latex(metrics: pd.DataFrame, model: str) -> str:
+    table = score_table(metrics, model, marked=True)
+    text = table.reset_index(allow_duplicates=True).to_latex(
+        index=False,
+        escape=True,
+        column_format="l" + "r" * len(table.columns),
+        caption=CAPTION.replace("%", r"\%"),
+        label=f"tab:{file_name(model)}",
+    )
+    signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
+    for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
+        text = text.replace(sign, code)
+    return text

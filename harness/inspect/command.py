@@ -50,7 +50,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--by", choices=("token", "step"), default="token", help="strips of tokens, or of each step's mean (token)")
     add("--split", default=PARAGRAPHS, metavar="REGEX", help="what separates the steps (blank lines)")
     add("--steps", metavar="A-B,C-D", help="first and last token of each step, counted in the thinking from 0")
-    add("--find", metavar="REGEX", help="the steps to attribute (equations, or all steps if there are none)")
+    add("--find", metavar="REGEX", help="the steps to attribute (equations with what they state)")
+    add("--map", metavar="NAME", help="attribution: a colour map of matplotlib (RdBu; RdYlGn is the paper's)")
     methods = f"attribution: {' or '.join(METHODS)} (removal)"
     add("--method", choices=METHODS, default="removal", metavar="NAME", help=methods)
     add("--slots", type=int, default=32, metavar="N", help="attribution: steps removed at once (32)")
@@ -68,6 +69,10 @@ def check(options: argparse.Namespace) -> None:
         given(options.steps)
         if options.find:
             raise UserError(f"--steps {options.steps} and --find {options.find} both name the columns: give one.")
+    if options.map is not None:
+        from analysis.pictures.style import check_map
+
+        check_map(options.map)
     if options.min_distance < 1:
         raise UserError(f"--min-distance {options.min_distance} is out of range: it must be at least 1 token.")
     for name in ("slots", "limit"):
@@ -107,10 +112,10 @@ def draw_text(options: argparse.Namespace) -> Iterator[Path]:
     from harness.models.load import load_model
 
     text = source.read(load_model(source.model))
+    if options.source == LIVE:
+        print(f"{text.title}\n\n{text.summary}", file=sys.stderr)
     if not text.thinking:
         raise UserError(f"{text.trace.problem_id} has no thinking to look into: choose another text.")
-    if options.source == LIVE and (done := text.completion):
-        print(f"{done.num_tokens} tokens ({done.stop_reason}), {len(done.evictions)} evictions", file=sys.stderr)
     draw = {"importance": draw_importance, "attribution": draw_attribution, "kept": draw_kept}
     for name in PICTURES if options.show == "all" else [options.show]:
         try:

@@ -22,9 +22,10 @@ from analysis.pictures.style import save_figure
 from analysis.records import UserError, read_cell, replace_text
 from analysis.report.kept_page import kept_html
 from analysis.safe import file_name
+from analysis.words import policy_title, setting_of
 from harness.inspect.attribution import cost, grad_x_input, removal
 from harness.inspect.importance import importance
-from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs
+from harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs
 from harness.inspect.text import InspectedText, NotInText, of_completion
 from harness.models.load import load_model
 from harness.predictor.traces import read_graded
@@ -44,8 +45,16 @@ def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterato
     strips = importance(text, labels, options.head, options.scores, min_distance=options.min_distance)
     name = _name("importance", text)
     yield _table(importance_table(layout, strips), options.out, name)
-    figure = importance_figure(layout, strips, title=text.title, average_steps=options.by == "step")
+    named = {strip_title(column): scores for column, scores in strips.items()}
+    figure = importance_figure(layout, named, title=text.title, average_steps=options.by == "step")
     yield from save_figure(figure, options.out, name).values()
+
+
+def strip_title(column: str) -> str:
+    """Name a strip as a reader knows its policy: "scores: H2O" for the column `scores: h2o`."""
+    kind, _, source = column.partition(": ")
+    policy, *more = source.split(", ")
+    return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
 
 
 def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
@@ -76,22 +85,19 @@ def draw_attribution(options: argparse.Namespace, text: InspectedText) -> Iterat
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
     name = _name("attribution", text)
     yield _table(attribution_table(values, tokens, columns), options.out, name)
-    figure = attribution_figure(values, tokens, columns, title=f"{text.title}, {options.method}")
+    figure = attribution_figure(values, tokens, columns, title=text.title, method=options.method, cmap=options.map)
     yield from save_figure(figure, options.out, name).values()
 
 
 def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
-    """The tokens of each step to attribute: those of --find or --steps, else the equations, else the paragraphs."""
-    if options.find:
-        if found := matches(text.thinking, options.find):
-            return found
-        raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
-    if not options.steps and (found := matches(text.thinking)):
+    """The tokens of each step to attribute: those of --find or --steps, else the equations with what they state."""
+    if options.steps:
+        return averaged_steps(options, text)
+    if not options.find:
+        return derivations(text.thinking, options.split)
+    if found := matches(text.thinking, options.find):
         return found
-    steps = averaged_steps(options, text)
-    if not options.steps:
-        print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} paragraphs", file=sys.stderr)
-    return steps
+    raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
 
 
 def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
@@ -119,7 +125,7 @@ def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iter
     correct: dict[str, list[int]] = {}
     loaded = cache(load_model)
     for folder in folders:
-        policy = policy_title(folder)
+        policy = setting_of(read_cell(folder)["policy"])
         stored = list(read_graded(folder))
         correct.setdefault(policy, []).extend(grade for _, _, grade in stored if grade is not None)
         evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
@@ -146,14 +152,6 @@ def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iter
     title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
     shares = {kind: (carried["tokens"].to_numpy(), carried["importance"].to_numpy())}
     yield from save_figure(retention_figure(evictions, policies, shares, title=title), options.out, name).values()
-
-
-def policy_title(folder: Path) -> str:
-    """A cell's policy with its size: `dynts 0.3/48, budget 128`."""
-    policy = read_cell(folder)["policy"]
-    if "budget" not in policy:
-        return str(policy["name"])
-    return f"{policy['name']} {policy['keep_ratio']}/{policy['local_window']}, budget {policy['budget']}"
 
 
 def _name(picture: str, text: InspectedText) -> str:

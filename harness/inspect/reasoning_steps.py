@@ -10,23 +10,49 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from analysis.records import UserError
+from analysis.words import EQUATION
 
 PARAGRAPHS = r"\n\s*\n"
-
-# An equation between numbers, such as `3 x 4 = 12`.
-EXPRESSIONS = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
+SENTENCES = r"(?<=[.!?])\s+|\n+"
 
 
 def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
     """Tokens of each step. A step begins with the first token that lies wholly behind a match of `split`."""
-    ends = [match.end() for match in _pattern("--split", split).finditer("".join(pieces))]
+    return _parts(pieces, [match.end() for match in _pattern("--split", split).finditer("".join(pieces))])
+
+
+def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
+    """Tokens of each step that derives a number: a sentence with an equation, and those behind it that go on with it.
+
+    A sentence goes on with an equation if it has a number, and neither an equation nor a paragraph begins there, as in
+    `1+8=9. So c is 9.` A text without any equation is cut into its paragraphs, and if it has only one, its sentences.
+    """
+    text = "".join(pieces)
+    cuts = [0, *(match.end() for match in re.finditer(SENTENCES, text)), len(text)]
+    paragraph_ends = [match.end() for match in _pattern("--split", split).finditer(text)]
+    steps: list[list[int]] = []
+    goes_on = False
+    for begin, end in pairwise(cuts):
+        sentence = text[begin:end]
+        if re.search(EQUATION, sentence):
+            steps.append([begin, end])
+            goes_on = True
+        elif goes_on := goes_on and begin not in paragraph_ends and re.search(r"\d", sentence) is not None:
+            steps[-1][1] = end
+    if steps:
+        return [token_range(pieces, *step) for step in steps]
+    return _parts(pieces, paragraph_ends or cuts)
+
+
+def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
+    """Cut the tokens at characters of the text; a part begins with the first token wholly behind its cut."""
     begins = [0, *accumulate(map(len, pieces))][:-1]
     numbers = np.searchsorted(ends, begins, side="right")
     bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(pieces)]
     return [range(*bound) for bound in pairwise(bounds)]
 
 
-def matches(pieces: Sequence[str], pattern: str = EXPRESSIONS) -> list[range]:
+def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
     """Tokens of each match of a pattern, in order."""
     found = _pattern("--find", pattern).finditer("".join(pieces))
     return [token_range(pieces, *match.span()) for match in found if match.group()]

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.records import CELL_FILE, PROVENANCE_FILE, Completion, Problem, UserError, decode, read_cell, read_rows
+from analysis.records import (
+    CELL_FILE,
+    GRADES_FILE,
+    PROVENANCE_FILE,
+    Completion,
+    Grade,
+    Problem,
+    UserError,
+    decode,
+    ignore,
+    read_cell,
+    read_rows,
+    read_shards,
+)
+from analysis.words import setting_of
 from compression.policy import BudgetPolicy
 from compression.predictor_card import read_card
 from harness.decode.request import Branch, Request
+from harness.grading.answers import judge
 from harness.models.config import ModelConfig
 from harness.predictor.recipe import compose_config
 from harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
@@ -30,16 +45,39 @@ class NotInText(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedText:
-    """One text, with the model that reads it, and the text as the engine stored it (None for a text from a file)."""
+    """One text, with the model that reads it.
+
+    Attributes:
+        completion: the text as the engine stored it; None for a text from a file.
+        setting: the policy that it was written with, in words.
+        grade: its grade, where there is one.
+    """
 
     model: LoadedModel
     trace: Trace
     completion: Completion | None = None
+    setting: str = ""
+    grade: Grade | None = None
 
     @property
     def title(self) -> str:
-        """The title of the text's pictures."""
-        return f"{self.model.config.title}: {self.trace.problem_id}, draw {self.trace.draw}"
+        """The title of the text's pictures in two lines: model, problem and draw; policy, setting and outcome."""
+        written = ", ".join(part for part in (self.setting, self.outcome) if part)
+        return f"{self.model.config.title}: {self.trace.problem_id}, draw {self.trace.draw}\n{written}".strip()
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in words, as "correct" or "no answer"; empty where there is no grade or nothing to compare."""
+        return self.grade.outcome.replace("_", " ") if self.grade and self.grade.gold else ""
+
+    @property
+    def summary(self) -> str:
+        """The text as it was written, and below it answer, outcome, length and evictions; it must be a completion."""
+        assert self.completion is not None
+        done, answer = self.completion, self.grade and self.grade.answer
+        gold = f" for {self.grade.gold}: {self.outcome}" if self.grade and self.outcome else ""
+        size = f"{done.num_tokens} tokens ({done.stop_reason}), {len(done.evictions)} evictions"
+        return f"{done.text}\n\nanswer {answer or 'none'}{gold}; {size}"
 
     @cached_property
     def pieces(self) -> list[str]:
@@ -115,14 +153,19 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
         some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c in stored)[:5]) or "none"
         wanted = f"--problem {problem_id} --draw {draw}"
         raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
-    source = of_completion(folder, *found[0], overrides)
+    question, completion = found[0]
+    graded = read_shards(folder, GRADES_FILE, Grade, on_bad=ignore)
+    grade = next((row for row in graded if row.key == completion.key), None)
+    source = of_completion(folder, question, completion, overrides, grade)
     used = read_cell(folder)["model"]["weights"]
     if overrides and source.model.identity()["weights"] != used:
         raise UserError(f"model.path={source.model.path} holds other weights than {folder} was run with: correct it.")
     return source
 
 
-def of_completion(folder: Path, question: str, completion: Completion, overrides: Sequence[str] = ()) -> TextSource:
+def of_completion(
+    folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
+) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
     try:
         stored = decode((folder / PROVENANCE_FILE).read_bytes(), dict[str, Any])["config"]
@@ -138,12 +181,15 @@ def of_completion(folder: Path, question: str, completion: Completion, overrides
     # A run of another version may have settings that this version does not know.
     known = {str(field.name) for field in fields(ModelConfig)}
     model = build(ModelConfig, "model", {k: v for k, v in config.model.items() if k in known})
-    return TextSource(model=model, config=config, read=partial(_of_completion, question, completion))
+    read = partial(_of_completion, question, completion, setting_of(own), grade)
+    return TextSource(model=model, config=config, read=read)
 
 
-def _of_completion(question: str, completion: Completion, model: LoadedModel) -> InspectedText:
+def _of_completion(
+    question: str, completion: Completion, setting: str, grade: Grade | None, model: LoadedModel
+) -> InspectedText:
     trace = trace_of(completion, model.prompt_ids(question))
-    return InspectedText(model=model, trace=trace, completion=completion)
+    return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)
 
 
 @plain_config_errors()
@@ -197,4 +243,9 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
         [request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl, invariant=job.invariant
     )
     ((_, completion),) = engine.generate([request])
-    return _of_completion(problem.prompt, completion, model)
+    cell = job.cells[0]
+    rule = {"answer_from": cell.benchmark.answer_from, "tags": asdict(model.config.tags)}
+    answer, outcome = judge(completion.text, completion.stop_reason, problem.gold, cell.benchmark.answer_kind, rule)
+    right = int(outcome == "correct")
+    grade = Grade(problem_id=problem.id, draw=draw, answer=answer, gold=problem.gold, outcome=outcome, correct=right)
+    return _of_completion(problem.prompt, completion, setting_of(cell.describe()["policy"]), grade, model)

@@ -84,7 +84,7 @@ def test_the_card_describes_what_is_there(make_cell: MakeCell) -> None:
     assert "8 completions of 2 cells" in card.text
     assert "`r1` (max_new_tokens 400, temperature 0.6). Code: commit 0123abcd." in card.text
     # Mean over problems of the mean over draws: (1/2 + 1) / 2 and (1/2 + 1/2) / 2.
-    (full,) = [line for line in card.text.splitlines() if "| full |" in line]
+    (full,) = [line for line in card.text.splitlines() if "| full cache |" in line]
     (dynts,) = [line for line in card.text.splitlines() if "| dynts 0.3 / 48, budget 128 |" in line]
     assert full.endswith("| 4 | 75.0 | 0.0 |")
     assert dynts.endswith("| 4 (unfinished) | 50.0 | 0.0 |")
@@ -100,7 +100,7 @@ def test_random_weights_have_no_accuracy(make_cell: MakeCell) -> None:
     cell["model"]["random_weights"] = True
     (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
     text = (export(folder.parent)[0] / "README.md").read_text()
-    assert "| full | 1 | – | 0.0 |" in text
+    assert "| full cache | 1 | – | 0.0 |" in text
 
 
 def test_gated_problems_stay_at_home_unless_asked_for(make_cell: MakeCell) -> None:

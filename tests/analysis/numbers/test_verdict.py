@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.compare import compare, in_words
@@ -179,8 +180,8 @@ def test_the_throughput_of_a_batch_is_drawn_once(tmp_path: Path, make_cell: Make
     run = load_run(tmp_path / "run")
     figure = cost_figure(run, cell_metrics(run), "toy_qwen")
     assert figure is not None
-    assert [bar.get_height() for bar in figure.axes[3].patches] == [2000] * len(alone) + [4500]
-    assert [label.get_text() for label in figure.axes[3].get_xticklabels()] == ["", "full cache", "3 cells\ntogether"]
+    assert [bar.get_height() for bar in figure.axes[-1].patches] == [2000] * len(alone) + [4500]
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["full\ncache", "DynTS", "3 cells\ntogether"]
 
 
 def test_where_eviction_acted(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -217,11 +218,33 @@ def test_two_runs_are_paired(tmp_path: Path, make_cell: MakeCell, capsys: pytest
     assert table["difference"].tolist() == [pytest.approx(-10 / 12)]
     assert table["p"].tolist() == [pytest.approx(2 / 2**10)]
     assert "1 of 1 cells differ" in in_words(table)
-    compare_main([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert "-83.3" in capsys.readouterr().out
+    compare_main([str(tmp_path / "a"), str(tmp_path / "b"), "--csv", str(tmp_path / "all.csv")])
+    said = capsys.readouterr().out
+    assert "-83.3" in said
+    assert "Toy-Qwen | Chain: 1 cells, B worse in 1, better in 0, mean -83.3 points" in said
+    assert pd.read_csv(tmp_path / "all.csv")["difference"].tolist() == table["difference"].tolist()
     make_cell([[1]], policy="dynts")
     with pytest.raises(UserError, match="share no cell"):
         compare(load_run(tmp_path / "a"), load_run(tmp_path / "run"))
+
+
+def test_the_comparison_of_many_cells_fits_on_a_screen(tmp_path: Path, make_cell: MakeCell) -> None:
+    for run, right in (("a", 1), ("b", 0)):
+        for benchmark in ("toy_chain", "toy_add"):
+            for ratio in range(1, 13):
+                same = [[1]] * (12 - ratio)  # the more alike, the smaller the difference
+                place = {"benchmark": benchmark, "benchmark_title": benchmark}
+                make_cell([[right]] * (10 + ratio) + same, policy="dynts", keep_ratio=ratio / 100, **place)
+        (tmp_path / "run").rename(tmp_path / run)
+    said = in_words(compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))).splitlines()
+    assert len(said) <= 24
+    assert [line[:5] for line in said[15:16]] == ["    -"]
+    assert said[-3].startswith("Toy-Qwen | toy_chain: 12 cells, B worse in 12, better in 0")
+    assert said[-1] == "24 of 24 cells differ between A and B (B minus A, paired, Holm, 5%), the 8 largest above."
+    differences = [float(line.split()[0]) for line in said if line.startswith("    ")]
+    assert len(differences) == 8
+    assert differences == sorted(differences, reverse=True)
+    assert differences[-1] == -100.0
 
 
 def test_lengths_by_step_add_up_to_the_cache_rows(tmp_path: Path, make_cell: MakeCell) -> None:

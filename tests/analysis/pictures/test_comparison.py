@@ -20,8 +20,10 @@ from analysis.pictures.comparison import (
     pareto_front,
     policy_bars_figure,
     series,
+    spread,
 )
-from analysis.pictures.style import PAGE_WIDTH, save_figure
+from analysis.pictures.style import policy_looks, save_figure
+from analysis.words import PAGE_WIDTH, POLICY_TITLES
 
 MakeCell = Callable[..., Path]
 
@@ -56,11 +58,11 @@ def bar_panels(figure: Figure) -> list[Axes]:
 
 def heights(axes: Axes) -> list[float]:
     (bars,) = (c for c in axes.containers if isinstance(c, BarContainer))
-    return [bar.get_height() for bar in bars]
+    return [bar.get_width() for bar in bars]
 
 
-def names(axes: Axes) -> list[str]:
-    return [label.get_text() for label in axes.get_xticklabels()]
+def names(figure: Figure) -> list[str]:
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
 
 def inside(figure: Figure, folder: Path) -> bool:
@@ -98,7 +100,7 @@ def test_a_figure_of_several_places_of_the_question_says_so(tmp_path: Path, make
     for policy in ("h2o", "tova", "knorm"):
         make_cell([[1]], policy=policy, extra={"question": "free"})
     (setting,) = shared_settings(read(tmp_path))
-    assert setting.title.endswith(", question pinned for dynts and no_window, free for the others")
+    assert setting.title.endswith(", question pinned for DynTS and DynTS (no window), free for the others")
 
 
 def bare(make_cell: MakeCell, policy: str, *missing: str, **settings: Any) -> None:
@@ -126,7 +128,7 @@ def test_policies_without_any_of_the_fields_share_a_setting(tmp_path: Path, make
     (setting,) = shared_settings(table)
     assert setting.title == "the policies' own settings, question on top"
     figure = policy_bars_figure(setting, "toy_qwen", table)
-    assert names(bar_panels(figure)[0]) == ["TOVA", "K-norm", "SepLLM"]
+    assert names(figure) == ["TOVA", "K-norm", "SepLLM"]
     assert "own settings" in figure.get_suptitle()
 
 
@@ -134,26 +136,26 @@ def test_bars_are_in_order_and_show_the_metrics(tmp_path: Path, metrics: pd.Data
     figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
     assert figure.get_size_inches()[0] == pytest.approx(PAGE_WIDTH)
     panels = bar_panels(figure)
-    assert [axes.get_title() for axes in panels] == ["mean of 2 benchmarks", "Chain", "Add"]
-    order = ["full cache", "DynTS", "SnapKV", "SnapKV (DynTS code)", "window", "unheard_of"]
-    assert names(panels[0]) == names(panels[1]) == order
+    assert [axes.get_title() for axes in figure.axes] == ["mean of 2\nbenchmarks", "Chain", "Add", "cache length"]
+    assert names(figure) == ["full cache", "DynTS", "SnapKV", "SnapKV (DynTS code)", "window", "unheard_of"]
     for axes in panels:
         assert heights(axes) == pytest.approx([75, 75, 50, 0, 50, 25])
+        assert max(axes.get_xticks()) <= 100
     (whiskers,) = (c for c in panels[1].containers if isinstance(c, ErrorbarContainer))
-    ends = [segment[:, 1] for segment in whiskers.lines[2][0].get_segments()]
+    ends = [segment[:, 0] for segment in whiskers.lines[2][0].get_segments()]
     error = 100 * stats.sem([1, 1, 1, 0])
     assert ends[0] == pytest.approx([75 - error, 75 + error])
-    printed = [text.get_text() for text in panels[0].texts]
-    assert printed == ["75.0", "75.0", "50.0", "0.0", "50.0", "25.0"]
+    assert [text.get_text() for text in panels[0].texts] == ["75.0", "75.0", "50.0", "0.0", "50.0", "25.0"]
+    (stroke,) = (line for line in panels[0].get_lines() if line.get_marker() == "|" and line.get_markersize() > 6)
+    assert list(zip(stroke.get_xdata(), stroke.get_ydata(), strict=True)) == [(0, 3)]  # a bar of no length is seen
     assert inside(figure, tmp_path)
 
 
-def test_the_line_is_the_mean_cache_length(metrics: pd.DataFrame) -> None:
+def test_the_last_panel_is_the_mean_cache_length(metrics: pd.DataFrame) -> None:
     figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
-    cells = metrics[(metrics["benchmark"] == "toy_chain") & (metrics["keep_ratio"] != 0.5)]
-    lengths = cells.drop_duplicates(["policy", "variant"]).set_index("policy")["mean_cache_length"]
-    lines = [axes.get_lines()[0] for axes in figure.axes if axes not in bar_panels(figure)]
-    held = np.asarray(lines[1].get_ydata(), dtype=float)
+    chosen = metrics[metrics["keep_ratio"] != 0.5].drop_duplicates(["policy", "variant", "benchmark"])
+    lengths = chosen.groupby("policy")["mean_cache_length"].mean()
+    held = np.asarray(figure.axes[-1].get_lines()[0].get_xdata(), dtype=float)
     assert held[[0, 1, 4]] == pytest.approx(lengths[["full", "dynts", "window"]])
     assert held[0] == 140
 
@@ -169,10 +171,10 @@ def test_missing_and_unfinished_bars_are_marked(tmp_path: Path, make_cell: MakeC
     table = read(tmp_path)
     figure = policy_bars_figure(shared_settings(table)[0], "toy_qwen", table)
     panels = bar_panels(figure)
-    assert [axes.get_title() for axes in panels] == ["mean of 2 benchmarks", "Chain", "Add"]
-    assert names(panels[0]) == ["full cache", "DynTS*", "TOVA", "window"]
+    assert [axes.get_title() for axes in panels] == ["mean of 2\nbenchmarks", "Chain", "Add"]
+    assert names(figure) == ["full cache", "DynTS*", "TOVA", "window"]
     assert [text.get_text() for text in panels[0].texts] == ["100.0", "100.0", "–", "–"]
-    assert [text.get_text() for text in panels[2].texts] == ["–", "–"]
+    assert [text.get_text() for text in panels[2].texts] == ["100.0", "100.0", "–", "–"]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[2:] == ["– no result", "* not finished"]
     assert inside(figure, tmp_path)
@@ -246,8 +248,9 @@ def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
     assert front.get_drawstyle() == "steps-post"
     # All compressed cells hold the same here, so the best of them is the whole front.
     assert list(np.asarray(front.get_ydata(), dtype=float)) == pytest.approx([100])
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels[:2] == ["full cache:\n140 tokens", "Pareto front"]
+    labels = [text.get_text() for text in figure.axes[0].texts if text.get_text()]
+    assert labels[0] == "full cache: 75.0 ± 17.7 at 140 tokens"
+    assert sorted(labels[1:]) == sorted(drawn)
     looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in figure.axes[0].containers]  # type: ignore[attr-defined]
     assert len(set(looks)) == len(looks)
     assert inside(figure, tmp_path)
@@ -270,9 +273,20 @@ def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
     assert accuracy_memory_figure(read(tmp_path), "toy_qwen") is None
 
 
-def test_eighteen_policies_fit_on_the_page(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_every_policy_has_a_look_of_its_own_in_all_figures() -> None:
+    looks = policy_looks([(name, "") for name in POLICY_TITLES if name != "full"] + [("mine", ""), ("h2o", "x=1")])
+    assert len({(look["color"], look["marker"]) for look in looks.values()}) == len(looks) >= 28
+    assert policy_looks([("h2o", "")])["h2o", ""] == looks["h2o", ""]
+
+
+def test_names_stand_apart() -> None:
+    assert spread([0.1, 0.11, 0.5], 0.2) == pytest.approx([0.1, 0.3, 0.5])
+    assert spread([0.9, 0.95, 0.99], 0.2) == pytest.approx([0.6, 0.8, 1.0])
+
+
+def test_twenty_eight_policies_fit_on_the_page(tmp_path: Path, make_cell: MakeCell) -> None:
     for place in PLACES:
-        for i in range(18):
+        for i in range(28):
             make_cell([[1], [i % 2]], policy=f"a policy {i}", **place)
     table = read(tmp_path)
     bars = policy_bars_figure(shared_settings(table)[0], "toy_qwen", table)
@@ -280,6 +294,7 @@ def test_eighteen_policies_fit_on_the_page(tmp_path: Path, make_cell: MakeCell) 
     assert curve is not None
     assert inside(bars, tmp_path)
     assert inside(curve, tmp_path)
-    for axes in bar_panels(bars):
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))
+    named = [text for text in curve.axes[0].texts if text.get_text().startswith("a policy")]
+    for texts in (*(axes.texts for axes in bar_panels(bars)), named):
+        boxes = sorted((text.get_window_extent() for text in texts), key=lambda box: box.y0)
+        assert all(one.y1 <= other.y0 + 1 for one, other in pairwise(boxes))

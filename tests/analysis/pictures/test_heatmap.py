@@ -45,7 +45,7 @@ def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
 
 
 def panels(figure: Figure) -> list[Axes]:
-    return [axes for axes in figure.axes if axes.get_ylabel() == "local window"]
+    return [axes for axes in figure.axes if axes.get_title().startswith("Toy")]
 
 
 def texts_by_place(axes: Axes) -> dict[tuple[float, float], str]:

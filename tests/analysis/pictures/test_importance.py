@@ -45,7 +45,7 @@ def test_the_figure_shows_the_scores_the_line_and_the_words():
     one, two = figure.axes
     np.testing.assert_array_equal(np.ma.filled(one.images[0].get_array(), np.nan)[0], SCORES)
     (line,) = [line for line in one.lines if line.get_linestyle() == "--"]
-    assert line.get_color() == "red"
+    assert line.get_color() == "#c00000"
     assert line.get_ydata()[0] == pytest.approx(0.4)
     assert one.get_title(loc="right") == "Mean Score: 0.400; Ratio: 0.250"
     assert [t.get_text() for t in one.get_yticklabels()] == ["Low", "High"]

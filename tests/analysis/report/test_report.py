@@ -49,8 +49,8 @@ def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCel
     folder = build_report(tmp_path / "run").parent
     html = (folder / "report.html").read_text()
     assert "6 of 7 cells are done, 1 unfinished, 3 missing from the grids, 1 completions not graded yet." in html
-    assert "Toy-Qwen | Chain: dynts 0.4 / 48, budget 128: 1 of 9 completions" in html
-    assert "Toy-Qwen | Chain: dynts 0.2 / 16, budget 128" in html
+    assert "Toy-Qwen | Chain: DynTS 0.4 / 48, budget 128: 1 of 9 completions" in html
+    assert "Toy-Qwen | Chain: DynTS 0.2 / 16, budget 128" in html
     assert "No full-cache cell" in html
     for suffix in ("png", "svg", "pdf"):
         assert (folder / f"heatmap_toy_qwen_dynts_128.{suffix}").stat().st_size > 1000
@@ -68,7 +68,7 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     assert f"{setting}: 3 policies keep 72.0 just after an eviction, 129.0" in html
     assert "Toy-Qwen | mean of 2 benchmarks" in html
     table = html[html.index("<h2>Equal memory") : html.index("<h2>Cells")]
-    assert table.count("dynts 0.3 / 48, budget 128") == 3
+    assert table.count("DynTS 0.3 / 48, budget 128") == 3
     # 201 steps: 40 to 129, and 73 to 129, and 73 to 127.
     held = [*range(40, 130), *range(73, 130), *range(73, 127)]
     mean, share = sum(held) / 201, sum(held) / sum(range(40, 241))
@@ -86,9 +86,9 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
         cell["policy"] = {"name": policy, "budget": 128, "sinks": 4} if policy == "sepllm" else {"name": policy}
         (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
     html = build_report(tmp_path / "run").read_text()
-    assert '<td class="text">sepllm, budget 128</td><td>50.0 ± 50.0</td>' in html
-    assert '<td class="text">h2o</td><td>50.0 ± 50.0</td>' in html
-    assert summary_table(tmp_path / "run").splitlines()[1].startswith("h2o ")
+    assert '<td class="text">SepLLM, budget 128</td><td>50.0 ± 50.0</td>' in html
+    assert '<td class="text">H2O</td><td>50.0 ± 50.0</td>' in html
+    assert summary_table(tmp_path / "run").splitlines()[1].startswith("H2O ")
 
 
 def test_bar_charts_that_are_too_many_are_named(
@@ -144,8 +144,8 @@ def test_summary_table(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]], policy="dynts", done=False, expected=4)
     lines = summary_table(tmp_path / "run").splitlines()
     assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "kept"]
-    assert lines[1].split() == ["full", *(["100.0", "±", "0.0"] * 3), "–"]
-    assert lines[2].split() == ["dynts", "0.3", "/", "48,", "budget", "128", "50.0", "±", "50.0*", "–", "–", "72.0"]
+    assert lines[1].split() == ["full", "cache", *(["100.0", "±", "0.0"] * 3), "–"]
+    assert lines[2].split() == ["DynTS", "0.3", "/", "48,", "budget", "128", "50.0", "±", "50.0*", "–", "–", "72.0"]
 
 
 def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
