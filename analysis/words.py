@@ -18,6 +18,7 @@ AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "budget"
 # The policies as their papers write them, in the order in which they are shown.
 POLICY_TITLES = {
     "full": "full cache",
+    "full_packed": "all rows, packed",
     "dynts": "DynTS",
     "no_question": "DynTS, no question",
     "no_window": "DynTS, no window",
