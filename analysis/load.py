@@ -39,6 +39,8 @@ AXES = {"policy.keep_ratio", "policy.local_window", "policy.budget"}
 ASIDE = {"model.device", "model.threads"}
 ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
 
+_OF_A_POLICY = ("policy.", "cache.")
+
 COUNTS = ("num_tokens", "prompt_tokens", "thinking_tokens", "peak_length")
 EVICTION_SUMS = ("evictions", "length_before_sum", "length_after_sum", "freed_step_sum")
 COMPLETION_DTYPES: dict[str, Any] = {
@@ -209,7 +211,8 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "model_title": _title(model) + (" (random weights)" if model.get("random_weights") else ""),
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
-                "policy": policy["name"],
+                "policy": _policy_name(cell.settings),
+                "bits": _cache(cell.settings)["bits"],
                 **{name: policy.get(name) for name in ("keep_ratio", "local_window", "budget")},
                 "question": question_of(policy),
                 "variant": variant,
@@ -230,6 +233,17 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     return table
 
 
+def _cache(cell: dict[str, Any]) -> dict[str, Any]:
+    """The precision of the stored rows: 16 bits, the model's own, where cell.yaml names none."""
+    return cell.get("cache") or {"bits": 16}
+
+
+def _policy_name(cell: dict[str, Any]) -> str:
+    """The policy's name. A full cache of packed rows has one of its own: all others are compared with the unpacked."""
+    name = str(cell["policy"]["name"])
+    return "full_packed" if name == "full" and _cache(cell)["bits"] != 16 else name
+
+
 def _title(section: dict[str, Any]) -> str:
     return str(section.get("title") or section["name"])
 
@@ -241,13 +255,18 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     longer token limit, another model's predictor) is no variant.
     """
     flat = [_settings(cell) for cell in settings]
-    names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:3]]
+    names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:2]]
+    names.append(pd.Series([_policy_name(cell) for cell in settings], name="policy"))
     varying = (pd.DataFrame(flat).groupby(names).nunique() > 1).groupby("policy").any()
-    # A policy's field is its own; any other setting that varies for one policy is named for all of them.
-    common = varying.columns[~varying.columns.str.startswith("policy.")]
+    # A policy's field is its own, and so are bits; any other setting that varies for one policy is named for all.
+    common = varying.columns[~varying.columns.str.startswith(_OF_A_POLICY)]
     varying[common] |= varying[common].any()
     return [
-        ", ".join(f"{name.removeprefix('policy.')}={value}" for name, value in own.items() if varying.at[policy, name])
+        ", ".join(
+            f"{name.partition('.')[2] if name.startswith(_OF_A_POLICY) else name}={value}"
+            for name, value in own.items()
+            if varying.at[policy, name]
+        )
         for policy, own in zip(names[-1], flat, strict=True)
     ]
 
@@ -255,7 +274,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
     """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
-    sections["policy"] = one_spelling(cell["policy"])
+    sections["policy"], sections["cache"] = one_spelling(cell["policy"]), _cache(cell)
     named = {".".join(path): item for path, item in records.leaves(sections)}
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)
@@ -268,7 +287,7 @@ def _condition(cell: dict[str, Any]) -> str:
     if "condition" in cell:
         return str(cell["condition"])
     names = [cell[section]["name"] for section in ("model", "benchmark", "decoding")]
-    rest = {name: value for name, value in _settings(cell).items() if not name.startswith("policy.")}
+    rest = {name: value for name, value in _settings(cell).items() if not name.startswith(_OF_A_POLICY)}
     return records.content_hash([names, rest])
 
 

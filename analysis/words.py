@@ -26,6 +26,7 @@ EQUATION = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 # The policies as their papers write them, in the order in which they are shown.
 POLICY_TITLES = {
     "full": "full cache",
+    "full_packed": "all rows, packed",
     "dynts": "DynTS",
     "no_question": "DynTS (no question)",
     "no_window": "DynTS (no window)",

@@ -51,13 +51,9 @@ def attend_slots(cache: SlotCache, layer: int, query: Tensor, keys: Tensor, valu
     query [tokens, q_heads, head_dim]; keys and values as the cache's `update` returned them. Tokens beyond the step's
     slots fill a block and attend to nothing.
     """
-    slots = len(cache.step_lengths)
-    output, mass = cache.operations.decode_attention(
-        query[:slots], keys, values, cache.step_lengths, scaling=scaling, return_mass=cache.needs_mass
-    )
-    cache.observe(layer, query[:slots], mass)
-    filling = len(query) - slots
-    return nn.functional.pad(output, (0, 0, 0, 0, 0, filling)) if filling else output
+    output, mass = cache.storage.attend(layer, query, keys, values, scaling)
+    cache.observe(layer, query[: len(cache.step_lengths)], mass)
+    return output
 
 
 def use_slot_attention(model: nn.Module) -> None:

@@ -1,11 +1,12 @@
 """The slot cache: one fixed block of memory for the keys and values of all sequences being decoded.
 
-Per layer, keys and values are [slots, kv_heads, capacity, head_dim]. A slot holds one sequence; its first `length` rows
-are live. An eviction moves the kept rows to the front and lowers the length; the next tokens overwrite the freed rows.
-So a slot never needs more than its `capacity`, which depends on the budget and not on the length of the text.
+A slot has `capacity` rows of keys and values per layer, which `compression.storage` keeps whole or packed. It holds one
+sequence; its first `length` rows are live. An eviction moves the kept rows to the front and lowers the length; the next
+tokens overwrite the freed rows. So a slot never needs more than its `capacity`, which depends on the budget and not on
+the length of the text.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -13,40 +14,37 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from compression.config import UNPACKED, CacheConfig
 from compression.policy import Selection
 from compression.recorders import keep_columns
 from compression.rows import CacheShape, Prefill
 from compression.signals import Signal
+from compression.storage import PackedRows, Storage, WholeRows
 from kernels.blocks import ROW_BLOCK, whole_blocks
 from kernels.implementation import Implementation, operations
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, with the interface that transformers' attention modules expect of a cache layer."""
+    """One layer of a slot cache, with the interface that transformers' attention modules expect of a cache layer.
 
-    def __init__(self, cache: "SlotCache", shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    `keys` and `values` are the layer's memory, [slots, kv_heads, capacity, head_dim], unless rows are packed.
+    """
+
+    def __init__(self, cache: "SlotCache", index: int) -> None:
         super().__init__()
-        # Not torch.empty: attention gives dead rows a weight of zero, and zero times NaN is NaN.
-        self.keys: Tensor = torch.zeros(*shape, dtype=dtype, device=device)
-        self.values: Tensor = torch.zeros(*shape, dtype=dtype, device=device)
+        if isinstance(cache.storage, WholeRows):
+            self.keys, self.values = cache.storage.keys[index], cache.storage.values[index]
         self.is_initialized = True
-        self._cache = cache
+        self._cache, self._index = cache, index
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one new row per slot of the step, [slots or more, kv_heads, 1, head_dim]; return those slots' rows."""
-        at = self._cache.write_at
-        slots, stepping = self._cache.slot_ids[: len(at)], len(at)
-        seen = self._cache.seen
-        self.keys[slots, :, at] = key_states[:stepping, :, 0]
-        self.values[slots, :, at] = value_states[:stepping, :, 0]
-        return self.keys[:stepping, :, :seen], self.values[:stepping, :, :seen]
+        """Write one new row per slot of the step, [slots or more, kv_heads, 1, head_dim]; return what attention needs.
 
-    def wipe(self, slot: int, length: int) -> None:
-        """Zero a slot's rows from `length` on, where an earlier sequence may have left NaN."""
-        self.keys[slot, :, length:] = 0
-        self.values[slot, :, length:] = 0
+        Without packed rows these are the rows of those slots.
+        """
+        return self._cache.storage.write(self._index, key_states, value_states)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the cache allocates the memory when it is made."""
@@ -61,7 +59,7 @@ class SlotLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         """Rows per slot."""
-        return self.keys.shape[2]
+        return self._cache.capacity
 
 
 class SlotCache(Cache):
@@ -79,6 +77,10 @@ class SlotCache(Cache):
         per_head: whether some policy keeps different rows in each layer and head; if so, each has its own positions.
         impl: the implementation that attends, scores and evicts.
         invariant: whether a step over whole blocks of tokens gives each slot the same bits, whatever the other slots.
+        config: the precision of the stored rows.
+
+    Raises:
+        ValueError: heads of this width cannot be packed so.
     """
 
     def __init__(
@@ -92,14 +94,12 @@ class SlotCache(Cache):
         per_head: bool = False,
         impl: Implementation = "torch",
         invariant: bool = False,
+        config: CacheConfig = UNPACKED,
     ) -> None:
         self.operations, self.invariant = operations(impl), invariant
         self.ragged: bool = self.operations.RAGGED
         # The products of a step: with `invariant` the operations' own, which in torch need whole blocks of tokens.
         self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
-        size = (slots, shape.kv_heads, capacity, shape.head_dim)
-        self.slot_layers = [SlotLayer(self, size, shape.dtype, device) for _ in range(shape.layers)]
-        super().__init__(layers=list(self.slot_layers))
         self.slots, self.capacity = slots, capacity
         # Live slots and lengths have a copy on the host, which then need not ask the device; only methods change them.
         self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
@@ -112,16 +112,25 @@ class SlotCache(Cache):
             signal: signal.allocate(shape, slots, capacity, device, self.operations) for signal in signals
         }
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
+        form = config.form(shape.head_dim)
+        self.storage: Storage = (
+            PackedRows(self, shape, capacity, device, form, config.residual)
+            if form
+            else WholeRows(self, shape, capacity, device)
+        )
+        self.slot_layers = [SlotLayer(self, index) for index in range(shape.layers)]
+        super().__init__(layers=list(self.slot_layers))
 
     @staticmethod
-    def bytes_per_slot(shape: CacheShape, capacity: int) -> int:
-        """Bytes of keys and values that one slot takes: 2 * layers * kv_heads * capacity * head_dim * itemsize."""
-        return 2 * shape.layers * shape.kv_heads * capacity * shape.head_dim * shape.dtype.itemsize
+    def bytes_per_slot(shape: CacheShape, capacity: int, config: CacheConfig = UNPACKED) -> int:
+        """Bytes of keys and values that one slot takes (`CacheConfig.bytes_per_slot`)."""
+        sizes = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        return config.bytes_per_slot(**sizes, itemsize=shape.dtype.itemsize, capacity=capacity)
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of key and value memory that the tensors hold."""
-        return sum(t.untyped_storage().nbytes() for layer in self.slot_layers for t in (layer.keys, layer.values))
+        return sum(tensor.untyped_storage().nbytes() for tensor in self.storage.tensors)
 
     @property
     def live(self) -> int:
@@ -154,10 +163,7 @@ class SlotCache(Cache):
         self.live += 1
         self._set_length(slot, length)
         self.positions[slot, ..., :length] = torch.arange(length, device=self.positions.device)
-        for index, layer in enumerate(self.slot_layers):
-            if length:
-                layer.keys[slot, :, :length], layer.values[slot, :, :length] = prefill.rows[index]
-            layer.wipe(slot, length)
+        self.storage.admit(slot, prefill)
         for recorder in self.recorders.values():
             recorder.admit(slot, prefill)
         return slot
@@ -182,6 +188,7 @@ class SlotCache(Cache):
         self.step_lengths = self.write_at + 1
         self.positions[slots, :, :, self.write_at] = positions[:, None, None]
         self.device_lengths[: len(slots)] = self.step_lengths
+        self.storage.place(positions)
         for recorder in self.recorders.values():
             recorder.on_row(slots, self.write_at, positions)
 
@@ -198,8 +205,7 @@ class SlotCache(Cache):
     def evict(self, slot: int, selection: Selection) -> None:
         """Keep the selected rows of one slot, in order, and free its other rows."""
         keep = selection.keep
-        rows = [tensor[slot] for layer in self.slot_layers for tensor in (layer.keys, layer.values)]
-        self.operations.compact_layers(rows, keep)
+        self.storage.keep(slot, keep)
         keep_columns(self.positions[slot], keep)
         for signal, recorder in self.recorders.items():
             if signal in selection.written:
@@ -222,23 +228,20 @@ class SlotCache(Cache):
     def copy(self, source: int, target: int) -> None:
         """Copy one slot's sequence over another slot."""
         length = int(self.lengths[source])
-        for layer in self.slot_layers:
-            layer.keys[target, :, :length] = layer.keys[source, :, :length]
-            layer.values[target, :, :length] = layer.values[source, :, :length]
-            layer.wipe(target, length)
+        self.storage.copy(source, target, length)
         for column in self._columns():
             column[target] = column[source]
         self._set_length(target, length)
 
     def swap(self, one: int, other: int) -> None:
         """Exchange the contents of two slots."""
-        rows = [tensor for layer in self.slot_layers for tensor in (layer.keys, layer.values)]
-        for tensor in (*rows, *self._columns(), self.device_lengths):
+        for tensor in (*self.storage.tensors, *self._columns(), self.device_lengths):
             tensor[[one, other]] = tensor[[other, one]]
         self.lengths[[one, other]] = self.lengths[[other, one]]
 
     def _columns(self) -> Iterator[Tensor]:
         yield self.positions
+        yield from self.storage.columns
         for recorder in self.recorders.values():
             yield from recorder.tensors
 

@@ -17,15 +17,20 @@ WORDS = 32
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
-    """The reference's operation, for tensors of one shape, one layout and one precision with 16-byte aligned rows."""
+    """The reference's operation, for tensors of one shape, one layout and one precision.
+
+    Rows begin at a multiple of 16 bytes, or of 4, as packed rows of some widths do; these move 4 bytes at a time.
+    """
     first, kept = rows[0], keep.shape[-1]
     size = first.element_size()
     words = first.shape[-1] * size // 4
     for tensor in rows:
         assert tensor.stride() == first.stride(), "one layout for all layers"
         assert tensor.stride(-1) == 1, "the numbers of a row are contiguous"
-        assert tensor.data_ptr() % 16 == 0, "the kernel moves 16 bytes at a time"
-    assert first.shape[-1] * size % 16 == 0, "the kernel moves 16 bytes at a time"
+        assert tensor.data_ptr() % 4 == 0, "the kernel moves 4 bytes at least"
+    steps = (*(stride * size for stride in first.stride()[:-1]), first.shape[-1] * size)
+    unit = 4 if all(number % 16 == 0 for number in (*steps, *(t.data_ptr() for t in rows))) else 1
+    assert all(number % (4 * unit) == 0 for number in steps), "the kernel moves 4 bytes at least"
     if not kept:
         return
     pointers = _on_device(tuple(tensor.data_ptr() for tensor in rows), keep.device)
@@ -34,9 +39,10 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         pointers,
         keep,
         kept,
-        first.stride(0) * size // 16,
-        first.stride(1) * size // 16,
-        words // 4,
+        first.stride(0) * size // (4 * unit),
+        first.stride(1) * size // (4 * unit),
+        words // unit,
+        UNIT=unit,
         SHARED=keep.dim() == 1,
         BLOCK=BLOCK,
         WORDS=WORDS,
@@ -53,25 +59,27 @@ def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
 
 @triton.jit
 def _move_rows(
-    pointers, keep, kept, stride_head, stride_row, quads, SHARED: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr
-):
-    # Strides and widths come in units of 16 bytes (four words of 32 bits), so that the compiler sees the alignment.
+    pointers, keep, kept, stride_head, stride_row, units,
+    UNIT: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    # Strides and widths come in units of 16 bytes (four words of 32 bits), so that the compiler sees the alignment; in
+    # units of one word where rows do not have it.
     tensor, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     base = tl.load(pointers + tensor).to(tl.pointer_type(tl.int32))
-    base = tl.multiple_of(base, 16)
-    base += head * stride_head * 4
+    base = tl.multiple_of(base, 4 * UNIT)
+    base += head * stride_head * UNIT
     if SHARED:  # noqa: SIM108, to the compiler the two differ in type
         own = keep
     else:
         # `rows` lists the keys and the values of each layer in turn.
         own = keep + ((tensor // 2) * tl.num_programs(1) + head) * kept
     words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
-    inside = (words // 4) < quads
+    inside = (words // UNIT) < units
     for first in range(0, kept, BLOCK):
         targets = first + tl.arange(0, BLOCK)
         real = targets < kept
         sources = tl.load(own + targets, mask=real, other=0).to(tl.int64)
         mask = real[:, None] & inside
-        moved = tl.load(base + sources[:, None] * (stride_row * 4) + words, mask=mask)
+        moved = tl.load(base + sources[:, None] * (stride_row * UNIT) + words, mask=mask)
         tl.debug_barrier()
-        tl.store(base + targets.to(tl.int64)[:, None] * (stride_row * 4) + words, moved, mask=mask)
+        tl.store(base + targets.to(tl.int64)[:, None] * (stride_row * UNIT) + words, moved, mask=mask)

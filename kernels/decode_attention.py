@@ -35,7 +35,6 @@ def decode_attention(
 
     part, peak, total = scratch(chunks, head_dim), scratch(chunks), scratch(chunks)
     logits = scratch(capacity if return_mass else 1)
-    output, norm = torch.empty_like(query), scratch()
     shape = {"GROUP": q_heads // kv_heads, "DIM": head_dim, "DIM_PADDED": padded(head_dim), "CHUNK": CHUNK}
     _attend_chunk[(slots, kv_heads, chunks)](
         *(query, keys, values, per_head, part, peak, total, logits, scaling, capacity),
@@ -49,27 +48,35 @@ def decode_attention(
         num_warps=4,
         num_stages=2,
     )
+    return join(query, part, peak, total, logits if return_mass else None, per_head)
+
+
+def join(
+    query: Tensor, part: Tensor, peak: Tensor, total: Tensor, logits: Tensor | None, lengths: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Join the chunks of each head: output as the query, and from logits, if there are any, the mass.
+
+    part [slots, q_heads, chunks, head_dim]; peak and total [slots, q_heads, chunks]; logits [slots, q_heads, capacity];
+    lengths [slots, kv_heads].
+    """
+    slots, q_heads, chunks, head_dim = part.shape
+    kv_heads = lengths.shape[1]
+    shape = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK}
+    output, norm = torch.empty_like(query), torch.empty_like(peak[..., 0])
     _join_chunks[(slots, q_heads)](
-        part,
-        peak,
-        total,
-        per_head,
-        output,
-        norm,
-        *per_head.stride(),
-        chunks,
-        q_heads,
+        *(part, peak, total, lengths, output, norm, *lengths.stride(), chunks, q_heads),
         **shape,
+        DIM=head_dim,
+        DIM_PADDED=padded(head_dim),
         num_warps=4,
         num_stages=1,
     )
-    if not return_mass:
+    if logits is None:
         return output, None
-    mass = torch.empty(slots, kv_heads, capacity, dtype=torch.float32, device=query.device)
+    mass = torch.empty(slots, kv_heads, logits.shape[-1], dtype=torch.float32, device=query.device)
     _sum_group[(slots, kv_heads, chunks)](
-        *(logits, norm, per_head, mass, *per_head.stride(), capacity),
-        GROUP=shape["GROUP"],
-        CHUNK=CHUNK,
+        *(logits, norm, lengths, mass, *lengths.stride(), logits.shape[-1]),
+        **shape,
         num_warps=4,
         num_stages=1,
     )

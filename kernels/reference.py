@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d, pad
 
 from kernels.blocks import TOKEN_BLOCK, whole_blocks
+from kernels.packing import unpack_rows
+from kernels.row_format import RowFormat
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
@@ -76,6 +78,53 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
         return torch.matmul(weights, values)
     blocks = zip(weights.split(_VALUES_BLOCK, dim=-1), values.split(_VALUES_BLOCK, dim=-2), strict=True)
     return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
+
+
+def packed_attention(
+    query: Tensor,
+    packed: Tensor,
+    newest: Tensor,
+    positions: Tensor,
+    counts: Tensor,
+    lengths: Tensor,
+    *,
+    form: RowFormat,
+    scaling: float,
+    return_mass: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """`decode_attention` over rows of which the oldest are packed; query, rows and output are rotated alike.
+
+    Args:
+        query: [slots, q_heads, head_dim].
+        packed: keys and values, [slots, 2, kv_heads, capacity, row_bytes]; row i is here if i < counts.
+        newest: keys and values, [slots, 2, kv_heads, residual, head_dim]; any other row lies at its position modulo
+            residual.
+        positions: the position of each row in its text, [slots, kv_heads, capacity].
+        counts: packed rows, [slots, kv_heads].
+        lengths: [slots], each from 1 to capacity.
+        form: the bytes of a packed row.
+        scaling, return_mass: as in `decode_attention`.
+
+    Returns:
+        As `decode_attention`. Dead packed rows may hold any bytes; all of `newest` must be finite.
+    """
+    keys, values = whole_rows(packed, newest, positions, counts, form=form)
+    return decode_attention(query, keys, values, lengths, scaling=scaling, return_mass=return_mass)
+
+
+def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, form: RowFormat) -> Tensor:
+    """The rows of `packed_attention` in the precision of `newest`, [2, slots, kv_heads, capacity, head_dim]."""
+    slots, _, kv_heads, capacity, _ = packed.shape
+    residual = newest.shape[3]
+    # The rows that are not packed lie at most `residual` behind the packed ones, so that many more rows take them all.
+    rows = newest.new_empty(2, slots, kv_heads, capacity + residual, form.head_dim)
+    real = torch.arange(capacity, device=counts.device) < counts[..., None]  # [slots, kv_heads, capacity]
+    unpack_rows(packed.transpose(0, 1), form, real, out=rows[..., :capacity, :])
+    at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
+    lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
+    slot, head = torch.arange(slots, device=at.device)[:, None, None], torch.arange(kv_heads, device=at.device)[:, None]
+    rows[:, slot, head, at] = newest.transpose(0, 1)[:, slot, head, lies]
+    return rows[..., :capacity, :]
 
 
 def compact(rows: Tensor, keep: Tensor) -> None:

@@ -5,6 +5,7 @@ from kernels.decode_attention import decode_attention
 from kernels.importance_labels import causal_mass, importance_labels
 from kernels.linear import linear
 from kernels.observation import observation_scores
+from kernels.packed_attention import packed_attention
 from kernels.redundancy import redundancy
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "importance_labels",
     "linear",
     "observation_scores",
+    "packed_attention",
     "redundancy",
 ]
 

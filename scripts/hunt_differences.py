@@ -134,7 +134,8 @@ class WitnessEngine(Engine):
     def _completion(self, slot: int) -> Completion:
         completion = super()._completion(slot)
         length = int(self.cache.lengths[slot])
-        rows = [t[slot, :, :length] for layer in self.cache.slot_layers for t in (layer.keys, layer.values)]
+        layers = range(len(self.cache.slot_layers))
+        rows = [rows for layer in layers for rows in self.cache.storage.read(layer, slot, length)]
         cache = int(_checksum(torch.cat([r.reshape(1, -1) for r in rows], dim=1))[0])
         for branch in self.table[slot].branches:
             row = (branch.cell_id, *completion.key)
@@ -281,6 +282,8 @@ def prepare(
         f"decoding.max_new_tokens={tokens}",
         f"invariant={arguments.invariant}",
         f"impl={arguments.impl}",
+        f"cache.bits={arguments.bits}",
+        "cache.residual=24",
         f"seed={seed}",
         f"draws={arguments.draws}",
         f"policy.question={question}",
@@ -360,6 +363,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--invariant", default="true")
     parser.add_argument("--impl", default="torch", choices=["torch", "triton"])
+    parser.add_argument("--bits", type=int, default=16)
     parser.add_argument("--rows", type=int, default=2000, help="rows to compare")
     parser.add_argument("--runs", type=int, default=6, help="runs per round beside the reference")
     parser.add_argument("--problems", type=int, default=50)

@@ -200,6 +200,7 @@ def test_the_cell_of_the_page_really_ran(finished: Path) -> None:
     assert (settings["model"]["name"], settings["policy"]["name"]) == ("toy_llama", "window")
     assert cell.with_name("DONE").exists()
     example = yaml.safe_load(the_block("yaml", "cell_id: "))
+    assert example.pop("cache")["bits"] < 16
     for section in ("model", "benchmark", "policy", "decoding"):
         assert example.pop(section).keys() <= settings[section].keys(), section
     assert example.keys() <= settings.keys()

@@ -26,6 +26,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
     `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
     """
+    from analysis.numbers.kv_bytes import with_bytes
     from analysis.numbers.looping import looping
     from analysis.numbers.noninferiority import decide_cells
 
@@ -44,7 +45,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
     for column in ("graded", "problems", "diff_problems"):
         table[column] = table[column].fillna(0).astype("int64")
     table["ungraded"] = (table["completions"] - table["graded"]).where(~table["random_weights"], 0)
-    return table
+    return with_bytes(table, run.provenance)
 
 
 def cell_scores(run: Run) -> pd.DataFrame:

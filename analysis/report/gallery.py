@@ -12,10 +12,12 @@ from matplotlib.figure import Figure
 from analysis import words
 from analysis.numbers.findings import Findings
 from analysis.numbers.grids import PolicyGrid
+from analysis.numbers.kv_bytes import cheapest_in_words, settings_by_bytes
 from analysis.numbers.metrics import model_title
 from analysis.numbers.reference import published_grid
 from analysis.numbers.verdict import PanelVerdict
 from analysis.pictures.budget import budget_figure
+from analysis.pictures.bytes import bytes_figure
 from analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
 from analysis.pictures.cost import cost_figure
 from analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
@@ -100,5 +102,8 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
             yield figure, caption, ("policies", model, setting.file_part)
     if figure := accuracy_memory_figure(metrics, model, look):
         yield figure, "Pass@1 against memory", ("memory", model)
+    if figure := bytes_figure(metrics, model):
+        caption = f"Pass@1 against bytes. {cheapest_in_words(settings_by_bytes(metrics, model))}"
+        yield figure, caption, ("bytes", model)
     if figure := cost_figure(found.run, metrics, model, look):
         yield figure, "KV memory, FLOPs and throughput", ("cost", model)

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from analysis.records import Completion, Eviction, StopReason, UserError
 from compression.cache import SlotCache
+from compression.config import UNPACKED, CacheConfig
 from compression.policy import CacheView, Policy
 from harness.decode.clock import Clock
 from harness.decode.graphs import StepGraphs
@@ -62,6 +63,7 @@ class Engine:
         policies: the policies of all requests to come, whose signals the cache then records.
         impl: the implementation of the cache's operations.
         invariant: whether a completion is bit for bit the same whatever else is decoded with it; None: on the CPU.
+        cache: the precision of the stored rows.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Engine:
         policies: Iterable[Policy],
         impl: Implementation = "torch",
         invariant: bool | None = None,
+        cache: CacheConfig = UNPACKED,
     ) -> None:
         self.model, self.decoding, self.seed = model, decoding, seed
         device, policies = model.device, list(policies)
@@ -88,6 +91,7 @@ class Engine:
             per_head=any(policy.per_head for policy in policies),
             impl=impl,
             invariant=is_invariant(invariant, device, impl),
+            config=cache,
         )
         self.table = SlotTable(self.cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)
         self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), invariant=self.cache.invariant)
@@ -109,6 +113,7 @@ class Engine:
         slots: int | None = None,
         impl: Implementation = "torch",
         invariant: bool | None = None,
+        cache: CacheConfig = UNPACKED,
     ) -> Self:
         """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests."""
         capacity = needed_capacity(requests, decoding)
@@ -117,11 +122,12 @@ class Engine:
             model,
             decoding=decoding,
             seed=seed,
-            slots=slots or auto_slots(model, capacity=capacity, requests=len(branches)).slots,
+            slots=slots or auto_slots(model, capacity=capacity, requests=len(branches), config=cache).slots,
             capacity=capacity,
             policies=dict.fromkeys(branch.policy for branch in branches),
             impl=impl,
             invariant=invariant,
+            cache=cache,
         )
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from compression.cache import SlotCache
+from compression.config import UNPACKED, CacheConfig
 from harness.models.load import LoadedModel
 
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
@@ -21,15 +22,16 @@ class AutoSlots:
     reason: str
 
 
-def auto_slots(model: LoadedModel, *, capacity: int, requests: int) -> AutoSlots:
+def auto_slots(model: LoadedModel, *, capacity: int, requests: int, config: CacheConfig = UNPACKED) -> AutoSlots:
     """As many slots as fit into the free memory, at most one per request and at most the number beyond which few gain.
 
     Args:
         model: gives the shape of the rows and the device.
         capacity: rows per slot.
         requests: completions that are wanted.
+        config: the precision of the stored rows.
     """
-    one, free = SlotCache.bytes_per_slot(model.shape, capacity), free_memory(model.device)
+    one, free = SlotCache.bytes_per_slot(model.shape, capacity, config), free_memory(model.device)
     fitting, most = int(free * _MEMORY_SHARE) // one, _MOST_SLOTS[model.device.type]
     reason = (
         f"{fitting:,} fit into {_MEMORY_SHARE:.0%} of {free / 2**30:.1f} GiB free, "

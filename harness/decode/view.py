@@ -1,5 +1,8 @@
 """From a slot of the cache to the view that a policy selects from."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from compression.cache import SlotCache
@@ -51,11 +54,27 @@ def view_slot(
         separators=model.separators[token_ids],
         question_length=question_length,
         answer_start=answer_start,
-        keys=[layer.keys[slot, :, :length] for layer in cache.slot_layers],
-        values=[layer.values[slot, :, :length] for layer in cache.slot_layers],
+        keys=_Layers(cache, slot, 0),
+        values=_Layers(cache, slot, 1),
         scaling=model.scaling,
         signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
         uniform=lambda: uniforms_of_rows(stream, positions),
         evictions=evictions,
         operations=cache.operations,
     )
+
+
+class _Layers(Sequence[Tensor]):
+    """Each layer's keys (0) or values (1) of a slot, read when they are asked for, since most policies look at few."""
+
+    def __init__(self, cache: SlotCache, slot: int, which: int) -> None:
+        self.cache, self.slot, self.which = cache, slot, which
+        self.length = int(cache.lengths[slot])
+
+    def __len__(self) -> int:
+        return len(self.cache.slot_layers)
+
+    def __getitem__(self, layer: Any) -> Any:
+        if layer >= len(self):
+            raise IndexError(layer)
+        return self.cache.storage.read(layer, self.slot, self.length)[self.which]

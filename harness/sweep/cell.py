@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from analysis.records import content_hash
+from compression.config import UNPACKED, CacheConfig
 from compression.policy import Policy
 from harness.benchmarks.config import BenchmarkConfig
 from harness.decode.request import DecodingConfig
@@ -28,16 +29,17 @@ class Cell:
     decoding: DecodingConfig
     seed: int
     impl: Implementation = "torch"
+    cache: CacheConfig = UNPACKED
 
     @cached_property
     def cell_id(self) -> str:
         """Hash of all settings that can change the outputs, and of no other: not of draws, limit, slots or paths."""
         policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
-        return content_hash({**self._conditions, "policy": policy})
+        return content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
 
     @property
     def _conditions(self) -> dict[str, Any]:
-        """All settings but the policy. Cells whose conditions are the same can be compared."""
+        """All settings but policy and cache. Cells whose conditions are the same can be compared."""
         sampling = dataclasses.asdict(self.decoding.sampling)
         return {
             "model": self.model.identity(),
@@ -67,4 +69,5 @@ class Cell:
             "decoding": {**decoding.pop("sampling"), **decoding, **self._stop_rule},
             "impl": self.impl,
             "seed": self.seed,
+            **self.cache.identity(),
         }

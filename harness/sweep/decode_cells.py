@@ -99,6 +99,9 @@ def loaded(config: ModelConfig) -> LoadedModel:
 
 def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, stretch: Mapping[str, Any]) -> None:
     job, code = work.job, stretch["code"]
+    newest, row = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, 1))
+    weights = sum(parameter.nbytes for parameter in model.network.parameters())
+    sizes = {"row": row - newest, "newest": newest, "weights": weights}
     for cell in cells:
         provenance = {
             "dataset_hash": cell.dataset_hash,
@@ -108,6 +111,7 @@ def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedMode
             **({"rounds": list(job.rounds), "margin": job.margin} if job.rounds else {}),
             "random_weights": job.model.random_weights,
             "thinking_opened_by": model.thinking_opened_by,
+            "bytes": sizes,
             "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
             "packages": code["packages"],
             "hardware": stretch["hardware"],
@@ -166,9 +170,9 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
     while requests := list(_requests(work, model, cells, known)):
         wanted = [branch.cell_id for request in requests for branch in request.branches]
         capacity = needed_capacity(requests, job.decoding)
-        one = SlotCache.bytes_per_slot(model.shape, capacity)
+        one = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if slots is None:
-            found = auto_slots(model, capacity=capacity, requests=len(wanted))
+            found = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
             slots, reason = found.slots, found.reason
         work.progress.write(
             f"{job.name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
@@ -205,6 +209,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
         slots=slots,
         impl=job.impl,
         invariant=job.invariant,
+        cache=job.cache,
     )
     clock = engine.clock
     work.reporter.counters.append(lambda: clock.tokens)
@@ -230,7 +235,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
                 slots=slots,
                 steps=clock.steps,
                 kv_bytes_allocated=engine.cache.kv_bytes,
-                kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity),
+                kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, job.cache),
             )
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from analysis.records import COMPLETIONS_FILE, STATS_FILE, Completion, DecodeStats, ignore, read_rows, shard_files, view
 from compression.policy import BudgetPolicy, Policy
-from harness.sweep.job import Job, read_shape
+from harness.sweep.job import Job, head_dim_of, read_shape
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
@@ -113,13 +113,15 @@ def _sizes(job: Job) -> str:
 def _memory(job: Job, question: int) -> str:
     shape, itemsize = read_shape(job.model), _BYTES[job.model.dtype]
     layers, heads = shape.num_hidden_layers, shape.num_key_value_heads
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    token = 2 * layers * heads * head_dim * itemsize
+    head_dim = head_dim_of(shape)
+    sizes = {"layers": layers, "kv_heads": heads, "head_dim": head_dim, "itemsize": itemsize}
     capacities = [cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells]
     parts = [
-        f"{rows * token / 2**20:.1f} MiB a slot of {rows} tokens ({count} cells)"
+        f"{job.cache.bytes_per_slot(**sizes, capacity=rows) / 2**20:.1f} MiB a slot of {rows} tokens ({count} cells)"
         for rows, count in sorted(Counter(capacities).items())
     ]
-    formula = f"2 x {layers} layers x {heads} heads x {head_dim} x {itemsize} bytes"
+    form, row = job.cache.form(head_dim), f"{head_dim} x {itemsize}"
+    formula = f"2 x {layers} layers x {heads} heads x {form.row_bytes if form else row} bytes"
+    newest = f", and {job.cache.residual} rows of {row} a slot" if form else ""
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
-    return f"{', '.join(parts)} ({formula} a token; a question of about {question}); {slots}"
+    return f"{', '.join(parts)} ({formula} a token{newest}; a question of about {question}); {slots}"

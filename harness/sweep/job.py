@@ -22,6 +22,7 @@ from pydantic import Field
 
 from analysis.records import WHOLE, CellProgress, Pair, Shard, State, TaskStatus, UserError, content_hash
 from analysis.safe import folder_below
+from compression.config import UNPACKED, CacheConfig
 from compression.policies.triattention import read_statistics_card
 from compression.policy import BudgetPolicy, Policy, Question, size_of
 from compression.predictor_card import read_card
@@ -69,7 +70,7 @@ class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
     Attributes:
-        decoding, seed, impl: those of every cell.
+        decoding, seed, impl, cache: those of every cell.
         draws: completions per problem; in a round of a sequential job, those until the end of the round.
         rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
         margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
@@ -92,6 +93,7 @@ class Job:
     run_directory: Path
     resolved: Mapping[str, Any]
     invariant: bool | None = None
+    cache: CacheConfig = UNPACKED
     shard: Shard = WHOLE
     rounds: tuple[int, ...] = ()
     margin: float | None = None
@@ -174,6 +176,7 @@ def make_job(config: DictConfig) -> Job:
     model = build(ModelConfig, "model", config.model)
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     decoding = build_decoding(config.decoding)
+    cache = build(CacheConfig, "cache", config.get("cache", {}))
     seed = whole_number("seed", config.seed, least=0)
     draws = whole_number("draws", config.draws, least=1)
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
@@ -187,6 +190,7 @@ def make_job(config: DictConfig) -> Job:
     rounds = rounds_until(config.get("until"), draws, policies)
     benchmark = load_problems(benchmark_config)
     check_predictors(model, policies)
+    check_packing(model, cache)
     cells = [
         Cell(
             model=model,
@@ -196,6 +200,7 @@ def make_job(config: DictConfig) -> Job:
             decoding=decoding,
             seed=seed,
             impl=impl,
+            cache=cache,
         )
         for policy in policies
     ]
@@ -211,6 +216,7 @@ def make_job(config: DictConfig) -> Job:
         margin=margin if rounds else None,
         slots=slots,
         invariant=invariant,
+        cache=cache,
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
         shard=shard,
@@ -371,6 +377,19 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
                 f"policy.{kind}={place} was made for {card.get('model')} ({made_for}), but "
                 f"model={model.name} is {weights}: give {what} made for this model."
             )
+
+
+def check_packing(model: ModelConfig, cache: CacheConfig) -> None:
+    """Refuse a precision in which the model's rows cannot be stored."""
+    try:
+        cache.form(head_dim_of(read_shape(model)))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def head_dim_of(shape: Any) -> int:
+    """Numbers in a key of one head, from the architecture's fields."""
+    return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
 
 
 def read_shape(model: ModelConfig) -> Any:

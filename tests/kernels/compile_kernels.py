@@ -16,11 +16,21 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import compact, decode_attention, importance_labels, linear, observation, redundancy, tiles
+from kernels import (
+    compact,
+    decode_attention,
+    importance_labels,
+    linear,
+    observation,
+    packed_attention,
+    redundancy,
+    tiles,
+)
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 TYPES = {"bf16": False, "fp32": True}
+ATTENTION = (decode_attention._attend_chunk, packed_attention._attend_packed)
 
 
 def power(number):
@@ -51,6 +61,18 @@ def variants():
         if group == 4:
             types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
             yield f"join_chunks {dtype} D={dim}", decode_attention._join_chunks, types, common, 4
+    places = dict.fromkeys(("positions", "counts", *lengths), "*i64") | {
+        "stride_length_slot": "i64",
+        "stride_length_head": "i64",
+    }
+    for (dtype, up), bits in itertools.product(TYPES.items(), (8, 4, 2)):
+        types = dict.fromkeys(("query", "newest"), f"*{dtype}") | {"packed": "*u8", "fields": "*fp16"} | places
+        types |= dict.fromkeys(("part", "peak", "total", "logits_out"), "*fp32") | {"scaling": "fp32"}
+        constants = {"GROUP": 7, "GROUP_PADDED": 8, **shape_of(128, dtype), "BITS": bits, "SHARE": 32}
+        constants |= {"CHUNK": decode_attention.CHUNK, "BLOCK": packed_attention.BLOCK}
+        constants |= {"RESIDUAL": 128, "MASS": True, "UPCAST": up}
+        name = f"attend_packed {dtype} bits={bits}"
+        yield name, packed_attention._attend_packed, types, constants, 4
     for (dtype, up), outs in itertools.product(TYPES.items(), (3584, 152064)):
         tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))
         for bias in (False, True):
@@ -60,9 +82,15 @@ def variants():
             yield name, linear._multiply, types, constants, 4
     types = dict.fromkeys(("logits", "norm", "mass"), "*fp32") | lengths
     yield "sum_group", decode_attention._sum_group, types, {"GROUP": 7, "CHUNK": decode_attention.CHUNK}, 4
-    for shared in (False, True):
-        constants = {"SHARED": shared, "BLOCK": compact.BLOCK, "WORDS": compact.WORDS}
-        yield f"move_rows shared={int(shared)}", compact._move_rows, {"pointers": "*i64", "keep": "*i64"}, constants, 4
+    for shared, unit in ((False, 4), (True, 4), (True, 1)):
+        constants = {"UNIT": unit, "SHARED": shared, "BLOCK": compact.BLOCK, "WORDS": compact.WORDS}
+        yield (
+            f"move_rows shared={int(shared)} unit={unit}",
+            compact._move_rows,
+            {"pointers": "*i64", "keep": "*i64"},
+            constants,
+            4,
+        )
     for (dtype, up), dim in itertools.product(TYPES.items(), (64, 96, 128)):
         common = {"GROUP": 7, **shape_of(dim, dtype), "BLOCK": importance_labels.BLOCK, "UPCAST": up}
         types = {"query": f"*{dtype}", "key": f"*{dtype}", "norm": "*fp32", "columns": "*fp32", "scaling": "fp32"}
@@ -119,7 +147,7 @@ if __name__ == "__main__":
     for name, kernel, types, constants, warps in variants():
         if only in name:
             halves = "*bf16" in types.values() and kernel is not decode_attention._join_chunks
-            stages = 2 if halves or kernel is decode_attention._attend_chunk else 1
+            stages = 2 if halves or kernel in ATTENTION else 1
             stages = linear.STAGES if kernel is linear._multiply else stages
             found = inspect(lower(kernel, types, constants, warps, stages))
             print(json.dumps({"name": name, **found}), flush=True)

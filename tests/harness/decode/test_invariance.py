@@ -138,10 +138,13 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "invariant"), [("float32", True), ("bfloat16", True), ("float32", False)])
-def test_a_short_hunt(dtype, invariant):
+@pytest.mark.parametrize(
+    ("dtype", "invariant", "bits"),
+    [("float32", True, 16), ("bfloat16", True, 16), ("float32", False, 16), ("float32", True, 4)],
+)
+def test_a_short_hunt(dtype, invariant, bits):
     """Without the setting the hunt finds the bits of some logits and caches changed."""
-    arguments = argparse.Namespace(problems=2, draws=1, dtype=dtype, invariant=str(invariant))
+    arguments = argparse.Namespace(problems=2, draws=1, dtype=dtype, invariant=str(invariant), bits=bits)
     make = partial(prepare, arguments, "toy_llama", benchmark="toy_chain", question="null", seed=0)
     whole = observe(make, Plan(), dice=random.Random(0))
     assert len(whole.lines) == len(POLICIES) * 2

@@ -58,7 +58,7 @@ def steps(network, dtype, step):
         cache._set_length(slot, length)
         for layer in cache.slot_layers:
             layer.keys[slot, :, length:] = layer.values[slot, :, length:] = torch.nan
-            layer.wipe(slot, length)
+        cache.storage.wipe(slot, length)
     generator = torch.Generator().manual_seed(2)
     for number in range(12):
         tokens = torch.randint(0, 50, (3,), generator=generator)

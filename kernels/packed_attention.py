@@ -1,0 +1,138 @@
+"""Split-K flash decoding over packed rows: the Triton twin of `kernels.reference.packed_attention`.
+
+As in `kernels.decode_attention`, whose kernels also join the chunks; here a program unpacks its rows in registers.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decode_attention import CHUNK, join
+from kernels.row_format import RowFormat
+from kernels.tiles import padded, upcast
+
+BLOCK = 16  # rows per product; with more, the numbers of two unpacked tiles do not fit into the registers
+
+
+def packed_attention(
+    query: Tensor,
+    packed: Tensor,
+    newest: Tensor,
+    positions: Tensor,
+    counts: Tensor,
+    lengths: Tensor,
+    *,
+    form: RowFormat,
+    scaling: float,
+    return_mass: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The reference's operation; dead rows are never read and may hold any bytes."""
+    slots, _, kv_heads, capacity, _ = packed.shape
+    assert packed.stride(-1) == newest.stride(-1) == positions.stride(-1) == 1, "the numbers of a row are contiguous"
+    assert newest.stride(-2) == form.head_dim, "the newest rows of a head are contiguous"
+    query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
+    q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
+
+    def scratch(*shape: int) -> Tensor:
+        return torch.empty(slots, q_heads, *shape, dtype=torch.float32, device=query.device)
+
+    part, peak, total = scratch(chunks, form.head_dim), scratch(chunks), scratch(chunks)
+    logits = scratch(capacity if return_mass else 1)
+    group = q_heads // kv_heads
+    _attend_packed[(slots, kv_heads, chunks)](
+        *(query, packed, packed.view(torch.float16), newest, positions, counts, per_head),
+        *(part, peak, total, logits, scaling, capacity),
+        *packed.stride()[:4],
+        *newest.stride()[:3],
+        *positions.stride()[:2],
+        *counts.stride(),
+        *per_head.stride(),
+        GROUP=group,
+        GROUP_PADDED=1 << (group - 1).bit_length(),
+        DIM=form.head_dim,
+        DIM_PADDED=padded(form.head_dim),
+        CHUNK=CHUNK,
+        BLOCK=BLOCK,
+        BITS=form.bits,
+        SHARE=form.group,
+        RESIDUAL=newest.shape[3],
+        MASS=return_mass,
+        UPCAST=upcast(query.dtype),
+        num_warps=4,
+        num_stages=2,
+    )
+    return join(query, part, peak, total, logits if return_mass else None, per_head)
+
+
+@triton.jit
+def _attend_packed(
+    query, packed, fields, newest, positions, counts, lengths, part, peak, total, logits_out, scaling, capacity,
+    stride_slot, stride_kind, stride_head, stride_row, newest_slot, newest_kind, newest_head,
+    position_slot, position_head, count_slot, count_head, stride_length_slot, stride_length_head,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr, BITS: tl.constexpr, SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
+    start = chunk * CHUNK
+    if start < length:
+        end = tl.minimum(start + CHUNK, length)
+        count = tl.load(counts + slot * count_slot + head * count_head).to(tl.int32)
+        group, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
+        heads = (slot * tl.num_programs(1) + head) * GROUP + group  # query heads, counted over all slots
+        real, wide = group < GROUP, dims < DIM
+        q = tl.load(query + heads[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
+        if UPCAST:
+            q = q.to(tl.float32)
+        old = slot * stride_slot + head * stride_head
+        new = slot * newest_slot + head * newest_head
+        places = positions + slot * position_slot + head * position_head
+        top = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+        weight = tl.zeros([GROUP_PADDED], tl.float32)
+        mixed = tl.zeros([GROUP_PADDED, DIM_PADDED], tl.float32)
+        for first in range(start, end, BLOCK):
+            rows = first + tl.arange(0, BLOCK)
+            live, is_old = rows < end, rows < count
+            lie = tl.load(places + rows, mask=live & (rows >= count), other=0) % RESIDUAL
+            at_old = old + rows.to(tl.int64)[:, None] * stride_row
+            at_new = new + lie[:, None] * DIM + dims
+            mask_old = (live & is_old)[:, None] & wide
+            mask_new = (live & (rows >= count))[:, None] & wide
+            k = tl.load(newest + at_new, mask=mask_new, other=0.0)
+            v = tl.load(newest + newest_kind + at_new, mask=mask_new, other=0.0)
+            if UPCAST:
+                k, v = k.to(tl.float32), v.to(tl.float32)
+            old_k = _unpacked(packed, fields, at_old, dims, mask_old, DIM, BITS, SHARE)
+            old_v = _unpacked(packed, fields, at_old + stride_kind, dims, mask_old, DIM, BITS, SHARE)
+            k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
+            v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            logits = tl.where(live[None, :], logits, float("-inf"))
+            if MASS:
+                tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
+            above = tl.maximum(top, tl.max(logits, 1))
+            p = tl.exp(logits - above[:, None])
+            shrink = tl.exp(top - above)
+            weight = weight * shrink + tl.sum(p, 1)
+            mixed = mixed * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+            top = above
+        cell = heads * tl.num_programs(2) + chunk
+        tl.store(part + cell[:, None] * DIM + dims, mixed, mask=real[:, None] & wide)
+        tl.store(peak + cell, top, mask=real)
+        tl.store(total + cell, weight, mask=real)
+
+
+@triton.jit
+def _unpacked(
+    packed, fields, at, dims, mask, DIM: tl.constexpr, BITS: tl.constexpr, SHARE: tl.constexpr
+):  # fmt: skip
+    # `at` is the byte at which a row begins, and `fields` the same memory in units of float16.
+    LEVEL_BYTES: tl.constexpr = DIM * BITS // 8
+    levels = tl.load(packed + at + dims % LEVEL_BYTES, mask=mask, other=0).to(tl.int32)
+    levels = (levels >> (dims // LEVEL_BYTES * BITS)) & ((1 << BITS) - 1)
+    zero_at = fields + at // 2 + LEVEL_BYTES // 2 + dims // SHARE
+    zero = tl.load(zero_at, mask=mask, other=0.0).to(tl.float32)
+    step = tl.load(zero_at + DIM // SHARE, mask=mask, other=0.0).to(tl.float32)
+    return zero + step * levels.to(tl.float32)

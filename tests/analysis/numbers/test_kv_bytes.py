@@ -1,0 +1,66 @@
+"""Bytes per setting, the cheapest that holds, and how a packed full cache is told apart from the full cache."""
+
+import json
+
+import pytest
+import yaml
+
+from analysis.load import load_run
+from analysis.numbers.kv_bytes import cheapest_in_words, settings_by_bytes, size
+from analysis.numbers.metrics import cell_metrics
+from analysis.pictures.bytes import bytes_figure
+
+# Bytes of a row and of the newest rows, by bits.
+SIZES = {16: (1536, 0), 8: (864, 24576), 4: (480, 24576)}
+
+
+@pytest.fixture
+def metrics(make_cell, tmp_path):
+    """Full cache and dynts at three widths; 4 bits lose every second answer."""
+    right = [[1, 1]] * 40
+    for bits, policy in ((b, p) for b in SIZES for p in ("full", "dynts")):
+        wrong = [[1, 0]] * 40 if bits == 4 else right
+        folder = make_cell(wrong, policy=policy, seed=bits)  # the seed gives the folder a name of its own
+        cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
+        if bits != 16:
+            cell["cache"] = {"bits": bits, "group": 32, "residual": 16}
+        (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+        path = folder / "provenance.json"
+        sizes = dict(zip(("row", "newest"), SIZES[bits], strict=True)) | {"weights": 2.5 * 2**20}
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"bytes": sizes}))
+    return cell_metrics(load_run(tmp_path / "run"))
+
+
+def test_bytes_and_the_cheapest_that_holds(metrics):
+    names = metrics.set_index(["policy", "bits"])
+    assert set(names.index) == {(p, b) for b, p in ((b, p) for b in (8, 4) for p in ("full_packed", "dynts"))} | {
+        ("full", 16),
+        ("dynts", 16),
+    }
+    assert names.loc[("dynts", 4), "variant"] == "bits=4"
+    assert names.loc[("full", 16), "variant"] == ""
+    # A text of 201 tokens after 40: lengths 40 .. 240 with all rows, 129 at the peak with eviction.
+    assert names.loc[("full", 16), "kv_bytes_mean"] == 1536 * 140
+    assert names.loc[("full_packed", 8), "kv_bytes_mean"] == 864 * 140 + 24576
+    assert names.loc[("dynts", 4), "kv_bytes_peak"] == 480 * 129 + 24576
+    # Every cell is compared with the full cache of 16 bits, a packed full cache too.
+    assert names["diff_to_full"].drop(("full", 16)).notna().all()
+    assert names.loc[("full_packed", 4), "diff_to_full"] == -0.5
+    settings = settings_by_bytes(metrics, "toy_qwen")
+    assert list(settings["bits"][settings["holds"]].drop_duplicates()) == [8, 16]
+    said = cheapest_in_words(settings)
+    assert "dynts 0.3 / 48, budget 128, bits=8" in said
+    assert "2.5 MiB of weights" in said
+    assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to hold."
+
+
+def test_the_picture_has_a_curve_for_each_width(metrics):
+    figure = bytes_figure(metrics, "toy_qwen")
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"DynTS, 16 bits", "DynTS, 8 bits", "DynTS, 4 bits", "all rows, 8 bits", "Pareto front"} <= set(labels)
+    assert bytes_figure(metrics[metrics["bits"] == 16], "toy_qwen") is None
+
+
+def test_sizes_in_words():
+    assert [size(n) for n in (12, 2048, 5.5 * 2**20, 2**30)] == ["12 bytes", "2.0 KiB", "5.5 MiB", "1.0 GiB"]
+    assert size(float("nan")) == "–"
