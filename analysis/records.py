@@ -221,13 +221,17 @@ class DecodeStats(Row, frozen=True, kw_only=True):
 
 
 class CellProgress(msgspec.Struct, kw_only=True):
-    """One cell within a task: its names for people, and how many of its completions are stored."""
+    """One cell within a task: its names for people, and how many of its completions are stored.
+
+    A model with `random_weights` has no Pass@1, because its answers mean nothing.
+    """
 
     model: str
     benchmark: str
     policy: str
     finished: int
     expected: int
+    random_weights: bool = False
 
 
 class TaskStatus(msgspec.Struct, kw_only=True):

@@ -36,6 +36,19 @@ class CellSummary:
         return replace(self, graded=self.graded + other.graded, outcomes=self.outcomes + other.outcomes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Standard:
+    """The standard that a cell's completions are judged by: each problem's gold, their kind, how answers are read.
+
+    Attributes:
+        rule: fields of `harness.grading.answers.Rule`.
+    """
+
+    golds: dict[str, str]
+    kind: AnswerKind
+    rule: dict[str, Any]
+
+
 class Grader(Pool):
     """A pool of workers that grades whole cells."""
 
@@ -79,10 +92,9 @@ class Grader(Pool):
         completions = {row.key: row for row in stored}
         if not completions:
             return CellSummary(directory=directory, graded=0)
-        kind = kind or read_answer_kind(directory)
-        rule = read_rule(directory, lenient=lenient)
+        standard = read_standard(directory, kind, lenient=lenient)
+        golds = standard.golds
         grades_file = shard.file(LENIENT_GRADES_FILE if lenient else records.GRADES_FILE)
-        golds = _read_golds(directory / records.PROBLEMS_FILE, kind)
         for completion in completions.values():
             if completion.problem_id not in golds:
                 raise UserError(
@@ -94,12 +106,20 @@ class Grader(Pool):
             row.key: row for row in old if not regrade and row.key in completions and row.gold == golds[row.problem_id]
         }
         missing = [completion for key, completion in completions.items() if key not in grades]
-        for row in self._grade(missing, golds, kind, rule):
+        for row in self.grade(missing, standard):
             grades[row.key] = row
         ordered = [grades[key] for key in completions]
         records.replace_text(directory / grades_file, "".join(row.to_line() for row in ordered))
         outcomes = Counter(row.outcome for row in ordered)
         return CellSummary(directory=directory, graded=len(missing), outcomes=outcomes)
+
+    def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
+        """Grade completions of a cell, in their order; no row is read from a file or written to one.
+
+        Raises:
+            RuntimeError: a worker that does not start, or a judge that raised.
+        """
+        return list(self._grade(completions, standard.golds, standard.kind, standard.rule))
 
     def _grade(
         self, completions: Sequence[Completion], golds: dict[str, str], kind: AnswerKind, rule: dict[str, Any]
@@ -150,6 +170,17 @@ class Grader(Pool):
                 f"  extracted  {reply.get('answer')}\n  gold       {gold}\n"
                 f"  compared   {forms[0]}\n  with       {forms[1]}\n  decided by {why}"
             )
+
+
+def read_standard(directory: Path, kind: AnswerKind | None = None, *, lenient: bool = False) -> Standard:
+    """The standard of a cell's folder; the answer kind is that of its `cell.yaml` unless one is given.
+
+    Raises:
+        UserError: `cell.yaml` or `problems.jsonl` is missing, broken, or names a kind that this version does not grade.
+    """
+    kind = kind or read_answer_kind(directory)
+    golds = _read_golds(directory / records.PROBLEMS_FILE, kind)
+    return Standard(golds=golds, kind=kind, rule=read_rule(directory, lenient=lenient))
 
 
 def read_answer_kind(directory: Path) -> AnswerKind:

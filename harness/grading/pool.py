@@ -11,7 +11,6 @@ import json
 import os
 import resource
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -48,8 +47,6 @@ def serve(function: str) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _WORKER_BYTES if hard == resource.RLIM_INFINITY else min(_WORKER_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    # Ctrl-C reaches the whole process group; the parent decides when a worker ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A library that prints must not write between the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
@@ -78,6 +75,7 @@ class _Worker:
             [sys.executable, "-P", "-c", f"from harness.grading.pool import serve; serve({function!r})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            process_group=0,  # Ctrl-C reaches the terminal's whole group; the parent decides when a worker ends
             env={**os.environ, "PYTHONPATH": path},
         )
         assert self._process.stdin is not None

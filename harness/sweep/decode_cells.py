@@ -74,10 +74,11 @@ def decode(work: OpenCells) -> None:
     _warn_of_lost_questions(cells, longest)
 
     # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
-    # They come last, because much of their text is known by then: they share every completion from which nothing was
-    # evicted, and every other completion up to its first eviction.
-    growing = [c for c in cells if _grows(c.policy, longest, limit)]
-    for group in ([c for c in cells if c not in growing], growing):
+    # They come first, so that a sweep that is killed has its baseline. The other cells share every completion that is
+    # too short for their first eviction, and are given the tokens of every other completion up to it.
+    growing = {cell.cell_id for cell in cells if _grows(cell.policy, longest, limit)}
+    rest = [cell for cell in cells if cell.cell_id not in growing]
+    for group in ([cell for cell in cells if cell.cell_id in growing], rest):
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
         known = _furthest_texts(work.stores.values(), lacking)
         for cell_id, completion in _untouched(work, group, known):

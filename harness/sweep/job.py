@@ -155,6 +155,7 @@ class Job:
                 policy=policy_label(cell.policy.identity()),
                 finished=0,
                 expected=sum(draw < decided.get(cell.cell_id, self.draws) for draw in own_draws),
+                random_weights=self.model.random_weights,
             )
             for cell in self.cells
         }

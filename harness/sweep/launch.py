@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -189,16 +190,16 @@ def _queue(job: Job) -> Path | None:
 def jobs_ahead(jobs: Sequence[Job]) -> list[str]:
     """The SLURM jobs that wait or run with cells of these jobs; prints a note of what happens to them."""
     ahead: dict[str, None] = {}
-    queue = waiting_jobs() or {}
+    ask = cache(waiting_jobs)
     for directory in dict.fromkeys(job.run_directory for job in jobs):
         cells = {cell.cell_id for job in jobs if job.run_directory == directory for cell in job.cells}
-        for task in read_tasks(directory):
+        for task in read_tasks(directory, ask):
             if task.state in ("queued", "running") and cells & task.cells.keys():
-                place = f"process {task.pid} on {task.host}"
-                noted = [job for job in noted_jobs(directory, task.task) if job in queue] or [
-                    task.scheduler_job or place
-                ]
-                ahead |= dict.fromkeys(job.partition("_")[0] if task.scheduler_job else job for job in noted)
+                if task.scheduler_job is None:
+                    ahead[f"process {task.pid} on {task.host}"] = None
+                    continue
+                waiting = [job for job in noted_jobs(directory, task.task) if job in (ask() or {})]
+                ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting or [task.scheduler_job])
     found = [job for job in ahead if job.isdigit()]
     if found:
         print(f"note: job {', '.join(found)} works on the same cells; the new tasks wait until it has ended.")

@@ -1,4 +1,4 @@
-"""Work through jobs: open the cells' files, decode what they lack, grade, mark what is complete."""
+"""Work through jobs: open the cells' files, decode and grade what they lack, mark what is complete."""
 
 import sys
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ from tqdm import tqdm
 from analysis.records import TaskStatus
 from harness.grading.grader import Grader
 from harness.sweep.decode_cells import OpenCells, decode
+from harness.sweep.grade_thread import GradeThread
 from harness.sweep.heartbeat import Reporter, last_lines
 from harness.sweep.job import Job
 from harness.sweep.rounds import UnfinishedRoundError, decided_cells
-from harness.sweep.store import CellLockedError, CellStore, most_open_cells
+from harness.sweep.store import CellLockedError, CellStore, raise_open_files
 from harness.sweep.tracker import tracked
 
 
@@ -24,7 +25,7 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
     failures: list[Exception] = []
     failed: dict[str, int] = {}
     total = sum(len(job.cells) * len(job.new_pairs) for job in jobs)
-    most_open_cells()
+    raise_open_files()
     with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
         for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
             if job.plan in failed and job.draws > failed[job.plan]:
@@ -70,7 +71,8 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             progress.update(len(store.finished_pairs.intersection(new_pairs)))
         stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
         reporter = stack.enter_context(Reporter(job.run_directory, status))
-        decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
+        with GradeThread(grader, stores.values()):
+            decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
         for store in stores.values():
             grader.grade_cell(store.directory, shard=job.shard)
         enough, plan = _enough_draws(job, grader), job.plan

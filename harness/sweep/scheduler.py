@@ -4,7 +4,7 @@ import getpass
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,7 +32,10 @@ REASONS = {
 }
 
 
-def waiting_jobs() -> dict[str, tuple[str, str]] | None:
+Queue = dict[str, tuple[str, str]]
+
+
+def waiting_jobs() -> Queue | None:
     """This user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
     try:
         ended = subprocess.run([*ASK, f"--user={getpass.getuser()}"], capture_output=True, text=True, timeout=20)
@@ -66,26 +69,29 @@ def noted_jobs(run_directory: Path, task: str) -> list[str]:
     return []
 
 
-def read_tasks(run_directory: Path) -> list[TaskStatus]:
-    """Read the tasks of a run directory, each with its state as seen from outside; a file that is none is left out."""
+def read_tasks(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:
+    """Read the tasks of a run directory, each with its state as seen from outside; a file that is none is left out.
+
+    `ask` tells SLURM's queue. It is called if a task needs it.
+    """
     now, tasks = time.time(), []
     for path in sorted((run_directory / STATUS_FOLDER).glob("*.json")):
         with suppress(ValueError, OSError, RecursionError):
             task = TaskStatus.read(path)
             task.state = task.seen(now)
             tasks.append(task)
-    _refresh(run_directory, tasks)
+    _refresh(run_directory, tasks, ask)
     return tasks
 
 
-def _refresh(run_directory: Path, tasks: Sequence[TaskStatus]) -> None:
+def _refresh(run_directory: Path, tasks: Sequence[TaskStatus], ask: Callable[[], Queue | None]) -> None:
     """Correct the state of tasks that are queued, or run under SLURM, by what SLURM and this machine say; in place.
 
     A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
     """
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
     jobs = {task.task: found for task in unfinished if (found := _jobs(run_directory, task))}
-    queue = waiting_jobs() if jobs else None
+    queue = ask() if jobs else None
     for task in unfinished:
         if noted := jobs.get(task.task):
             task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])

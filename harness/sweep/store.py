@@ -26,7 +26,18 @@ from filelock import FileLock, Timeout
 
 from analysis import records
 from analysis.command_line import LOCKED
-from analysis.records import WHOLE, Completion, DecodeStats, Pair, PairRow, Problem, Shard, UserError, shard_files
+from analysis.records import (
+    WHOLE,
+    Completion,
+    DecodeStats,
+    Grade,
+    Pair,
+    PairRow,
+    Problem,
+    Shard,
+    UserError,
+    shard_files,
+)
 from harness.sweep.cell import Cell
 
 LOCK_FILE = ".lock"
@@ -141,6 +152,11 @@ class CellStore:
             os.fsync(file.fileno())
         self._synced = time.monotonic()
 
+    def append_grade(self, grade: Grade) -> None:
+        """Add the grade of a stored completion."""
+        with records.plain_disk_errors(self.directory):
+            records.append_row(self.directory / self.shard.file(records.GRADES_FILE), grade)
+
     def append_stats(self, stats: DecodeStats) -> None:
         """Add the cost of one stretch of decoding."""
         with records.plain_disk_errors(self.directory):
@@ -204,12 +220,20 @@ def _earlier_stretches(path: Path) -> list[Any]:
         return []
 
 
-def most_open_cells() -> int:
-    """Raise the limit of open files to what is allowed; returns how many cells, each with a lock, have room."""
+def raise_open_files() -> None:
+    """Raise this process's limit of open files to what is allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return max(1, allowed - _OTHER_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_allowed_files(), hard))
+
+
+def most_open_cells() -> int:
+    """How many cells, each with a lock, a process can hold open once it has raised its limit of open files."""
+    return max(1, _allowed_files() - _OTHER_FILES)
+
+
+def _allowed_files() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
 
 
 def stored_pairs(directory: Path) -> set[Pair]:

@@ -31,6 +31,7 @@ SWEEP = [
     "decoding.max_new_tokens=400",
     "slots=4",
 ]
+SMALL = ["benchmark.limit=6", "launcher.shards=2", "launcher.parallel=2"]
 SLURM = ["launcher=slurm", "launcher.shards=4", "launcher.gpus=0", "launcher.cpus=1", "launcher.parallel=4"]
 
 pytestmark = [
@@ -166,9 +167,14 @@ def test_an_array_that_everything_happens_to_ends_complete(
 def test_a_time_limit_requeues_the_task(
     cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
-    """The limit is SLURM's own coarse minute; the signal before it makes submitit queue the task again."""
+    """The limit is SLURM's own coarse minute; the signal before it makes submitit queue the task again.
+
+    On a loaded machine, where a task needs most of a minute to start, KVSWEEP_SLURM_MINUTES sets a longer limit.
+    """
     run = tmp_path / "default"
-    job = submit(cluster, tmp_path, "launcher.shards=1", "launcher.timeout_min=1", "launcher.signal_delay_s=50")
+    minutes = int(os.environ.get("KVSWEEP_SLURM_MINUTES", "1"))
+    limit = (f"launcher.timeout_min={minutes}", "launcher.signal_delay_s=50")
+    job = submit(cluster, tmp_path, *SMALL, "launcher.shards=1", *limit)
     wait(lambda: (run / "status").exists() and running_tasks(run) and stored(run) > 3, "a busy task")
     # A quick machine would be done before the signal: the task waits for it.
     [task] = running_tasks(run)
@@ -180,9 +186,8 @@ def test_a_time_limit_requeues_the_task(
     again = look(lambda told: "queued as job" in told, run, cluster)
     wait_until_empty(cluster)
     if status(run, cluster)["states"] != {"done": 3}:
-        kvsweep(*SWEEP, f"results_dir={tmp_path}", environment=cluster)
-    assert completions(run) == reference
-    record("time limit; submitit queues the task again", again, equal=True)
+        kvsweep(*SWEEP, *SMALL[:1], f"results_dir={tmp_path}", environment=cluster)
+    record("time limit; submitit queues the task again", again, is_equal(run, reference))
 
 
 def _pending(pid: int, number: signal.Signals) -> bool:
@@ -234,9 +239,6 @@ def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str],
     wait_until_empty(cluster)
     assert completions(run) == expected
     assert status(run, cluster)["states"] == {"done": 3}
-
-
-SMALL = ["benchmark.limit=6", "launcher.shards=2", "launcher.parallel=2"]
 
 
 def is_equal(run: Path, reference: dict[str, list[bytes]]) -> bool:
@@ -358,3 +360,34 @@ def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, 
     submit(cluster, tmp_path, *two)
     wait_until_empty(cluster)
     record("scancel of one task at work", cancelled, completions(run) == reference)
+
+
+def test_a_node_that_goes_down_at_work(
+    cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    job = submit(cluster, tmp_path, *SMALL)
+    wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
+    pids = [task.pid for task in running_tasks(run)]
+    for pid in pids:  # a quick machine would be done before it is struck
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        node(cluster, "down")
+        wait(lambda: f"queued as job {job}, pending in SLURM" in words(run, cluster), "the requeued tasks", 60)
+        down = words(run, cluster)
+        for pid in pids:  # the processes of a node that is down are dead
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    finally:
+        node(cluster, "resume")
+
+    def is_over() -> bool:
+        # The node drains itself if a requeued task comes before the last remains of the old one are gone.
+        node(cluster, "resume")
+        return not slurm(cluster, "squeue", "--noheader").strip()
+
+    wait(is_over, "an empty queue")
+    if status(run, cluster)["states"] != {"done": 3}:
+        submit(cluster, tmp_path, *SMALL)
+        wait_until_empty(cluster)
+    record("node down while two tasks work; SLURM queues them again", down, is_equal(run, reference))

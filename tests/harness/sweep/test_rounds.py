@@ -137,7 +137,7 @@ def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvs
     run = tmp_path / "default"
     slow = (
         "import time, harness.decode.engine as engine\nforward = engine.Engine._forward\n"
-        "engine.Engine._forward = lambda self: (time.sleep(0.02), forward(self))[1]\n"
+        "engine.Engine._forward = lambda self: (time.sleep(0.005), forward(self))[1]\n"
         "from tests.harness.sweep import rounds_grades\nrounds_grades.install()"
     )
     process = start_kvsweep(*settings, DECIDED, "+launcher.shards=2", "slots=8", setup=slow)

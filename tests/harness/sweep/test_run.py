@@ -3,6 +3,8 @@
 import itertools
 import json
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ import yaml
 from torch import Tensor
 
 from analysis import loops
-from analysis.records import OUTCOMES, Completion
+from analysis.records import OUTCOMES, Completion, Grade, UserError, read_rows
 from compression.policies.random import Random as RandomPolicy
 from compression.policies.window import Window
 from compression.policy import Policy
@@ -24,8 +26,11 @@ from harness.decode import slots as slot_table
 from harness.decode.engine import Engine
 from harness.decode.request import Branch, DecodingConfig, Request
 from harness.decode.sampling import SamplingConfig
+from harness.grading.grader import Grader, Standard
 from harness.models.config import ModelConfig
 from harness.models.load import LoadedModel, load_model
+from harness.sweep import grade_thread
+from harness.sweep.store import CellStore
 from harness.toy.tasks import problems as toy_problems
 
 Rows = dict[str, list[str]]
@@ -172,19 +177,19 @@ def test_cells_agree_until_the_first_eviction(
     assert parted > 20, "eviction is to change what this model writes"
 
 
-def test_the_full_cache_writes_only_what_an_eviction_touched(
+def test_the_full_cache_comes_first_and_the_others_write_only_what_an_eviction_touched(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
 ) -> None:
     command(*GRID, "policy.budget=64", "draws=8")
-    found = cells()
-    [full] = [cell for cell in found if cell["policy"]["name"] == "full"]
-    touched = {row.key for row in full["rows"]} - {
-        row.key for cell in found if cell is not full for row in cell["rows"] if not row.evictions
-    }
-    stats = [json.loads(line) for line in (full["folder"] / "stats.jsonl").read_text().splitlines()]
-    assert sum(row["completions"] for row in stats) == len(touched)
-    assert 0 < len(touched) < len(full["rows"])
-    assert stats[0]["tokens"] == sum(row.num_tokens for row in full["rows"] if row.key in touched)
+    for cell in cells():
+        touched = sum(bool(row.evictions) for row in cell["rows"])
+        stats = [json.loads(line) for line in (cell["folder"] / "stats.jsonl").read_text().splitlines()]
+        if cell["policy"]["name"] == "full":
+            assert sum(row["completions"] for row in stats) == len(cell["rows"]) == 24
+            assert [row["cells"] for row in stats] == [1]
+        else:
+            assert sum(row["completions"] for row in stats) == touched
+            assert 0 < touched < 24
 
 
 # --- The same again -----------------------------------------------------------------------------------------
@@ -437,6 +442,121 @@ def test_an_interrupted_run_says_how_to_go_on(
     for run in ("stopped", "whole"):
         command("benchmark=toy_add", "slots=1", run=run)
     assert read_completions(tmp_path / "runs/stopped") == read_completions(tmp_path / "runs/whole")
+
+
+# --- Grading beside decoding --------------------------------------------------------------------------------
+
+
+def keys(path: Path) -> list[tuple[str, int]]:
+    return [(row["problem_id"], row["draw"]) for row in read_rows(path)]
+
+
+def grades(folder: Path) -> list[str]:
+    return sorted((folder / "grades.jsonl").read_text().splitlines())
+
+
+@pytest.fixture
+def busy_grading(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, int]]]:
+    """Let grading look for work without a pause; the thread and the pair of every completion that it grades."""
+    graded: list[tuple[str, tuple[str, int]]] = []
+    grade = Grader._grade
+
+    def note(self: Grader, completions: Sequence[Completion], *rest: Any) -> Any:
+        graded.extend((threading.current_thread().name, row.key) for row in completions)
+        return grade(self, completions, *rest)
+
+    monkeypatch.setattr(Grader, "_grade", note)
+    monkeypatch.setattr(grade_thread, "_LOOK_S", 0.001)
+    return graded
+
+
+def wait_for_grades(store: CellStore) -> None:
+    """Wait until every stored completion of the cell is graded."""
+    end = time.monotonic() + 240
+    path = store.directory / "grades.jsonl"
+    while not path.exists() or len(keys(path)) < len(store.finished_pairs):
+        assert time.monotonic() < end, "the grades do not come while the job decodes"
+        time.sleep(0.005)
+
+
+def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_once(
+    command: Callable[..., Any],
+    kvsweep: Callable[..., Any],
+    cells: Callable[..., list[dict[str, Any]]],
+    busy_grading: list[tuple[str, tuple[str, int]]],
+    tiny: list[str],
+    tiny_policy: list[str],
+    tmp_path: Path,
+) -> None:
+    command(*GRID, "draws=2", run="calm")
+    expected = {cell["cell_id"]: cell["folder"] for cell in cells("calm")}
+    append, made = CellStore.append, 0
+    stores: dict[str, CellStore] = {}
+
+    def killed(self: CellStore, completion: Completion) -> None:
+        nonlocal made
+        append(self, completion)
+        stores[self.cell.cell_id] = self
+        made += 1
+        if made == 16:  # 40% of 7 cells with 6 completions each
+            for store in stores.values():
+                wait_for_grades(store)
+            raise KeyboardInterrupt
+
+    busy_grading.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CellStore, "append", killed)
+        arguments = [*tiny, *tiny_policy, f"results_dir={tmp_path / 'runs'}", "run_name=storm", *GRID, "draws=2"]
+        assert kvsweep(*arguments).code == 130
+    begun = [cell for cell in cells("storm") if cell["rows"]]
+    assert sum(len(cell["rows"]) for cell in begun) == 16
+    assert "full" in {cell["policy"]["name"] for cell in begun}
+    for cell in begun:
+        assert set(keys(cell["folder"] / "grades.jsonl")) == {row.key for row in cell["rows"]}
+        assert set(grades(cell["folder"])) <= set(grades(expected[cell["cell_id"]]))
+    assert len(busy_grading) == 16
+    assert {name for name, _ in busy_grading} != {"MainThread"}
+    command(*GRID, "draws=2", run="storm")
+    assert len(busy_grading) == 42, "no completion is graded twice"
+    for cell in cells("storm"):
+        assert keys(cell["folder"] / "grades.jsonl") == [row.key for row in cell["rows"]]
+        assert grades(cell["folder"]) == grades(expected[cell["cell_id"]])
+        assert (cell["folder"] / "DONE").exists()
+
+
+@pytest.mark.parametrize("trouble", ["an error", "a full disk", "too slow"])
+def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
+    trouble: str,
+    command: Callable[..., Any],
+    cells: Callable[..., list[dict[str, Any]]],
+    busy_grading: list[tuple[str, tuple[str, int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command("benchmark=toy_add", run="calm")
+    struck = threading.Event()
+    grade, append = Grader.grade, CellStore.append
+
+    def grade_badly(self: Grader, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
+        if threading.current_thread() is threading.main_thread():
+            return grade(self, completions, standard)
+        struck.set()
+        if trouble == "an error":
+            raise RuntimeError("a judge that makes no sense")
+        if trouble == "a full disk":
+            raise UserError("the disk is full")
+        return [msgspec.structs.replace(row, outcome="grader_timeout") for row in grade(self, completions, standard)]
+
+    def append_and_wait(self: CellStore, completion: Completion) -> None:
+        append(self, completion)
+        assert struck.wait(240)
+
+    monkeypatch.setattr(Grader, "grade", grade_badly)
+    monkeypatch.setattr(CellStore, "append", append_and_wait)
+    ended = command("benchmark=toy_add", run="troubled")
+    assert ("note: all completions are graded after decoding" in ended.err) == (trouble != "too slow")
+    [calm], [troubled] = cells("calm"), cells("troubled")
+    assert troubled["rows"] == calm["rows"]
+    assert grades(troubled["folder"]) == grades(calm["folder"])
 
 
 # --- Sweeps -------------------------------------------------------------------------------------------------

@@ -4,14 +4,16 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
-from analysis.records import CellProgress, TaskStatus, UserError
+from analysis.numbers import metrics
+from analysis.records import CellProgress, Grade, TaskStatus, UserError
 from harness.sweep import heartbeat, status
 from harness.sweep.heartbeat import Reporter, policy_label, task_name
 from harness.sweep.status import main, read_sweep
@@ -77,6 +79,104 @@ def test_shards_add_up(tmp_path: Path) -> None:
     task(tmp_path, "running", cells={"a": (4, 5)}, shard="1/1", **alive(heartbeat=time.time() + 1))
     [cell] = read_sweep(tmp_path).cells
     assert (cell.finished, cell.expected) == (4, 5), "split anew: the newest way counts"
+
+
+def test_a_cell_of_several_experiments_is_counted_once(tmp_path: Path) -> None:
+    task(tmp_path, "done", cells={"a": (4, 4), "b": (4, 4)}, **alive())
+    task(tmp_path, "running", cells={"a": (0, 4), "c": (1, 4)}, **alive())
+    task(tmp_path, "queued", cells={"a": (0, 8), "d": (0, 4)})
+    sweep = read_sweep(tmp_path)
+    assert {cell.cell_id: (cell.finished, cell.expected) for cell in sweep.cells} == {
+        "a": (4, 8),
+        "b": (4, 4),
+        "c": (1, 4),
+        "d": (0, 4),
+    }
+    assert (sweep.finished, sweep.expected) == (9, 20)
+
+
+def test_the_time_at_work_counts_tasks_side_by_side_once(tmp_path: Path) -> None:
+    for number, (start, end) in enumerate([(100.0, 160.0), (130.0, 150.0), (140.0, 200.0), (1000.0, 1005.0)]):
+        task(tmp_path, "done", cells={str(number): (1, 1)}, started=start, heartbeat=end)
+    assert read_sweep(tmp_path).seconds == 105
+
+
+def write_grades(folder: Path, grades: Sequence[tuple[str, int, int]], name: str = "grades.jsonl") -> None:
+    folder.mkdir(exist_ok=True)
+    rows = [
+        Grade(problem_id=p, draw=d, answer=None, gold="1", outcome="correct" if right else "wrong", correct=right)
+        for p, d, right in grades
+    ]
+    (folder / name).write_text("".join(row.to_line() for row in rows) + '{"problem_id": "torn')
+
+
+def test_pass_at_1_so_far_is_that_of_the_report(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (7, 12), "b": (1, 12), "c": (0, 12)}, shard="1/2", **alive())
+    task(tmp_path, "running", cells={"a": (2, 12)}, shard="2/2", **alive())
+    first = [("p", 0, 1), ("p", 1, 0), ("q", 0, 1), ("q", 1, 1), ("r", 0, 0), ("r", 1, 0), ("r", 1, 1)]
+    second = [("s", 0, 1), ("s", 1, 0), ("s", 2, 0)]
+    write_grades(tmp_path / "a", first, "grades-1of2.jsonl")
+    write_grades(tmp_path / "a", second, "grades-2of2.jsonl")
+    write_grades(tmp_path / "b", first[:1])
+    rows = pd.DataFrame([*first[:5], *first[6:], *second], columns=["problem_id", "draw", "correct"])
+    expected = metrics.pass_at_1(rows.assign(cell_id="a")).loc["a"]
+    found = {cell.cell_id: cell for cell in read_sweep(tmp_path).cells}
+    assert found["a"].graded == expected["graded"] == 9
+    assert found["a"].pass_at_1 == pytest.approx(expected["pass_at_1"], abs=1e-12)
+    assert found["a"].error == pytest.approx(expected["se"], abs=1e-12)
+    assert (found["b"].pass_at_1, found["b"].error) == (1, None)
+    assert (found["c"].pass_at_1, found["c"].error) == (None, None)
+
+
+def test_a_killed_sweep_says_what_it_has_and_how_to_grade_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive(pid=2**22 + 1))
+    write_grades(tmp_path / "full", [("p", 0, 1), ("q", 0, 0), ("r", 0, 1), ("s", 0, 1)])
+    sweep = read_sweep(tmp_path)
+    assert (sweep.state, sweep.finished) == ("stopped", 10), "the status file was written before the fourth grade"
+    assert ended(str(tmp_path), "--cells") == 1
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: stopped" in out
+    assert "75.0 ± 25.0" in out
+    assert out.count("no grade") == 3, "two cells, and the sentence"
+    assert f"6 completions have no grade yet; this grades them:\n    kvsweep-grade {tmp_path}\n" in out
+    task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive())
+    ended(str(tmp_path))
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: running" in out
+    assert "kvsweep-grade" not in out
+
+
+def test_random_weights_have_no_score(tmp_path: Path) -> None:
+    row = task(tmp_path, "done", cells={"a": (1, 1)}, **alive())
+    row.cells["a"].random_weights = True
+    row.write(tmp_path)
+    write_grades(tmp_path / "a", [("p", 0, 0)])
+    [cell] = read_sweep(tmp_path).cells
+    assert (cell.graded, cell.pass_at_1, cell.ungraded) == (1, None, 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--cells"]])
+def test_long_names_fit_80_columns_and_are_not_cut(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["a_model_" + "m" * 40, "a_benchmark_" + "b" * 40, "a_policy_" + "p" * 70 + " 0.3 w64 b5000"]
+    for number in (1, 2):
+        row = task(tmp_path, "running", cells={str(number): (12345, 67890)}, **alive())
+        row.cells[str(number)].model, row.cells[str(number)].benchmark, row.cells[str(number)].policy = names
+        row.write(tmp_path)
+        write_grades(tmp_path / str(number), [(str(i), 0, i % 2) for i in range(50)])
+    ended(str(tmp_path), *options)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    said = "".join("".join(lines).split())
+    for part in ("12345/67890", "50.0±7.1") if options else ("24690/135780", "50.0to50.0"):
+        assert part in said
+    for letter, count in {"m": 40, "b": 40, "p": 70}.items() if options else {"m": 40, "b": 40}.items():
+        assert sum(line.count(letter) for line in lines) >= count
+    assert "…" not in said
 
 
 def test_a_failure_that_a_later_run_mended_is_not_told(tmp_path: Path) -> None:
@@ -153,7 +253,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     task(tmp_path, "done", cells={"b": (5, 5)}, **alive())
     assert ended(str(tmp_path)) == 1
     out = capsys.readouterr().out
-    for part in ("1 of 2 cells done", "6 of 10", "boom", "job 7_3", "kvsweep x=1"):
+    for part in ("1 of 2 cells done", "6 of 10 completions", "boom", "job 7_3", "kvsweep x=1"):
         assert part in out
     assert ended(str(tmp_path), "--cells") == 1
     assert "failed" in capsys.readouterr().out

@@ -271,6 +271,7 @@ def test_a_killed_job_is_told_as_failed_and_ends_its_tracker(
     process = start_kvsweep(*arguments, "tracker.interval_s=0.1", setup=packages + slow)
     wait_until(lambda: any(run["logged"] for run in fake.runs))
     process.kill()
+    process.wait()  # else the process stays in the system's table, and seems alive until its heartbeat is old
     wait_until(lambda: [run["ok"] for run in fake.runs] == [False])
 
 
