@@ -10,12 +10,13 @@ from analysis import words
 from analysis.numbers.kv_bytes import settings_by_bytes, size
 from analysis.numbers.metrics import model_title
 from analysis.pictures.comparison import pareto_front
-from analysis.pictures.style import LINE_COLORS, MARKERS, PAGE_WIDTH, STYLE, full_cache_level, new_figure, tidy
+from analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, full_cache_level, new_figure, tidy
+from analysis.words import DEFAULT_LOOK, Look
 
 ALL_ROWS = ("full", "full_packed")
 
 
-def bytes_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
+def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw Pass@1 against mean bytes of a text's keys and values, a color per number of bits, a marker per policy.
 
     Scores and bytes are means over the benchmarks. A step line is the Pareto front over all settings. There is no
@@ -27,17 +28,17 @@ def bytes_figure(metrics: pd.DataFrame, model: str) -> Figure | None:
     bits = sorted(points["bits"].unique(), reverse=True)
     policies = [name for name in points["policy"].unique() if name not in ALL_ROWS]
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((PAGE_WIDTH, 4.4))
+        figure = new_figure((look.width, 4.4))
         axes = figure.add_subplot()
         for (policy, width), line in points.groupby(["policy", "bits"], sort=False):
             all_rows = policy in ALL_ROWS
-            look: dict[str, Any] = {"color": LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
-            look["marker"] = "*" if all_rows else MARKERS[policies.index(policy) % len(MARKERS)]
+            style: dict[str, Any] = {"color": LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
+            style["marker"] = "*" if all_rows else MARKERS[policies.index(policy) % len(MARKERS)]
             name = "all rows" if all_rows else words.policy_title(str(policy))
             score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
-            axes.errorbar(line["kv_bytes_mean"], score, error, label=f"{name}, {width:.0f} bits", markersize=5, **look)
+            axes.errorbar(line["kv_bytes_mean"], score, error, label=f"{name}, {width:.0f} bits", markersize=5, **style)
         for row in points[points["policy"] == "full"].head(1).itertuples():
-            full_cache_level(axes, row, "full cache")
+            full_cache_level(axes, row, words.policy_title("full"))
         front = pareto_front(points.assign(mean_cache_length=points["kv_bytes_mean"]))
         axes.step(front["kv_bytes_mean"], 100 * front["pass_at_1"], where="post", color="0.6", label="Pareto front")
         axes.set_xscale("log", base=2)

@@ -102,7 +102,7 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
             yield figure, caption, ("policies", model, setting.file_part)
     if figure := accuracy_memory_figure(metrics, model, look):
         yield figure, "Pass@1 against memory", ("memory", model)
-    if figure := bytes_figure(metrics, model):
+    if figure := bytes_figure(metrics, model, look):
         caption = f"Pass@1 against bytes. {cheapest_in_words(settings_by_bytes(metrics, model))}"
         yield figure, caption, ("bytes", model)
     if figure := cost_figure(found.run, metrics, model, look):
