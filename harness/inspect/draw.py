@@ -93,11 +93,15 @@ def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[r
     """The tokens of each step to attribute: those of --find or --steps, else the equations with what they state."""
     if options.steps:
         return averaged_steps(options, text)
-    if not options.find:
-        return derivations(text.thinking, options.split)
-    if found := matches(text.thinking, options.find):
-        return found
-    raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
+    if options.find:
+        if found := matches(text.thinking, options.find):
+            return found
+        raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
+    steps = derivations(text.thinking, options.split)
+    if not matches(text.thinking):
+        parts = "paragraphs" if len(paragraphs(text.thinking, options.split)) > 1 else "sentences"
+        print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} {parts}", file=sys.stderr)
+    return steps
 
 
 def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:

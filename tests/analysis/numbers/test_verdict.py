@@ -181,8 +181,11 @@ def test_the_throughput_of_a_batch_is_drawn_once(tmp_path: Path, make_cell: Make
     figure = cost_figure(run, cell_metrics(run), "toy_qwen")
     assert figure is not None
     assert [bar.get_height() for bar in figure.axes[-1].patches] == [2000] * len(alone) + [4500]
-    named = [label.get_text() for label in figure.axes[-1].get_xticklabels()]
-    assert named == ["full\ncache", "DynTS", "3 cells\ntogether"]
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == [
+        "full\ncache",
+        "DynTS",
+        "3 cells\ntogether",
+    ]
 
 
 def test_where_eviction_acted(tmp_path: Path, make_cell: MakeCell) -> None:

@@ -17,7 +17,7 @@ from compression.predictor import load_predictor
 from harness.inspect.attribution import removal
 from harness.inspect.command import main
 from harness.inspect.importance import importance
-from harness.inspect.reasoning_steps import matches
+from harness.inspect.reasoning_steps import derivations
 from harness.inspect.text import live, of_cell, of_file
 from harness.models.config import ModelConfig
 from harness.models.load import load_model
@@ -120,19 +120,43 @@ def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir
 def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_path):
     main([str(texts), "--show", "attribution", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
     table = pd.read_csv(next(tmp_path.glob("*.csv")), dtype={"token": str})
-    assert [c.split(".")[0] for c in table.columns[1:]] == ["4+7=1", "4+7=1"]
+    assert table.columns[1:].tolist() == ["So a is 4, b is 7, 4+7=1.\n\n", "Check 4+7=1 ok. So c is 1. "]
     assert "".join(table["token"]) == TEXT.split("</think>")[1]
     text = read()
     start = text.trace.think_start
-    steps = [range(start + step.start, start + step.stop) for step in matches(text.thinking)]
+    steps = [range(start + step.start, start + step.stop) for step in derivations(text.thinking)]
     expected = removal(model, text.trace.token_ids, text.trace.think_end, steps)
     np.testing.assert_allclose(table.iloc[:, 1:], expected.numpy(), atol=1e-5)
     assert next(tmp_path.glob("*.png")).stat().st_size > 5000
 
 
+def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsys):
+    # The text that Toy-Qwen writes for chain-000 of the demo: c and h are derived once; d stands in later steps too.
+    question = "a=1. b=8. c=a+b. d=c+b. e=d+b. f=e+b. g=d+e. h=g+b. i=e+g. Find d+c+h mod 10."
+    thinking = (
+        "Hmm, let me think. c=a+b: a is 1, b is 8, 1+8=9. So c is 9. d=c+b: c is 9, b is 8, 9+8=7. So d is 7. Check "
+        "8+9=7 ok. e=d+b: d is 7, b is 8, 7+8=5. So e is 5. f=e+b: e is 5, b is 8, 5+8=3. So f is 3. g=d+e: d is 7, "
+        "e is 5, 7+5=2. So g is 2. Hmm, wait. Let me redo: 5+7=2. h=g+b: g is 2, b is 8, 2+8=0. So h is 0. Let me see "
+        "again, 8+2=0. Fine, next one. i=f+c: f is 3, c is 9, 3+9=2. So i is 2. That looks right, let me go on. Ok, "
+        "all done."
+    )
+    row = {"problem": question, "text": f"{thinking}</think>d is 7, c is 9, h is 0. 7+9=6, 6+0=6. \\boxed{{6}}"}
+    path = tmp_path / "text.jsonl"
+    path.write_text(json.dumps(row))
+    main([str(path), "--show", "attribution", "--out", str(tmp_path), "model=toy_qwen", "model.threads=1"])
+    effects = pd.read_csv(next(tmp_path.glob("*.csv"))).drop(columns="token").abs().max()
+    darkest = effects[effects > 1].index.tolist()
+    assert darkest == ["c=a+b: a is 1, b is 8, 1+8=9. So c is 9. ", "h=g+b: g is 2, b is 8, 2+8=0. So h is 0. "]
+    svg = next(tmp_path.glob("*.svg")).read_text()
+    assert all(
+        label in svg for label in ("c=a+b: a is 1, b is 8, 1+8=9", "h=g+b: g is 2, b is 8, 2+8=0", "sum of 8 others")
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["TEXTS", "--map", "reddish"], "--map reddish is no colour map of matplotlib"),
         (["/nowhere-at-all"], "does not exist"),
         (["/tmp"], "is no cell's folder"),
         (["TEXTS", "--problem", "none"], "is not in"),
@@ -211,6 +235,12 @@ def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_p
     main(["live", *settings, "--question", "a=1. Find a.", "--show", "all", "--label", "far_max", "--out", str(out)])
     said = capsys.readouterr()
     assert "tokens (" in said.err
+    assert "draw 0\nwindow 0.4 / 8, budget 64" in said.err
+    assert live(settings, None, 0, "a=1. Find a.").read(model).completion.text in said.err
+    assert "\n\nanswer none; " in said.err  # there is no reference answer to compare with
+    problem = live(settings, None, 0).read(model)
+    assert problem.title.endswith("budget 64, truncated")
+    assert problem.summary.split("\n\n")[-1].startswith("answer none for ")
     table = pd.read_csv(out / "importance_question_draw0.csv", keep_default_na=False)
     question = live(settings, None, 0, "a=1. Find a.").read(model)
     assert "a=1. Find a." in "".join(question.pieces[: question.trace.think_start])

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.records import UserError
-from harness.inspect.reasoning_steps import given, matches, numbers, paragraphs, token_range
+from harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs, token_range
 
 
 def test_paragraphs_end_at_blank_lines():
@@ -17,6 +17,29 @@ def test_equations_as_tokens():
     assert matches(["so ", "3", " x ", "4 =", " 12", ". 1", "+1", "=2"]) == [range(1, 5), range(5, 8)]
     assert matches(["no", "ne"]) == []
     assert token_range(["ab", "cd", "ef"], 1, 3) == range(2)
+
+
+def test_a_step_is_an_equation_with_the_sentences_that_go_on_with_it():
+    pieces = [
+        "Hmm, ",
+        "let me ",
+        "see. ",
+        "c: ",
+        "1+8",
+        "=9. ",
+        "So ",
+        "c is ",
+        "9. ",
+        "Fine. ",
+        "It is 9. ",
+        "9-",
+        "2=7.",
+    ]
+    assert derivations(pieces) == [range(3, 9), range(11, 13)]
+    assert derivations(["3.5 x 2 = 7.\n\n", "So 7. ", "\n", "ok 7"]) == [range(1)]
+    # Without an equation: paragraphs, or the sentences of the only one.
+    assert derivations(["a b\n\n", "c. ", "d"]) == paragraphs(["a b\n\n", "c. ", "d"])
+    assert derivations(["a. ", "b! ", "c"]) == [range(1), range(1, 2), range(2, 3)]
 
 
 def test_steps_are_given_by_their_first_and_last_tokens():
