@@ -79,7 +79,7 @@ def test_every_benchmark(name: str, compose: Callable[..., Any], offline: Callab
 def write_labels(results: Path, model: str, benchmark: str) -> None:
     """The files that the oracles name, of no text."""
     folder = results / "oracle" / model / benchmark
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for label in ("answer", "far_max"):
         save_labels(folder / f"oracle_{label}.safetensors", {})
 

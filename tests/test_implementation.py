@@ -34,19 +34,23 @@ def test_an_unknown_implementation_is_refused(kvsweep, no_model, tiny, tmp_path)
     assert "impl=cuda is unknown" in ended.err
 
 
-def test_triton_writes_the_same_greedy_texts(tiny, tiny_policy, tmp_path):
+PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=9", "benchmark.limit=1", "grid.policy=[h2o,random_head]"]
+
+
+@pytest.mark.parametrize("more", [["grid.policy=[dynts,h2o,rkv]"], PACKED], ids=["whole", "packed"])
+def test_triton_writes_the_same_greedy_texts(more, tiny, tiny_policy, tmp_path):
     pytest.importorskip("triton")
     found = {}
     for impl in ("torch", "triton"):
-        command = [sys.executable, "-m", "harness.sweep.command", *tiny, *tiny_policy, "grid.policy=[dynts,h2o,rkv]"]
+        command = [sys.executable, "-m", "harness.sweep.command", *tiny, *tiny_policy]
         command += [f"impl={impl}", "benchmark=toy_chain", "decoding=greedy", "benchmark.limit=2", "policy.budget=40"]
-        command += ["decoding.max_new_tokens=24", "slots=3", f"results_dir={tmp_path / impl}"]
+        command += ["decoding.max_new_tokens=24", "slots=3", f"results_dir={tmp_path / impl}", *more]
         run_interpreted(command, tmp_path)
         found[impl] = {
             file.parent.name: [json.loads(line) for line in file.read_text().splitlines()]
             for file in (tmp_path / impl).rglob("completions.jsonl")
         }
-    assert len(found["torch"]) == len(found["triton"]) == 3
+    assert len(found["torch"]) == len(found["triton"]) == more[-1].count(",") + 1
     assert not found["torch"].keys() & found["triton"].keys()
     texts = {impl: sorted(map(of_text, itertools.chain(*cells.values()))) for impl, cells in found.items()}
     assert texts["torch"] == texts["triton"]

@@ -102,8 +102,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Model and benchmark, for progress and messages."""
-        return f"{self.model.name} {self.benchmark.name}"
+        """Model and benchmark, and bits where rows are packed, for progress and messages."""
+        bits = f" {self.cache.bits} bits" if self.cache.bits != 16 else ""
+        return f"{self.model.name} {self.benchmark.name}{bits}"
 
     @property
     def problem_ids(self) -> list[str]:
@@ -189,6 +190,11 @@ def make_job(config: DictConfig) -> Job:
     policies = build_policies(config)
     margin = build(ReportConfig, "report", config.get("report", {})).margin
     rounds = rounds_until(config.get("until"), draws, policies)
+    if rounds and cache.bits != 16:
+        raise UserError(
+            "until=decided compares cells with the full cache of unpacked rows, which cache.bits="
+            f"{cache.bits} does not decode: give until=null, or cache.bits=16."
+        )
     benchmark = load_problems(benchmark_config)
     check_predictors(model, policies)
     check_packing(model, cache)

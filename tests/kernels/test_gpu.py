@@ -14,6 +14,8 @@ import torch
 from compression.cache import SlotCache
 from compression.rows import CacheShape
 from kernels import reference
+from kernels.packing import pack_rows
+from kernels.row_format import RowFormat
 from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
 
 pytest.importorskip("triton")
@@ -113,6 +115,29 @@ def check_decode_attention(device, dtype, sizes):
         one = slice(slot, slot + 1)
         exact = [tensor[one].double() for tensor in (query, keys.nan_to_num(), values.nan_to_num())]
         expected = reference.decode_attention(*exact, lengths[one], **how)
+        close(output[one], expected[0], TOLERANCE[dtype])
+        close(mass[one], expected[1], TOLERANCE[dtype])
+
+
+def check_packed_attention(device, dtype, sizes, bits):
+    """Slots of every length, of which all but the newest 32 rows are packed; the other bytes are those of NaN."""
+    from kernels.packed_attention import packed_attention
+
+    form, residual, shape = RowFormat(bits=bits, group=8, head_dim=sizes.head_dim), 32, (sizes.slots, 2, sizes.kv_heads)
+    query, _, _, lengths = cache_of(device, dtype, sizes, sizes.slots)
+    packed = pack_rows(normal(device, dtype, *shape, sizes.capacity, sizes.head_dim, seed=1), form)
+    newest = normal(device, dtype, *shape, residual, sizes.head_dim, seed=2)
+    rows = torch.arange(sizes.capacity, device=device)
+    positions = (rows + 1000).expand(sizes.slots, sizes.kv_heads, -1)
+    counts = (lengths - residual).clamp(min=0)[:, None].expand(-1, sizes.kv_heads)
+    packed.masked_fill_((rows >= counts[..., None])[:, None, ..., None], 0xFF)
+    inputs, how = (packed, newest, positions, counts, lengths), {"form": form, "scaling": sizes.head_dim**-0.5}
+    output, mass = packed_attention(query, *inputs, **how, return_mass=True)
+    assert torch.equal(packed_attention(query, *inputs, **how)[0], output)
+    for slot in range(sizes.slots):
+        one = slice(slot, slot + 1)
+        own = [tensor[one].double() if tensor is newest else tensor[one] for tensor in inputs]
+        expected = reference.packed_attention(query[one].double(), *own, **how, return_mass=True)
         close(output[one], expected[0], TOLERANCE[dtype])
         close(mass[one], expected[1], TOLERANCE[dtype])
 
@@ -299,6 +324,14 @@ def test_decode_attention(sizes, dtype):
 @on_gpu
 @DTYPES
 @MODELS
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_packed_attention(bits, sizes, dtype):
+    check_packed_attention(CUDA, dtype, sizes, bits)
+
+
+@on_gpu
+@DTYPES
+@MODELS
 def test_a_slot_alone_and_in_a_batch_attends_with_the_same_bits(sizes, dtype):
     check_a_slot_alone_and_in_a_batch(CUDA, dtype, replace(sizes, capacity=2100), (1, 7, 128))
 
@@ -367,6 +400,7 @@ def test_the_slot_cache_takes_the_memory_computed_for_it(sizes):
 @DTYPES
 def test_in_small(dtype):
     check_decode_attention(CPU, dtype, SMALL)
+    check_packed_attention(CPU, dtype, SMALL, 4)
     check_a_slot_alone_and_in_a_batch(CPU, dtype, SMALL, (1, 2))
     check_replay(CPU, dtype, SMALL, mass=True)
     check_importance_labels(CPU, dtype, SMALL, 70, "later")

@@ -11,6 +11,7 @@ from harness.models.config import ModelConfig
 from harness.models.load import read_architecture, shape_of
 from harness.toy.paths import WEIGHTS
 
+DECIDED = "until=decided draws=2 grid.policy=[full,dynts]"
 PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=6"]
 
 
@@ -52,10 +53,11 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
         ("cache.residual=0", "cache.residual=0 is out of range: it is a number of tokens, at least 1."),
         ("cache.group=5", "cache.group=5 does not divide the 32 numbers of a head: choose a divisor."),
         ("cache.size=5", "cache.size"),
+        (DECIDED, "until=decided compares cells with the full cache of unpacked rows"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(setting, message, kvsweep, tmp_path):
-    ended = kvsweep("cache.bits=4", setting, f"results_dir={tmp_path}")
+    ended = kvsweep("cache.bits=4", *setting.split(), f"results_dir={tmp_path}")
     assert ended.code == 2
     assert message in ended.err
 

@@ -1,0 +1,86 @@
+"""Prints what a run of bytes_toy says: Pass@1 by bytes, and pairs of settings of nearly the same bytes, as Markdown.
+
+python scripts/bytes_table.py results/runs/bytes_toy
+"""
+
+import argparse
+import itertools
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import words
+from analysis.load import load_run
+from analysis.numbers.inference import paired_tests, score_array
+from analysis.numbers.kv_bytes import cheapest_in_words, settings_by_bytes, size
+from analysis.numbers.metrics import SETTING, cell_metrics, graded_rows, model_title
+
+# Two settings count as equal in bytes if the larger takes at most this factor.
+NEARLY = 1.15
+
+
+def main() -> None:
+    """Print a section per model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    run = load_run(parser.parse_args().run)
+    metrics, graded = cell_metrics(run), graded_rows(run)
+    for model in metrics["model"].unique():
+        settings = settings_by_bytes(metrics, model)
+        print(f"\n## {model_title(metrics, model)}\n\n{_table(settings)}\n\n{cheapest_in_words(settings)}\n")
+        print(_pairs(settings, metrics[metrics["model"] == model], graded))
+
+
+def _table(settings: pd.DataFrame) -> str:
+    head = ["policy", "budget", "keep ratio", "bits", "bytes, mean", "bytes, peak", "Pass@1 (%)", "completions"]
+    lines = [
+        [
+            words.policy_title(row.policy),
+            words.number(row.budget),
+            words.number(row.keep_ratio),
+            f"{row.bits}",
+            size(row.kv_bytes_mean),
+            size(row.kv_bytes_peak),
+            words.percent_pm(row.pass_at_1, row.se),
+            f"{row.completions}",
+        ]
+        for row in settings.itertuples()
+    ]
+    return words.markdown([head, *lines])
+
+
+def _pairs(settings: pd.DataFrame, cells: pd.DataFrame, graded: pd.DataFrame) -> str:
+    """Paired differences between settings of other bits and nearly the same bytes: fewer bits minus fewer rows."""
+    head = ["fewer bits", "fewer rows", "bytes", "difference in points"]
+    lines = []
+    for one, other in itertools.combinations(settings.to_dict("records"), 2):
+        fewer, more = sorted((one, other), key=lambda row: row["bits"])
+        ratio = other["kv_bytes_mean"] / one["kv_bytes_mean"]
+        if ratio > NEARLY or fewer["bits"] == more["bits"]:
+            continue
+        ids = [_cell_ids(cells, row) for row in (fewer, more)]
+        both = [benchmark for benchmark in ids[0] if benchmark in ids[1]]
+        if len(both) != 1:
+            raise SystemExit("the pairs of several benchmarks are not averaged: give a run of one benchmark.")
+        scores = score_array(graded, [ids[0][both[0]], ids[1][both[0]]])
+        test = paired_tests(scores[:1], scores[1]).iloc[0]
+        names = [_name(row) for row in (fewer, more)]
+        sizes = f"{size(fewer['kv_bytes_mean'])}, {size(more['kv_bytes_mean'])}"
+        lines.append([*names, sizes, words.percent_pm(test["difference"], test["se"], signed=True)])
+    return words.markdown([head, *lines])
+
+
+def _cell_ids(cells: pd.DataFrame, row: dict[str, object]) -> dict[str, str]:
+    same = pd.Series(True, index=cells.index)
+    for name in (*SETTING, "bits"):
+        same &= (cells[name] == row[name]) | (cells[name].isna() & pd.isna(row[name]))
+    return cells[same].set_index("benchmark")["cell_id"].to_dict()
+
+
+def _name(row: dict[str, object]) -> str:
+    sizes = words.axes({name: row[name] for name in ("keep_ratio", "budget")})
+    return ", ".join(part for part in (words.policy_title(str(row["policy"])), sizes, f"{row['bits']} bits") if part)
+
+
+if __name__ == "__main__":
+    main()
