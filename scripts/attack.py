@@ -299,6 +299,8 @@ def kill_sweeps(field: Field, kills: int) -> Tally:
         if not running[shard].watch(field.dice.uniform(0, field.lives[running[shard].is_fresh])):
             made += 1
             strike(running[shard], number)
+            if made % 10 == 0:
+                print(f"{made} kills of sweeps", file=sys.stderr, flush=True)
         else:  # the shard is done: its cells lose their mark and some rows, so that there is work again
             for path in results.glob(f"default/*/completions-{shard[6]}of2.jsonl"):
                 path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: field.dice.randrange(4)]))
@@ -369,6 +371,7 @@ def kill_readers(field: Field, kills: int) -> Tally:
         if changed:
             print(f"{script}: {changed} differ", file=sys.stderr)
         tally.changed += len(changed)
+        print(f"{script}: {tally} so far", file=sys.stderr, flush=True)
     return tally
 
 

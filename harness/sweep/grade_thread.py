@@ -46,8 +46,9 @@ class GradeThread:
                 for cell in self._cells:
                     self._grade(cell)
         except Exception as error:  # no error of the grading may stop the decoding
-            note = f"note: all completions are graded after decoding, none beside it any more ({error})."
-            tqdm.write(note, file=sys.stderr)
+            if not self._end.is_set():
+                note = f"note: all completions are graded after decoding, none beside it any more ({error})."
+                tqdm.write(note, file=sys.stderr)
 
     def _grade(self, cell: "_OpenCell") -> None:
         for completion in cell.ungraded():
