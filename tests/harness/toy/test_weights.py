@@ -16,6 +16,7 @@ MODELS = {
     "toy_qwen": STATED_ONCE,
     "toy_llama": STATED_ONCE,
     "toy_qwen_restated": (*STATED_ONCE, "restated"),
+    "toy_llama_restated": (*STATED_ONCE, "restated"),
 }
 LABELS = ("answer", "far_max", "later", "answer_far_max")
 HEADS = [(name, label) for name in MODELS for label in LABELS if label == "far_max" or "restated" not in name]
