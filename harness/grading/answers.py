@@ -134,7 +134,7 @@ def stated_answer(text: str) -> str | None:
     if not tail.endswith((*".!)]}*$>",)):  # the text breaks off
         return None
     for sentence in map(str.strip, reversed(_SENTENCE_END.split(tail)[-8:])):
-        if _HEDGE.search(sentence):
+        if _HEDGE.search(sentence) or sentence.count("}") > sentence.count("{"):
             return None
         if _FORMULA.search(sentence):
             bold = re.findall(r"\*\*([^*\n]*[^*\n:])\*\*", sentence)

@@ -151,7 +151,7 @@ def _same_parts(answer: list[str], gold: list[str], *, ordered: bool) -> tuple[b
     return not left, f"parts equal in {'order' if ordered else 'any order'}, {len(left)} left over"
 
 
-_INDICES = re.compile(r"_\w|_\{[^{}]*\}|\([A-Za-z0-9](?:, ?[A-Za-z])*\)|'|\^[a-z]$")
+_INDICES = re.compile(r"_\w|_\{[^{}]*\}|\([A-Za-z0-9](?:, ?[A-Za-z])*\)|'|\^[a-z]$|\^\{-1\}(?=\()")
 # A single name: `x`, `f(x)`, `a_1`, `\frac{dy}{dx}`, `(x, y)`, `Area`.
 _NAME = re.compile(r"[A-Za-z]|[A-Z]{2,4}|[A-Za-z][A-Za-z ]{3,}|\\(?!sqrt|sin|cos|tan|log|ln|exp)[A-Za-z]+[A-Z {}a-z]*|")
 
@@ -211,7 +211,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     from sympy import Expr
 
     # A decimal beside none may be rounded to six places, as the library has it.
-    limit = 1e-18 if ("." in answer) == ("." in gold) else 1.001e-6
+    limit = 1.001e-6 if ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", f"{answer};{gold}") else 1e-18
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     with suppress(Exception):
         left, right = _parsed([answer, gold])

@@ -155,6 +155,7 @@ class TestStated:
             ("So, it is 5.\n\nWe check 12 cases.", None),
             ("Then we add:\n\n\\[ 2 + 3 = 5 \\]", None),
             ("x is 3, y is 4", None),
+            ("Then x is 34}", None),
             ("**Therefore, the value is:**", None),
             ("7", None),
             ("", None),
