@@ -104,7 +104,7 @@ def number(value: Any) -> str:
 
 def percent(fraction: float, *, signed: bool = False) -> str:
     """Write a fraction in percent with one decimal: 0.4733 -> "47.3", signed "+47.3"; a dash if missing."""
-    return MISSING if missing(fraction) else f"{100 * fraction:{'+' * signed}.1f}"
+    return MISSING if missing(fraction) else f"{100 * fraction:{'+' * signed}z.1f}"
 
 
 def percent_pm(fraction: float, error: float, *, signed: bool = False) -> str:

@@ -54,7 +54,8 @@ def attribution_figure(
     notes += [f"the {len(columns)} of {len(steps)} steps with the largest effects"] if others else []
     notes += [f"the {len(rows)} of {len(tokens)} tokens with the largest effects"] if len(rows) < len(tokens) else []
     with matplotlib.rc_context(STYLE):
-        figure = new_figure((min(max(5.2, 1.6 + 0.55 * len(names)), PAGE_WIDTH), 2.6 + 0.165 * len(rows)))
+        width = min(PAGE_WIDTH, max(5.2, 1.6 + 0.55 * len(names)))
+        figure = new_figure((width, 2.6 + 0.165 * len(rows)))
         axes = figure.subplots()
         # z: no sign before a zero.
         labels = np.array([[f"{value:z.4f}" for value in row] for row in shown])

@@ -79,7 +79,15 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> None:
     ends = [error, error.where(score + error <= 100, 100 - score)]
     axes.barh(rows.index, score, xerr=ends, color=colors, edgecolor="0.45", linewidth=0.5, error_kw=whiskers)
     if (score == 0).any():  # a bar of no length is a stroke
-        axes.plot(score[score == 0], rows.index[score == 0], "|", color="0.25", markersize=7, clip_on=False)
+        axes.plot(
+            score[score == 0],
+            rows.index[score == 0],
+            "|",
+            color="0.25",
+            markersize=7,
+            markeredgewidth=1.6,
+            clip_on=False,
+        )
     _numbers(axes, [words.percent(value) for value in rows["pass_at_1"]], 100)
     axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
     axes.set_xticks([0, 50, 100])

@@ -12,10 +12,13 @@ from matplotlib.patches import Rectangle
 from analysis.load import load_run
 from analysis.numbers.grids import find_grids, missing_cells
 from analysis.numbers.metrics import cell_metrics
+from analysis.numbers.reference import published_grid
+from analysis.numbers.verdict import read_summary
 from analysis.pictures.budget import budget_figure
-from analysis.pictures.heatmap import grid_figure, mean_figure
+from analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
 from analysis.pictures.style import save_figure
 from analysis.safe import file_name
+from analysis.words import Look
 
 MakeCell = Callable[..., Path]
 
@@ -113,6 +116,87 @@ def test_the_mean_lacks_what_one_benchmark_lacks(metrics: pd.DataFrame) -> None:
     assert axes.get_title().startswith("Toy-Qwen | mean of 2 benchmarks\nfull cache 75.0")
     assert [printed[(x, 1.5)] for x in (0.5, 1.5, 2.5)] == ["–", "28.6*", "–"]
     assert printed[(0.5, 0.5)] == "28.6"
+
+
+def test_the_published_grids_have_the_papers_form() -> None:
+    scores = read_summary(Path(__file__).parents[3] / "results" / "reference" / "dynts_heatmaps.csv")
+    drawn = {}
+    for model, rows in scores.groupby("model", sort=False):
+        figure = scores_figure(rows)
+        axes = [one for one in figure.axes if " | " in one.get_title()]
+        drawn[model] = [one.get_title() for one in axes]
+        assert len(figure.axes) == 8, "each panel has its own colour bar"
+        assert len({one.get_subplotspec().rowspan for one in axes}) == 1, "one row"
+        assert figure.get_figwidth() == pytest.approx(18 / 2.54)
+        assert axes[0].get_ylabel() == "Local Window Size"
+        assert {one.get_xlabel() for one in axes} == {"Ratio"}
+        assert [label.get_text() for label in axes[0].get_yticklabels()] == ["3000", "2000", "1000", "500"]
+        assert [label.get_text() for label in axes[3].get_xticklabels()] == ["0.1", "0.2", "0.3", "0.4", "0.5"]
+        # The rows of window 2000 as the paper's figure prints them.
+        printed = [[texts_by_place(one)[x + 0.5, 1.5] for x in range(5)] for one in axes]
+        assert printed == PUBLISHED_2000[str(model)]
+    assert drawn["r1_qwen_7b"] == ["R1-Qwen | AIME'24", "R1-Qwen | AIME'25", "R1-Qwen | AMC'23", "R1-Qwen | GPQA-D"]
+    assert drawn["r1_llama_8b"][:2] == ["R1-Llama | AIME'24", "R1-Llama | AIME'25‡"]
+
+
+PUBLISHED_2000 = {
+    "r1_qwen_7b": [
+        ["42.7", "44.0", "47.3", "52.0", "43.3"],
+        ["32.7", "30.7", "34.0", "36.7", "36.0"],
+        ["87.5", "85.0", "87.5", "88.5", "87.5"],
+        ["46.7", "48.1", "49.7", "48.2", "48.0"],
+    ],
+    "r1_llama_8b": [
+        ["44.7", "47.3", "49.3", "46.0", "43.3"],
+        ["28.7", "27.3", "28.0", "26.7", "26.7"],
+        ["87.5", "88.0", "86.0", "88.5", "86.5"],
+        ["45.5", "46.6", "46.5", "46.8", "45.5"],
+    ],
+}
+
+
+def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: Path, make_cell: MakeCell) -> None:
+    place = {"model": "r1_qwen_7b", "model_title": "R1-Qwen", "benchmark": "aime24", "benchmark_title": "AIME'24"}
+    for ratio in (0.3, 0.4):
+        for window in (1000, 2000, 2500):
+            make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, budget=5000, **place)
+    table = cell_metrics(load_run(tmp_path / "run"))
+    (grid,) = find_grids(table)
+    published = published_grid(grid, "r1_qwen_7b")
+    assert published is not None
+    theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published).axes[:3]
+    assert [one.get_title().split("\n")[0] for one in (theirs, ours, gap)] == [
+        "R1-Qwen | AIME'24, published",
+        "R1-Qwen | AIME'24, ours",
+        "ours minus published",
+    ]
+    # Windows 2500 (which the paper lacks), 2000 and 1000 from the top; 45.3 and 42.0, 47.3 and 52.0 are the paper's.
+    places = [(x, y) for y in (0.5, 1.5, 2.5) for x in (0.5, 1.5)]
+    printed = [[texts_by_place(one)[place] for place in places] for one in (theirs, ours, gap)]
+    assert printed[0] == ["–", "–", "47.3", "52.0", "45.3", "42.0"]
+    assert printed[1] == ["50.0"] * 6
+    assert printed[2] == ["–", "–", "+2.7", "-2.0", "+4.7", "+8.0"]
+    assert theirs.collections[0].get_clim() == ours.collections[0].get_clim() == (42.0, 52.0)
+    toy = find_grids(table.assign(model="toy_qwen"))[0]
+    assert published_grid(toy, "toy_qwen") is None
+
+
+def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
+    (grid,) = find_grids(metrics)
+    plain = grid_figure(grid, "toy_qwen", metrics)
+    assert "each panel has its own colour scale" in plain.get_supxlabel()
+    assert "95%" not in plain.get_supxlabel()
+    look = Look(width=5, columns=1, scale="shared", interval=True, map="RdYlGn")
+    figure = grid_figure(grid, "toy_qwen", metrics, look)
+    first, second = panels(figure)
+    assert figure.get_figwidth() == 3.5  # no panel is wider
+    assert first.get_subplotspec().colspan == second.get_subplotspec().colspan
+    assert first.collections[0].get_clim() == second.collections[0].get_clim()
+    assert first.collections[0].get_cmap().name == "RdYlGn"
+    assert "one colour scale for all panels" in figure.get_supxlabel().replace("\n", " ")
+    assert "below each value its 95% interval" in figure.get_supxlabel().replace("\n", " ")
+    sizes = {text.get_fontsize() for one in (*panels(plain), first) for text in one.texts}
+    assert len(sizes) == 1, "text stays at its size"
 
 
 def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: MakeCell) -> None:

@@ -1,0 +1,53 @@
+"""The tables for a paper: the best compressed score bold, a dagger where accuracy is lost, a caption."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.load import load_run
+from analysis.numbers.metrics import cell_metrics
+from analysis.report.build import main
+from analysis.report.tables import latex, markdown
+
+MakeCell = Callable[..., Path]
+
+
+def test_tables_mark_the_best_and_what_loses(tmp_path: Path, make_cell: MakeCell) -> None:
+    for benchmark in ("one", "two"):
+        place = {"benchmark": benchmark, "benchmark_title": benchmark}
+        make_cell([[1]] * 30, **place)
+        make_cell([[1]] * 30, policy="dynts", **place)
+        make_cell([[0]] * 25 + [[1]] * 5, policy="window", done=benchmark == "one", expected=31, **place)
+    table = cell_metrics(load_run(tmp_path / "run"))
+    lines = markdown(table).splitlines()
+    assert lines[2] == "| full cache | 100.0 ± 0.0 | 100.0 ± 0.0 | 100.0 ± 0.0 |"
+    best, score = "**100.0 ± 0.0**", "16.7 ± 6.9"
+    assert lines[3] == f"| DynTS 0.3 / 48, budget 128 | {best} | {best} | {best} |"
+    assert lines[4] == rf"| window 0.3 / 48, budget 128 | {score}† | {score}\*† | 16.7 ± 4.9\* |"
+    assert "† loses accuracy against the full cache; bold: the best compressed setting" in lines[-1]
+    tex = latex(table)
+    assert tex.startswith("\\begin{table}\n\\caption{Pass@1 in \\%, $\\pm$ standard error")
+    assert "\\label{tab:toy_qwen}" in tex
+    assert r"& \textbf{100.0 $\pm$ 0.0} & \textbf{100.0 $\pm$ 0.0} &" in tex
+    assert r"16.7 $\pm$ 6.9$^{*}$$^{\dagger}$" in tex
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--map=reddish", "no colour map of matplotlib"),
+        ("--width=1", "--width=1 is out of range"),
+        ("--columns=0", "--columns=0 is out of range"),
+        ("--interval", "a CSV of scores has no intervals"),
+    ],
+)
+def test_a_flag_out_of_range_is_one_sentence(
+    flag: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scores.csv").write_text("a\n1\n")
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "scores.csv"), flag])
+    error = capsys.readouterr().err
+    assert (stop.value.code, error.count("\n")) == (2, 1)
+    assert said in error
