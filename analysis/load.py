@@ -6,13 +6,14 @@ skipped with a notice.
 """
 
 import json
+import platform
+import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ import pandas as pd
 
 from analysis import records
 from analysis.question import one_spelling, question_of
-from analysis.records import Completion, Grade, Pair, Problem, UserError
+from analysis.records import Completion, Grade, Pair, Problem, TaskStatus, UserError
 from analysis.safe import in_one_line
 from analysis.words import POLICY_TITLES
 
@@ -59,6 +60,8 @@ _Counts = records.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengt
 _Costs = records.view(records.DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
 
+RunState = Literal["done", "running", "waiting", "stopped"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -73,6 +76,7 @@ class Run:
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
         stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their peak.
         provenance: the contents of provenance.json, by cell_id.
+        tasks: the tasks of the sweep, each with its state as seen from outside when the run was read.
         notices: one sentence for each thing that was skipped or looks wrong.
     """
 
@@ -82,13 +86,26 @@ class Run:
     events: pd.DataFrame
     stats: pd.DataFrame
     provenance: dict[str, dict[str, Any]]
+    tasks: list[TaskStatus]
     notices: list[str]
 
+    @property
+    def state(self) -> RunState:
+        """Say if the sweep is done, a task runs, the tasks wait for the first of them, or the sweep has stopped."""
+        states = {task.state for task in self.tasks}
+        if "running" in states:
+            return "running"
+        if "queued" in states:
+            return "running" if "done" in states else "waiting"
+        begun = set(self.cells["cell_id"])
+        all_begun = all(cell_id in begun for task in self.tasks for cell_id in task.cells)
+        return "done" if all_begun and (self.cells["status"] == "done").all() else "stopped"
 
-def load_texts(folder: Path, limit: int | None = None) -> dict[Pair, Completion]:
-    """The first `limit` completions of one cell by (problem_id, draw); a row that cannot be read is left out."""
+
+def load_texts(folder: Path, wanted: Container[Pair] | None = None) -> dict[Pair, Completion]:
+    """The completions of one cell by (problem_id, draw), all or the wanted; a row that cannot be read is left out."""
     rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
-    return {row.key: row for row in islice(rows, limit)}
+    return {row.key: row for row in rows if wanted is None or row.key in wanted}
 
 
 def load_problems(folder: Path) -> dict[str, Problem]:
@@ -118,8 +135,14 @@ def load_run(directory: Path | str) -> Run:
         events=events,
         stats=_stat_table(folders, notices.append),
         provenance={cell.folder.name: cell.provenance for cell in read},
+        tasks=_read_tasks(directory, notices.append),
         notices=notices,
     )
+
+
+def is_live(directory: Path) -> bool:
+    """Say if a task of the sweep runs or waits."""
+    return any(task.state in ("running", "queued") for task in _read_tasks(directory, lambda notice: None))
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
@@ -197,6 +220,23 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
         except (OSError, ValueError, RecursionError):
             notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
     return whole
+
+
+def _read_tasks(directory: Path, notify: _Notify) -> list[TaskStatus]:
+    """The tasks; one that waits for a process of this machine that has ended has stopped."""
+    tasks = []
+    for path in sorted((directory / records.STATUS_FOLDER).glob("*.json")):
+        try:
+            task = TaskStatus.read(path)
+        except (OSError, ValueError, RecursionError):
+            notify(f"{path} cannot be read; the state of its task is unknown.")
+            continue
+        task.state = task.seen(time.time())
+        is_here = task.host == platform.node() and Path("/proc/self").exists()
+        if task.state == "queued" and not task.scheduler_job and is_here and not Path(f"/proc/{task.pid}").exists():
+            task.state = "stopped"
+        tasks.append(task)
+    return tasks
 
 
 def _cell_table(cells: list[_Cell]) -> pd.DataFrame:

@@ -7,18 +7,23 @@ import pandas as pd
 from analysis.load import Run
 from analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from analysis.numbers.metrics import cell_metrics, graded_rows
-from analysis.numbers.verdict import PanelVerdict, panel_verdicts, policy_verdicts
+from analysis.numbers.verdict import PanelVerdict, answers, panel_verdicts, policy_verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers; the verdicts are those of all grids' panels, `policies` those of a run without grids."""
+    """A run with its numbers.
+
+    `answers` has a sentence per model. The verdicts are those of all grids' panels, `policies` those of a run without
+    grids.
+    """
 
     run: Run
     metrics: pd.DataFrame
     models: list[str]
     grids: list[PolicyGrid]
     settings: list[SharedSetting]
+    answers: list[tuple[str, str]]
     verdicts: list[PanelVerdict]
     policies: list[PanelVerdict]
 
@@ -31,4 +36,4 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     models = list(metrics["model"].unique())
     policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
     named = {"models": models, "grids": grids, "settings": settings, "verdicts": verdicts, "policies": policies}
-    return Findings(run=run, metrics=metrics, **named)
+    return Findings(run=run, metrics=metrics, answers=answers(metrics), **named)

@@ -17,6 +17,7 @@ from analysis.records import UserError
 # If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
 HARDLY_FIRES = 0.2
 POINT = ["keep_ratio", "local_window"]
+AXES = [*POINT, "budget"]
 SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 
 MOMENTS = {
@@ -73,6 +74,54 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
         title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
     return found
+
+
+def answers(metrics: pd.DataFrame) -> list[tuple[str, str]]:
+    """Name each model and say which is, on each benchmark, the smallest cache that holds against the full cache."""
+    found = []
+    for title, cells in metrics[~metrics["random_weights"]].groupby("model_title", sort=False):
+        panels = [_panel_answer(rows) for _, rows in cells.groupby("condition", sort=False)]
+        kinds = ["holds", "loses", "open", "unfinished", "alone"]
+        named: dict[str, list[str]] = {kind: [text for one, text in panels if one == kind] for kind in kinds}
+        if len(named["alone"]) < len(panels):
+            margins = cells["margin"].dropna()
+            found.append((str(title), _answer(named, "" if margins.empty else _points(margins.iloc[0]))))
+    return found
+
+
+def _panel_answer(cells: pd.DataFrame) -> tuple[str, str]:
+    """One of the kinds of `answers`, and the benchmark with the setting that holds."""
+    name = str(cells["benchmark_title"].iloc[0])
+    others = cells[cells["policy"] != "full"]
+    if len(others) == len(cells) or others.empty:
+        return "alone", name
+    if (cells["status"] != "done").any() or (cells["ungraded"] > 0).any():
+        return "unfinished", name
+    if (others["decision"] == "holds").any():
+        one = others[others["decision"] == "holds"].sort_values("kept_rows", kind="stable").iloc[0]
+        place = ", ".join(filter(None, [words.policy_title(one["policy"], one["variant"]), words.axes(one[AXES])]))
+        return "holds", f"{words.percent(one['kept_rows'])}% of the cache on {name} ({place})"
+    return ("loses" if (others["decision"] == "loses").all() else "open"), name
+
+
+def _answer(named: dict[str, list[str]], margin: str) -> str:
+    """The sentence about one model, without its subject, from the texts of its panels by kind."""
+    kept = f"its accuracy, within {margin},"
+    parts = []
+    if named["holds"]:
+        parts.append(f"keeps {kept} with {_and(named['holds'])}")
+    if named["open"]:
+        what = "it" if named["holds"] else kept
+        parts.append(f"is not shown to keep {what} with any setting on {_and(named['open'])}")
+    if named["loses"]:
+        parts.append(f"loses accuracy with every setting on {_and(named['loses'])}")
+    if named["unfinished"]:
+        parts.append(f"is unfinished on {_and(named['unfinished'])}")
+    return f"{'; '.join(parts)}."
+
+
+def _and(texts: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def _signed(difference: float) -> str:

@@ -4,19 +4,24 @@ pandas and the plotting libraries load slowly, so the functions that need them i
 """
 
 import argparse
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from analysis.command_line import one_sentence
-from analysis.records import UserError, replace_text
+from analysis.records import DONE_FILE, UserError, replace_text
 from analysis.safe import csv_cell
 from analysis.words import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale
 
 REPORT_FOLDER = "report"
 
-# The page shows at most so many completions: of each cell the same number, those that ended first.
+# The page shows at most so many completions: of each cell the same number, those of the first draws.
 MAX_COMPLETIONS = 200_000
+
+# The default of --watch.
+WATCH_SECONDS = 30.0
 
 
 def build_report(
@@ -26,6 +31,7 @@ def build_report(
     look: Look = DEFAULT_LOOK,
     completions: int = MAX_COMPLETIONS,
     margin: float | None = None,
+    reload: float | None = None,
 ) -> Path:
     """Write the report of a run directory, finished or not, to DIR/report.
 
@@ -37,6 +43,7 @@ def build_report(
         look: how the figures are drawn; the difference to the full cache is drawn whatever the scale.
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
         margin: the loss of accuracy, a fraction, that a setting which holds stays below; None takes the run's own.
+        reload: seconds after which an open page of a running sweep loads itself again; None for never.
 
     Returns:
         The path of report.html.
@@ -60,7 +67,7 @@ def build_report(
     pictures = draw_all(found, folder, look)
     embedded, files = drill_data(found.run, completions, folder)
     page = folder / "report.html"
-    replace_text(page, run_page(found, pictures, embedded, files))
+    replace_text(page, run_page(found, pictures, embedded, files, reload))
     return page
 
 
@@ -76,6 +83,24 @@ def build_summary_report(path: Path, folder: Path, look: Look = DEFAULT_LOOK) ->
     page = folder / "report.html"
     replace_text(page, summary_page(path.stem, verdicts, draw_scores(scores, verdicts, folder, look)))
     return page
+
+
+def watch(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
+    """Make the report, and again every so many seconds if rows have come, until the sweep neither runs nor waits."""
+    from analysis.load import is_live
+
+    seen = None
+    while True:
+        # The state comes first: rows that come after it are those of a later look.
+        live = is_live(directory)
+        rows = [*directory.glob("*/*.jsonl"), *directory.glob(f"*/{DONE_FILE}")]
+        found = live, {path: path.stat().st_size for path in rows}
+        if found != seen:
+            print(make(), flush=True)
+            seen = found
+        if not live:
+            return
+        time.sleep(seconds)
 
 
 @one_sentence("kvsweep-report")
@@ -100,16 +125,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--map", metavar="NAME", help=colours)
     loss = "a setting holds if it loses less than so many points (default: the run's report.margin, else 5)"
     add("--margin", metavar="POINTS", type=float, help=loss)
+    again = "while the sweep runs, make the page again every so many seconds if rows have come (default: %(const)g)"
+    add("--watch", metavar="SECONDS", type=float, nargs="?", const=WATCH_SECONDS, help=again)
     options = parser.parse_args(arguments)
+    if options.watch is not None and not 1 <= options.watch <= 86_400:
+        raise UserError(f"--watch={options.watch:g} is out of range: give 1 to 86400 seconds.")
     if options.margin is not None and not 0 < options.margin < 100:
         raise UserError(f"--margin={options.margin:g} is out of range: give points of accuracy between 0 and 100.")
     path, look = options.directory, chosen_look(options)
     if path.is_file():
         print(build_summary_report(path, options.output or Path(f"{path.stem}_report"), look))
     else:
-        margin = None if options.margin is None else options.margin / 100
-        how = {"look": look, "completions": max(0, options.completions), "margin": margin}
-        print(build_report(path, folder=options.output, **how))
+        how = {"look": look, "completions": max(0, options.completions), "reload": options.watch}
+        how["margin"] = None if options.margin is None else options.margin / 100
+        make = partial(build_report, path, folder=options.output, **how)
+        if options.watch is None:
+            print(make())
+        else:
+            watch(path, options.watch, make)
 
 
 def chosen_look(options: argparse.Namespace) -> Look:

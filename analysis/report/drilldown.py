@@ -1,27 +1,41 @@
-"""The data behind the page's drill-down: each cell's problems and completions, in the page or in a file of its own.
+"""The data behind the page's drill-down: each cell's completions, and the outcomes of every panel.
 
 A page opened from a disk may not fetch JSON, but it may load a script; so a cell's file is a script that calls
 `kvsweepCell(cell_id, data)`. A small run has the data inside the page.
+
+Until its first eviction a completion is the full cache's, so only what follows the common beginning is stored, and a
+problem's question is stored with the full cache alone.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from string import ascii_lowercase, digits
+from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from analysis import words
 from analysis.load import Run, load_problems, load_texts
 from analysis.loops import find_loop
 from analysis.numbers.metrics import graded_rows
-from analysis.records import Completion, replace_text
+from analysis.records import Completion, Pair, replace_text
 from analysis.report.rendering import script_json
 
 # If the files of completions are larger together, the data goes into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
+
+# One letter per completion in a map of outcomes.
+LETTERS = {"correct": "c", "wrong": "w", "no_answer": "n", "truncated": "t", "grader_timeout": "g"}
+UNGRADED, ABSENT = "u", "-"
+
+_DIGITS = digits + ascii_lowercase
+_Part = TypeVar("_Part", str, list[int])
 
 
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -42,15 +56,49 @@ def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str]
     return {}, files
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """The completions of one cell that the page shows, with the characters of each token where they are known."""
+
+    cell_id: str
+    texts: dict[Pair, Completion]
+    lengths: dict[Pair, list[int] | None]
+    problems: dict[str, dict[str, Any]]
+
+
 def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
-    """Yield cell_id and data, as JSON that is safe inside a script element, for each cell that has completions."""
+    """Yield cell_id and data, as JSON that is safe inside a script element, for each cell that has completions.
+
+    Every cell shows as many completions, those of the first draws, so that the full cache's are there to compare with.
+    """
     limit = completions // max(1, len(run.cells))
-    for name, rows in _beside_full(run).groupby("cell_id", observed=True, sort=False):
-        cell_id = str(name)
-        config = run.provenance.get(cell_id, {}).get("config", {})
-        tokenizer = _tokenizer(str((config.get("model") or {}).get("path") or ""))
-        problems = _problems(run.directory / cell_id, rows, limit, tokenizer)
-        yield cell_id, script_json({"problems": problems, "left_out": max(0, len(rows) - limit)})
+    groups = dict(iter(_beside_full(run).groupby("cell_id", observed=True, sort=False)))
+    for _, cells in run.cells.groupby("condition", sort=False):
+        full: _Shown | None = None
+        # The full cache comes first; the other cells lean on it.
+        ordered: Any = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable").itertuples()
+        for cell in ordered:
+            if (rows := groups.get(cell.cell_id)) is None:
+                continue
+            left_out = max(0, len(rows) - limit)
+            rows = rows.sort_values(["draw", "problem_id"], kind="stable").head(limit)
+            is_full = cell.policy == "full"
+            shown = _shown(run, cell.cell_id, rows, is_full=is_full)
+            data = {"base": full.cell_id if full else None, "left_out": left_out, **_cell_data(rows, shown, full)}
+            yield shown.cell_id, script_json(data)
+            if full is None and is_full:
+                full = shown
+
+
+def _shown(run: Run, cell_id: str, rows: pd.DataFrame, *, is_full: bool) -> _Shown:
+    config = run.provenance.get(cell_id, {}).get("config") or {}
+    tokenizer = _tokenizer(str((config.get("model") or {}).get("path") or ""))
+    folder = run.directory / cell_id
+    texts = load_texts(folder, set(zip(rows["problem_id"], rows["draw"], strict=True))) if len(rows) else {}
+    known = {key: is_full or any(event.held for event in row.evictions) for key, row in texts.items()}
+    lengths = {key: token_lengths(row, tokenizer) if known[key] else None for key, row in texts.items()}
+    asked = {one.id: {"question": one.prompt, "gold": one.gold} for one in load_problems(folder).values()}
+    return _Shown(cell_id=cell_id, texts=texts, lengths=lengths, problems=asked)
 
 
 def _beside_full(run: Run) -> pd.DataFrame:
@@ -66,38 +114,80 @@ def _beside_full(run: Run) -> pd.DataFrame:
     return rows.assign(full=rows["full"].mask(is_full).fillna(-1).astype("int64"))
 
 
-def _problems(folder: Path, rows: pd.DataFrame, limit: int, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
-    """Per problem its id, question, gold and draws, as the page's script reads them."""
-    texts, asked = load_texts(folder, limit), load_problems(folder)
-    found: dict[str, dict[str, Any]] = {}
-    shown: Any = rows.head(limit).itertuples()
-    for row in shown:
-        name, text = row.problem_id, texts.get((row.problem_id, row.draw))
-        problem = asked.get(name)
-        question, gold = (problem.prompt, problem.gold) if problem else (None, None)
-        entry = found.setdefault(name, {"id": name, "question": question, "gold": gold, "draws": []})
-        entry["draws"].append(
-            {
-                "draw": row.draw,
-                "outcome": "" if pd.isna(row.correct) else row.outcome,
-                "answer": row.answer if isinstance(row.answer, str) else None,
-                "full": row.full,
-                "tokens": row.num_tokens,
-                **(_text_data(text, tokenizer) if text else {}),
-            }
-        )
-    return [found[name] for name in sorted(found)]
+def _cell_data(rows: pd.DataFrame, shown: _Shown, full: _Shown | None) -> dict[str, Any]:
+    """The cell's completions, and its problems less those that the full cache's data hold."""
+    draws = []
+    ordered: Any = rows.sort_values(["problem_id", "draw"]).itertuples()
+    for row in ordered:
+        key = (row.problem_id, row.draw)
+        entry = {
+            "problem": row.problem_id,
+            "draw": row.draw,
+            "outcome": "" if pd.isna(row.correct) else row.outcome,
+            "answer": row.answer if isinstance(row.answer, str) else None,
+            "full": row.full,
+            "tokens": row.num_tokens,
+        }
+        draws.append(entry | (_text_data(key, shown, full) if key in shown.texts else {}))
+    named = {draw["problem"] for draw in draws}
+    told = full.problems if full else {}
+    return {"problems": {k: v for k, v in shown.problems.items() if k in named and told.get(k) != v}, "draws": draws}
 
 
-def _text_data(row: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    events = [[e.step, e.length_before, e.length_after] for e in row.evictions]
-    data: dict[str, Any] = {"text": row.text, "evictions": events}
+def _text_data(key: Pair, shown: _Shown, full: _Shown | None) -> dict[str, Any]:
+    """The text behind its common beginning with the full cache's: `same` tokens, `shared` UTF-16 units."""
+    row, lengths = shown.texts[key], shown.lengths[key]
+    twin = full.texts.get(key) if full else None
+    twin_lengths = full.lengths[key] if full and twin else None
+    same = common_length(row.token_ids, twin.token_ids) if twin else 0
+    begin = common_length(row.text, twin.text) if twin else 0
+    if lengths is not None and twin_lengths is not None:
+        lengths = lengths[same:]
+    data: dict[str, Any] = {
+        "same": same,
+        "shared": _units(row.text[:begin]),
+        "text": row.text[begin:],
+        "prompt": row.prompt_tokens,
+        "evictions": [[e.step, e.length_before, e.length_after] for e in row.evictions],
+    }
     if row.stop_reason != "stop" and (loop := find_loop(row.token_ids)):
         data["loop"] = [loop.period, loop.count]
-    lengths = token_lengths(row, tokenizer) if any(e.held for e in row.evictions) else None
-    if lengths is None:
-        return data
-    return {**data, "prompt": row.prompt_tokens, "lengths": lengths, "held": [e.held for e in row.evictions]}
+    if lengths is not None:
+        data["lengths"] = packed_lengths(lengths)
+        data["held"] = [packed_runs(e.held) for e in row.evictions] if all(e.held for e in row.evictions) else []
+    return data
+
+
+def common_length(first: _Part, second: _Part) -> int:
+    """Count the equal items at the beginning of two texts or lists."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def packed_lengths(lengths: list[int]) -> str:
+    """Write a number per token in one character: 0 to 9, then a to z; a larger one in brackets."""
+    return "".join(_DIGITS[count] if count < len(_DIGITS) else f"({count})" for count in lengths)
+
+
+def packed_runs(runs: list[int]) -> str:
+    """Write `Eviction.held` in few characters: of a run its percent (a is 0, b is 10, ...), and its count if not 1."""
+    pairs = zip(runs[::2], runs[1::2], strict=True)
+    return "".join(f"{_percent(percent)}{count if count != 1 else ''}" for percent, count in pairs)
+
+
+def _percent(percent: int) -> str:
+    return f"({percent})" if percent % 10 else ascii_lowercase[percent // 10]
+
+
+def _units(text: str) -> int:
+    """Count the UTF-16 units of a text, by which a browser counts."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | None:
@@ -109,9 +199,7 @@ def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | N
         return None
     stream = DecodeStream(skip_special_tokens=True)
     pieces = [stream.step(tokenizer, token) or "" for token in row.token_ids]
-    if "".join(pieces) != row.text:
-        return None
-    return [len(piece.encode("utf-16-le")) // 2 for piece in pieces]
+    return [_units(piece) for piece in pieces] if "".join(pieces) == row.text else None
 
 
 @cache
@@ -124,3 +212,37 @@ def _tokenizer(path: str) -> Tokenizer | None:
         return Tokenizer.from_file(str(file))
     except Exception:  # the library raises plain Exception for a file that it cannot read
         return None
+
+
+def outcome_maps(run: Run) -> list[dict[str, Any]]:
+    """Per condition its problems and draws, and for each cell a letter per completion: problem by problem, by draw."""
+    rows = run.completions
+    letters = rows["outcome"].astype("object").map(LETTERS).fillna(UNGRADED)
+    graded = rows.index.isin(graded_rows(run).index)
+    rows = rows.assign(letter=letters.where(graded, UNGRADED))
+    groups = dict(iter(rows.groupby("cell_id", observed=True)))
+    maps = []
+    for _, cells in run.cells.groupby("condition", sort=False):
+        begun = cells[cells["cell_id"].isin(list(groups))]
+        parts = [groups[cell_id] for cell_id in begun["cell_id"]]
+        if not parts:
+            continue
+        problems = sorted(set().union(*(part["problem_id"].unique() for part in parts)))
+        draws = sorted(set().union(*(part["draw"].unique().tolist() for part in parts)))
+        codes = [_letters(part, problems, draws) for part in parts]
+        named = [
+            {"id": str(cell.cell_id), "name": words.setting(cell), "full": cell.policy == "full", "outcomes": text}
+            for cell, text in zip(begun.itertuples(), codes, strict=True)
+        ]
+        first = begun.iloc[0]
+        title = f"{first['model_title']} | {first['benchmark_title']}"
+        maps.append({"title": title, "problems": problems, "draws": draws, "cells": named})
+    return maps
+
+
+def _letters(rows: pd.DataFrame, problems: Sequence[str], draws: Sequence[int]) -> str:
+    table = np.full((len(problems), len(draws)), ABSENT, dtype="S1")
+    lines = rows["problem_id"].astype("object").map({name: i for i, name in enumerate(problems)})
+    columns = rows["draw"].map({draw: i for i, draw in enumerate(draws)})
+    table[lines.to_numpy(), columns.to_numpy()] = rows["letter"].to_numpy(dtype="S1")
+    return table.tobytes().decode()

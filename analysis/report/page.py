@@ -13,12 +13,14 @@ from analysis.numbers.grids import missing_cells
 from analysis.numbers.metrics import model_title
 from analysis.numbers.reference import beside_published
 from analysis.numbers.verdict import PanelVerdict, spread_in_words
-from analysis.pictures.heatmap import css_colors
 from analysis.records import content_hash, leaves
 from analysis.report import gallery
+from analysis.report.board import heat_rows, policy_tables
+from analysis.report.drilldown import outcome_maps
 from analysis.report.gallery import Picture
 from analysis.report.rendering import render, script_json
-from analysis.report.tables import cell_table, holding_tables, progress, score_table
+from analysis.report.tables import VIEWS, cell_table, holding_tables, progress, score_table
+from analysis.safe import in_one_line, visible
 
 # A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
 MAX_VALUES = 4
@@ -26,26 +28,45 @@ SHOWN_APART = ("expected", "draws", "rounds", "margin", "config", "stretches")
 MAX_LISTED = 200
 
 
-def run_page(found: Findings, pictures: list[Picture], embedded: dict[str, str], files: dict[str, str]) -> str:
-    """The HTML page of a run; `embedded` and `files` are those of `drilldown.drill_data`."""
-    metrics = found.metrics
+def run_page(
+    found: Findings,
+    pictures: list[Picture],
+    embedded: dict[str, str],
+    files: dict[str, str],
+    reload: float | None = None,
+) -> str:
+    """The HTML page of a run; `embedded` and `files` are those of `drilldown.drill_data`.
+
+    While the sweep runs, an open page loads itself again after `reload` seconds.
+    """
+    metrics, run = found.metrics, found.run
+    names = {row.cell_id: {"name": _cell(row), "score": _score(row)} for row in metrics.itertuples()}
     return _page(
-        found.run.directory.resolve().name,
+        run.directory.resolve().name,
         found.verdicts or found.policies,
         pictures,
-        run=found.run,
+        run=run,
+        reload=reload if run.state in ("running", "waiting") else None,
         state=_state(found),
+        progress=_progress(run, metrics),
+        answers=found.answers,
+        failures=_failures(run, metrics),
+        grade=f"kvsweep-grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
         concerns=_concerns(found),
-        facts=_facts(found.run, metrics),
-        heatmaps=[_clickable(verdict) for verdict in found.verdicts],
+        facts=_facts(run, metrics),
+        heatmaps=heat_rows(found),
+        policies=policy_tables(found),
         published=beside_published(metrics),
         scores=[score_table(metrics, model) for model in found.models],
         spreads=_spreads(found),
         holdings=[holding_tables(metrics, model) for model in found.models],
         cells=cell_table(metrics),
+        views=VIEWS,
         partial=set(metrics.loc[metrics["status"] != "done", "cell_id"]),
         embedded=embedded,
         files_json=script_json(files),
+        names_json=script_json(names),
+        maps_json=script_json(outcome_maps(run)),
     )
 
 
@@ -57,27 +78,41 @@ def summary_page(name: str, verdicts: list[PanelVerdict], pictures: list[Picture
 def _page(name: str, verdicts: list[PanelVerdict], pictures: list[Picture], **context: Any) -> str:
     # The page admits only scripts that carry this number; it is the same for the same run.
     nonce = content_hash(["nonce", name])
-    context |= {"name": name, "nonce": nonce, "verdicts": verdicts, "pictures": pictures}
-    return render("report.html.jinja", **context)
+    costs = [picture for picture in pictures if picture.name.startswith("cost")]
+    context |= {"name": name, "nonce": nonce, "verdicts": verdicts, "costs": costs}
+    return render("report.html.jinja", pictures=[one for one in pictures if one not in costs], **context)
 
 
-def _clickable(verdict: PanelVerdict) -> dict[str, Any]:
-    """A heatmap of buttons: rows from the largest window down, each cell with its id, text and colours."""
-    cells = verdict.cells
-    ratios = sorted(cells["keep_ratio"].unique())
-    low, high = cells["pass_at_1"].min(), cells["pass_at_1"].max()
-    buttons = {(row.local_window, row.keep_ratio): _button(row, low, high) for row in cells.itertuples()}
-    rows = [
-        (words.number(window), [buttons.get((window, ratio)) for ratio in ratios])
-        for window in sorted(cells["local_window"].unique(), reverse=True)
-    ]
-    return {"title": verdict.title, "ratios": [words.number(ratio) for ratio in ratios], "rows": rows}
+def _score(row: Any) -> str:
+    return f"Pass@1 {words.percent_pm(row.pass_at_1, row.se)}" if row.graded else "no grade yet"
 
 
-def _button(row: Any, low: float, high: float) -> dict[str, str]:
-    background, ink = css_colors((row.pass_at_1 - low) / (high - low) if high > low else 0.5)
-    text = words.percent(row.pass_at_1) + ("" if row.status == "done" else words.UNFINISHED)
-    return {"cell": row.cell_id, "text": text, "background": background, "ink": ink}
+def _progress(run: Run, metrics: pd.DataFrame) -> str:
+    """How far an unfinished sweep has come; nothing of one that is done."""
+    if run.state == "done" and not metrics["ungraded"].any():
+        return ""
+    begun = set(metrics["cell_id"])
+    listed = [entry for task in run.tasks for entry in task.cells.items()]
+    waiting = {cell_id: cell.expected for cell_id, cell in listed if cell_id not in begun}
+    stored, graded = metrics["completions"].sum(), metrics["graded"].sum()
+    expected = metrics["expected"].sum(skipna=False) + sum(waiting.values())
+    of = "" if words.missing(expected) else f" of {expected:,.0f}"
+    later = f"; {len(waiting)} cells have not begun" if waiting else ""
+    return f"{stored:,}{of} completions are stored, {graded:,} of them graded{later}."
+
+
+def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
+    """The tasks that ended with an error before their cells were done: the cells, the error, the command."""
+    done = set(metrics.loc[metrics["status"] == "done", "cell_id"])
+    found = []
+    for task in run.tasks:
+        left = [cell for cell_id, cell in task.cells.items() if cell_id not in done]
+        if task.state == "failed" and left:
+            lines = [f"{one.model} | {one.benchmark}: {one.policy}: {one.finished} of {one.expected}" for one in left]
+            error = visible(task.error or "The task left no error.")
+            texts = {"task": task.task, "cells": _shortened(lines), "command": task.command}
+            found.append(in_one_line(texts) | {"error": error})
+    return found
 
 
 def _state(found: Findings) -> str:

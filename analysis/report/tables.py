@@ -111,6 +111,18 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts).set_axis(_settings(rows))
 
 
+# The columns of the table of cells that are shown together.
+VIEWS = {
+    "scores": ["draws", "Pass@1 ± SE", "95% interval", "vs full ± SE", "decision", "kept memory %", "status"],
+    "against the full cache": [
+        *["Pass@1 ± SE", "vs full ± SE", "decision", "p (Holm)", "regressions", "gains", "where evicted", "elsewhere"]
+    ],
+    "lengths and memory": ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %"],
+    "endings": ["truncated %", "looping", "no answer %", "timed out %", "status"],
+    "settings": ["model", "benchmark", "policy", "keep ratio", "window", "budget", "draws"],
+}
+
+
 def cell_table(metrics: pd.DataFrame) -> pd.DataFrame:
     """Texts: a row per cell, indexed by cell_id."""
     several = [str(name) for name in metrics if str(name).startswith("pass_at_")]
@@ -122,6 +134,7 @@ def _cell(row: Any, draws: int) -> dict[str, str]:
     interval = f"{words.percent(row.ci_low)} to {words.percent(row.ci_high)}"
     several = {f"pass@{draws}": getattr(row, f"pass_at_{draws}"), "majority": getattr(row, "maj_at_n", None)}
     return {
+        "cell": words.setting(row),
         "model": row.model_title,
         "benchmark": row.benchmark_title,
         "policy": ", ".join(name for name in (row.policy, row.variant) if name),

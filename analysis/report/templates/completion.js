@@ -13,8 +13,11 @@ const shades = ["#8c2d04", "#cc4c02", "#ec7014", "#fe9929", "#fec44f", "#fee391"
 function shade(node, eviction, evictions) {
   const index = evictions > 1 ? Math.floor((eviction * (shades.length - 1)) / (evictions - 1)) : 1;
   node.style.backgroundColor = shades[index];
-  node.style.color = index < 3 ? "#fff" : "#000";
+  node.style.color = index < 2 ? "#fff" : "#000";
 }
+
+// The number of tokens of prompt and text that were written when runs [percent, count, ...] were noted.
+const writtenBy = (runs) => runs.reduce((sum, count, i) => sum + (i % 2 ? count : 0), 0);
 
 // Percent of the heads that hold each token, from runs [percent, count, ...]; -1 for a token not yet written.
 function heldAt(runs, length) {
@@ -28,7 +31,7 @@ function heldAt(runs, length) {
 
 // The look of one token after an eviction; tokens of the same look share a span.
 function tokenSpan(held, evictions) {
-  const span = make("span"), share = held.at(-1);
+  const span = make("span"), share = held.at(-1) ?? -1;
   if (share < 0 || share === 100) return span;
   span.className = "evicted";
   span.title = `${share}% of the heads still hold it`;
@@ -37,28 +40,32 @@ function tokenSpan(held, evictions) {
   return span;
 }
 
-// The text in a box, shaded by what is gone after an eviction (-1: nothing); if not `whole`, as far as written by then.
-function fillText(box, draw, eviction, whole = true) {
+// The text in a box: its first `upto` tokens, shaded by what is gone after an eviction (-1: nothing), with a mark before
+// the token `fork` and on the token `differs`.
+function fillText(box, draw, { eviction = -1, upto = Infinity, fork = -1, differs = -1 }) {
   box.replaceChildren();
   const end = draw.text.indexOf("</think>"), answerAt = end < 0 ? draw.text.length : end;
-  const lengths = draw.lengths && eviction >= 0 ? draw.lengths : [answerAt, draw.text.length - answerAt];
-  const held = lengths === draw.lengths ? draw.held.slice(0, eviction + 1) : [];
+  const lengths = draw.lengths || [answerAt, draw.text.length - answerAt];
+  const held = draw.lengths && draw.held ? draw.held.slice(0, eviction + 1) : [];
   const after = held.map((runs) => heldAt(runs, draw.prompt + lengths.length));
   const answer = make("span", null, "answer");
   let place = 0, span = null, before = null;
-  lengths.forEach((length, i) => {
+  lengths.slice(0, upto).forEach((length, i) => {
     const text = draw.text.slice(place, place + length), isAnswer = place >= answerAt;
     place += length;
+    const target = isAnswer ? answer : box;
+    if (i === fork) target.append(make("span", null, "fork"));
     const shares = after.map((one) => one[draw.prompt + i]);
-    if (!text || (!whole && shares.at(-1) < 0)) return;
-    const look = `${shares.at(-1)} ${shares.indexOf(0)} ${isAnswer} ${i < draw.question}`;
-    if (look !== before) {
+    const look = `${shares.at(-1)} ${shares.indexOf(0)} ${isAnswer} ${i < draw.question} ${i === differs}`;
+    if (!text) return;
+    if (look !== before || i === fork) {
       span = tokenSpan(shares, draw.held ? draw.held.length : 0);
       if (i < draw.question) span.classList.add("question");
-      (isAnswer ? answer : box).append(span);
+      if (i === differs) span.classList.add("differs");
+      target.append(span);
       before = look;
     }
     span.append(text);
   });
-  if (answer.textContent) box.append(answer);
+  if (answer.hasChildNodes()) box.append(answer);
 }

@@ -14,7 +14,7 @@ from analysis.numbers.findings import analyse
 from analysis.numbers.grids import find_grids
 from analysis.numbers.metrics import cell_metrics, graded_rows
 from analysis.numbers.reference import reference_folder
-from analysis.numbers.verdict import PanelVerdict, panel_verdicts, read_summary, summary_verdicts
+from analysis.numbers.verdict import PanelVerdict, answers, panel_verdicts, read_summary, summary_verdicts
 from analysis.pictures.cost import cost_figure, lengths_by_step
 from analysis.pictures.noise import noise_figure
 from analysis.records import UserError
@@ -106,6 +106,29 @@ def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell
     lines = verdict_lines(tmp_path / "run").splitlines()
     assert lines[0].startswith("Every setting loses accuracy; the best loses 12.0 points (keep ratio 0.3, window 48, ")
     assert "hold" not in "".join(lines)
+
+
+def test_the_answer_names_the_smallest_cache_that_holds_on_each_benchmark(tmp_path: Path, make_cell: MakeCell) -> None:
+    # Of 200 pairs without a difference, Tango's bound lies at z^2 / (n + z^2) with z^2 = 3.84, which is 1.9 points.
+    right = [[1]] * 200
+    worse = [[0]] * 60 + right[60:]
+    for benchmark, scores in (("toy_chain", right), ("toy_add", worse)):
+        place = {"benchmark": benchmark, "benchmark_title": benchmark}
+        make_cell(right, **place)
+        make_cell(scores, **place, policy="dynts", keep_ratio=0.1, completion={"evictions": []})
+        make_cell(scores, **place, policy="dynts")
+        make_cell(worse, **place, policy="window")
+    make_cell(right, benchmark="toy_regs", benchmark_title="toy_regs", done=False)
+    make_cell(right, benchmark="toy_regs", benchmark_title="toy_regs", policy="dynts")
+    ((title, said),) = answers(cell_metrics(load_run(tmp_path / "run")))
+    assert title == "Toy-Qwen"
+    # 201 steps: the cache holds 40 to 129, 73 to 129 and 73 to 127 rows of 40 to 240.
+    held = [*range(40, 130), *range(73, 130), *range(73, 127)]
+    share = 100 * sum(held) / sum(range(40, 241))
+    assert said == (
+        f"keeps its accuracy, within 5 points, with {share:.1f}% of the cache on toy_chain (DynTS, keep ratio 0.3, "
+        "window 48, budget 128); loses accuracy with every setting on toy_add; is unfinished on toy_regs."
+    )
 
 
 def test_an_unfinished_panel_names_no_best(tmp_path: Path, make_cell: MakeCell) -> None:

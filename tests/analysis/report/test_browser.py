@@ -1,7 +1,9 @@
 """The report as a reader sees it, in headless Chromium."""
 
+import csv
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from analysis.load import load_run
+from analysis.numbers.findings import analyse
 from analysis.pictures.kept import read_kept
 from analysis.records import Eviction
 from analysis.report.build import build_report
+from analysis.report.drilldown import drill_data
 from analysis.report.kept_page import kept_html
+from analysis.report.page import run_page
 
 MakeCell = Callable[..., Path]
 
@@ -73,21 +79,22 @@ def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeyp
     wait = browser.execute_async_script
     opened = wait(
         """const done = arguments[0];
-        document.querySelector("table.heatmap button.cell").click();
+        document.querySelector("table.heatmap td button.cell").click();
         const look = () => {
-          const found = document.querySelectorAll("#drill .problem");
-          if (!found.length) return setTimeout(look, 20);
-          found[1].open = true;
+          if (!document.querySelector("#drill[open] .pair")) return setTimeout(look, 20);
+          document.querySelectorAll("#drill details").forEach((part) => { part.open = true; });
           setTimeout(() => done(document.getElementById("drill").innerText), 200);
         };
         look();"""
     )
-    # The first button is the largest window's smallest ratio.
-    assert "keep ratio 0.1, window 48" in opened
-    assert "p1: 0 of 1 right" in opened
-    assert "right with the full cache, not here" in opened
+    # The first button is the largest window's smallest ratio; the second problem is the first that it loses.
+    assert "dynts 0.1 / 48" in opened
+    assert "p1, draw 0" in opened
+    assert "right with the full cache, wrong here (1)" in opened
     assert opened.count("window.hacked = 1") >= 6
     assert "number 1?" in opened
+    assert re.search(r"full cache\n+correct, answer 4, 201 tokens\n", opened)
+    assert re.search(r"dynts 0.1 / 48, budget 128\n+wrong, answer 4, 201 tokens, 2 evictions\n", opened)
     assert browser.execute_script("return window.hacked") is None
     assert not browser.execute_script("return document.querySelectorAll('img[src=x]').length")
     assert requests(browser) == set()
@@ -98,7 +105,7 @@ def test_tables_sort(run: Path, browser: Any) -> None:
     browser.get(build_report(run).as_uri())
     column = """const table = [...document.querySelectorAll("table:not(.heatmap)")].at(-1);
         const at = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent.startsWith("Pass@1"));
-        table.tHead.rows[0].cells[at].click();
+        table.tHead.rows[0].cells[at].querySelector("button").click();
         return [...table.tBodies[0].rows].map((r) => parseFloat(r.cells[at].textContent));"""
     once, twice = browser.execute_script(column), browser.execute_script(column)
     assert once == sorted(once)
@@ -106,33 +113,59 @@ def test_tables_sort(run: Path, browser: Any) -> None:
     assert len(set(once)) > 1
 
 
-def test_evicted_tokens_are_shaded(tmp_path: Path, make_cell: MakeCell, browser: Any) -> None:
+def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: MakeCell, browser: Any) -> None:
+    from tokenizers import Tokenizer
+
     from harness.toy.paths import WEIGHTS
 
     weights = WEIGHTS / "toy_qwen"
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))
-    text = "c is 4. So d is 5. Done</think>5"
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    # Two prompt tokens stay, of the text's first three one head in four holds the second.
-    event = {"step": 6, "length_before": 8, "length_after": 5, "held": [100, 2, 0, 1, 25, 1, 0, 1, 100, 3]}
-    row = {"text": text, "token_ids": ids, "prompt_tokens": 2, "evictions": [event]}
-    for ratio in (0.1, 0.3, 0.5):
-        folder = make_cell([[1]], policy="dynts", keep_ratio=ratio, completion=row)
+    texts = ["c is 4. So d is 5. Let me see again. Done</think>5", "c is 4. So d is 5. Fine, next one. Done</think>6"]
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    pieces = [[tokenizer.decode([token]) for token in one] for one in ids]
+    differs = next(i for i, pair in enumerate(zip(*ids, strict=False)) if pair[0] != pair[1])
+    # Two prompt tokens stay; of the text's first three tokens one head in four holds the second.
+    first = {"step": 6, "length_before": 8, "length_after": 5, "held": [100, 2, 0, 1, 25, 1, 0, 1, 100, 3]}
+    step = differs + 2
+    second = {"step": step, "length_before": step + 2, "length_after": 5, "held": [100, 2, 0, step - 3, 100, 3]}
+    events = [first, second]
+    rows = [{"text": texts[0], "token_ids": ids[0], "num_tokens": len(ids[0]), "evictions": []}]
+    rows += [{"text": texts[1], "token_ids": ids[1], "num_tokens": len(ids[1]), "evictions": events}] * 3
+    for ratio, row in zip((None, 0.1, 0.3, 0.5), rows, strict=True):
+        cell = {"policy": "dynts", "keep_ratio": ratio} if ratio else {}
+        folder = make_cell([[0 if ratio else 1]], **cell, completion=row | {"prompt_tokens": 2})
         provenance = json.loads((folder / "provenance.json").read_text())
         provenance["config"] = {"model": {"path": os.fspath(weights)}}
         (folder / "provenance.json").write_text(json.dumps(provenance))
     browser.get(build_report(tmp_path / "run").as_uri())
-    shaded = browser.execute_script(
-        """document.querySelector("table.heatmap button.cell").click();
-        const problem = document.querySelector("#drill .problem");
-        problem.open = true; problem.dispatchEvent(new Event("toggle"));
-        return [...problem.querySelectorAll(".evicted")].map((one) => [one.textContent, one.title]);"""
-    )
-    pieces = [tokenizer.decode([token]) for token in ids[:3]]
+    show = """const slider = document.querySelector("#drill input[type=range]");
+        slider.value = arguments[0];
+        slider.dispatchEvent(new Event("input"));
+        return [...document.querySelectorAll("#drill .pair section")].map((pane) => [
+          pane.querySelector(".draw").textContent,
+          [...pane.querySelectorAll(".evicted")].map((one) => [one.textContent, one.title]),
+          [...pane.querySelectorAll(".differs")].map((one) => one.textContent)]);"""
+    browser.execute_script("document.querySelector('table.heatmap td button.cell').click()")
     titles = [f"{share}% of the heads still hold it" for share in (0, 25, 0)]
-    assert shaded == [list(pair) for pair in zip(pieces, titles, strict=True)]
+    shaded = [[piece, title] for piece, title in zip(pieces[1][:3], titles, strict=True)]
+    # At an eviction, no token that was written after it; the full cache's text goes as far.
+    begin = "".join(pieces[0][:6])
+    assert browser.execute_script(show, 1) == [[begin, [], []], [begin, shaded, []]]
+    found = browser.execute_script(show, 2)
+    assert [pane[0] for pane in found] == ["".join(one[:step]) for one in pieces]
+    assert "".join(piece for piece, _ in found[1][1]) == "".join(pieces[1][: step - 3])
+    marked = [[one[differs]] for one in pieces]
+    end = browser.execute_script(show, 3)
+    assert [pane[0] for pane in end] == texts
+    assert [pane[2] for pane in end] == marked
+    # The fork stands behind the last token that both must share.
+    before = """const fork = document.querySelector("#drill .pair section:last-child .fork"), range = new Range();
+        range.setStart(fork.closest(".draw"), 0);
+        range.setEndBefore(fork);
+        return range.toString();"""
+    assert browser.execute_script(before) == "".join(pieces[1][:7])
+    assert browser.execute_script("return document.querySelectorAll('#drill svg polyline').length") == 2
+    assert browser.get_log("browser") == []
 
 
 def test_the_kept_page_shades_what_went_and_escapes_the_text(browser: Any, tmp_path: Path) -> None:
@@ -161,3 +194,106 @@ def test_the_kept_page_shades_what_went_and_escapes_the_text(browser: Any, tmp_p
     assert browser.execute_script("return document.querySelector('.question').textContent") == "<q>"
     assert kept_html(kept, title="t").count("<h2>") == 1
     assert browser.get_log("browser") == []
+
+
+def set_size(browser: Any, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+CHECKS = (Path(__file__).parent / "accessibility.js").read_text()
+
+
+def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: Path, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page = build_report(run)
+    regressions = [
+        row["regressions"] for row in csv.DictReader((page.parent / "cells.csv").open()) if row["regressions"]
+    ]
+    set_size(browser, 1400, 900)
+    browser.get(page.as_uri())
+    # The contents and the heatmap lie on the first screen.
+    place = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.top, box.bottom]"
+    for part in ("nav a:last-child", "p.answer", "table.heatmap"):
+        top, bottom = browser.execute_script(place, part)
+        assert 0 <= top < bottom <= 900, part
+    texts, problems = browser.execute_script(CHECKS)
+    assert texts > 100
+    assert problems == []
+
+    # A keyboard reaches every control.
+    browser.execute_script(
+        """window.reached = new Set();
+        document.addEventListener("focusin", (event) => window.reached.add(event.target));
+        document.querySelectorAll("main details").forEach((part) => { part.open = true; });"""
+    )
+    controls = """const parts = "nav a, main :is(a, button, select, summary, [tabindex='0'])";
+        const all = [...document.querySelectorAll(parts)].filter((node) => node.checkVisibility()); """
+    count = browser.execute_script(f"{controls} return all.length")
+    assert count > 40
+    browser.switch_to.active_element.send_keys(*([Keys.TAB] * (count + 5)))
+    missed = "return all.filter((node) => !window.reached.has(node)).map((node) => node.outerHTML)"
+    assert browser.execute_script(controls + missed) == []
+    # In a map of outcomes the arrows move, Enter opens the completion, and Escape closes it.
+    browser.execute_script("document.querySelector('#outcomes td').focus()")
+    for key in (Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ENTER):
+        browser.switch_to.active_element.send_keys(key)
+    opened = "return document.querySelector('#drill[open] h3')?.textContent"
+    assert re.fullmatch(r"p\d, draw 0", browser.execute_script(opened))
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert browser.execute_script(opened) is None
+
+    # Two clicks lead from a heatmap to a completion beside the full cache's.
+    browser.execute_script("document.querySelector('table.heatmap td button.cell').click()")
+    browser.execute_script("document.querySelectorAll('#list button')[2].click()")
+    assert browser.execute_script(opened) == "p2, draw 0"
+    heads = "return [...document.querySelectorAll('#drill .pair h4')].map((head) => head.textContent)"
+    assert browser.execute_script(heads) == ["full cache", "Toy-Qwen | Chain: dynts 0.1 / 48, budget 128"]
+    assert browser.execute_script(CHECKS)[1] == []
+    # The filter counts what the report calls regressions, and shows as many.
+    counted = browser.execute_script(
+        """return [...document.querySelectorAll("table.heatmap td button.cell")].map((button) => {
+          drill.close();
+          button.click();
+          const filter = document.querySelector("#drill input[type=checkbox]");
+          filter.click();
+          const said = filter.parentElement.textContent.match(/[(](\\d+)[)]/)[1];
+          return [said, document.querySelectorAll("#list button").length];
+        });"""
+    )
+    assert sorted(float(said) for said, _ in counted) == sorted(map(float, regressions))
+    assert all(int(said) == listed for said, listed in counted)
+
+    # On a narrow screen nothing makes the page scroll sideways, be the dialog open or closed.
+    for is_open in (True, False):
+        set_size(browser, 420, 900)
+        wide = "return [document.documentElement, drill].map((box) => box.scrollWidth - box.clientWidth)"
+        assert browser.execute_script(wide) == [0, 0], is_open
+        browser.execute_script("drill.close()")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert browser.get_log("browser") == []
+
+
+def test_a_page_of_20_000_completions_is_ready_within_five_seconds(
+    tmp_path: Path, make_cell: MakeCell, browser: Any
+) -> None:
+    row = {"text": "Let me see. a is 4, b is 5. " * 40, "token_ids": [1] * 300}
+    for benchmark in range(5):
+        for ratio in range(20):
+            cell = {"policy": "dynts", "keep_ratio": ratio / 20} if ratio else {}
+            correct = [[int((p + ratio) % 3 > 0)] for p in range(200)]
+            make_cell(correct, **cell, benchmark=f"b{benchmark}", benchmark_title=f"B{benchmark}", completion=row)
+    run = load_run(tmp_path / "run")
+    assert len(run.completions) == 20_000
+    page = tmp_path / "page.html"
+    page.write_text(run_page(analyse(run), [], *drill_data(run, 20_000, tmp_path)))
+    browser.get("about:blank")
+    # The processor's time, not the clock's: other programs on the machine make no difference.
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    browser.get(page.as_uri())
+    browser.execute_script("document.querySelector('table.heatmap td button.cell').click()")
+    assert browser.execute_script("return document.querySelectorAll('#drill .pair section').length") == 2
+    metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    (seconds,) = [entry["value"] for entry in metrics if entry["name"] == "TaskDuration"]
+    assert 0 < seconds < 5

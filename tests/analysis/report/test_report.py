@@ -1,14 +1,25 @@
 import csv
+import json
+import os
+import platform
+import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from analysis.report.build import build_report, main
+from analysis.load import load_run
+from analysis.numbers.findings import analyse
+from analysis.records import CellProgress, TaskStatus
+from analysis.report.build import build_report, main, watch
+from analysis.report.drilldown import common_length, outcome_maps
+from analysis.report.page import run_page
 from analysis.report.tables import summary_table
 
 MakeCell = Callable[..., Path]
@@ -35,7 +46,7 @@ def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, make_ce
     main([str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--completions", "0"])
     html = (tmp_path / "out" / "report.html").read_text()
     assert not (tmp_path / "run" / "report").exists()
-    assert '{"problems":[],"left_out":4}' in html
+    assert '{"base":null,"left_out":4,"problems":{},"draws":[]}' in html
     assert "75.0 ± 25.0" in html
 
 
@@ -67,7 +78,7 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     setting = "Toy-Qwen, keep ratio 0.3, window 48, budget 128, question on top"
     assert f"{setting}: 3 policies keep 72.0 just after an eviction, 129.0" in html
     assert "Toy-Qwen | mean of 2 benchmarks" in html
-    table = html[html.index("<h2>Equal memory") : html.index("<h2>Cells")]
+    table = html[html.index("<h3>Equal memory") : html.index('<h2 id="scores">')]
     assert table.count("DynTS 0.3 / 48, budget 128") == 3
     # 201 steps: 40 to 129, and 73 to 129, and 73 to 127.
     held = [*range(40, 130), *range(73, 130), *range(73, 127)]
@@ -128,13 +139,15 @@ def test_names_and_texts_are_escaped_and_nothing_is_fetched(tmp_path: Path, make
     html = build_report(tmp_path / "run").read_text()
     # The page's own scripts alone carry the number that its policy asks for, and text in their data is escaped.
     own = re.findall(r"<script[^>]* nonce=[^>]*>(.*?)</script>", html, flags=re.DOTALL)
-    assert sum(data.startswith("{") for data in own) >= 4, "the cells' texts, and the list of their files"
-    assert not any("<" in data for data in own if data.startswith("{"))
+    data = [text for text in own if text.startswith(("{", "["))]
+    assert len(data) == 7, "the texts of four cells, the list of their files, their names, and the outcomes"
+    assert not any("<" in text for text in data)
     html = re.sub(r"<script[^>]* nonce=[^>]*>.*?</script>", "", html, flags=re.DOTALL)
     assert "<script" not in html
     assert "<img src=x" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert not re.search(r"""(src|href)\s*=\s*["'](?!data:)""", html)
+    assert not re.search(r"""src\s*=\s*["'](?!data:)""", html)
+    assert not re.search(r"""href\s*=\s*["'](?!#)""", html)
     assert "url(" not in html
 
 
@@ -195,7 +208,7 @@ def test_the_help_needs_neither_pandas_nor_plotting() -> None:
 def test_several_draws_show_pass_at_k_and_the_majority(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0, 0], [0, 0, 0]])
     html = build_report(tmp_path / "run").read_text()
-    table = html[html.index("<h2>Cells") :]
+    table = html[html.index('<h2 id="cells">') :]
     assert "<th>pass@3</th><th>majority</th>" in table
     # All answers read "4", so the majority's answer counts as right where one of its draws does.
     assert "<td>50.0</td><td>50.0</td>" in table
@@ -214,3 +227,105 @@ def test_heatmaps_with_a_shared_scale_and_intervals(
     assert picture.read_text() != asked
     with pytest.raises(SystemExit):
         main([str(tmp_path / "run"), "--scale", "none"])
+
+
+def write_task(run: Path, cells: list[Path], **settings: Any) -> TaskStatus:
+    """The status file of a task of this process that lives now."""
+    named = {
+        path.name: CellProgress(model="toy_qwen", benchmark="toy_chain", policy=path.name, finished=0, expected=9)
+        for path in cells
+    }
+    host = {"host": platform.node(), "pid": os.getpid(), "started": time.time(), "heartbeat": time.time()}
+    known = {"task": "t", "state": "running", "shard": "1/1", "command": "kvsweep again", "cells": named, **host}
+    task = TaskStatus(**known | settings)
+    task.write(run)
+    return task
+
+
+def page_of(run: Path) -> str:
+    return run_page(analyse(load_run(run)), [], {}, {})
+
+
+def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: MakeCell) -> None:
+    run = tmp_path / "run"
+    full = make_cell([[1], [1], [0], [None]], done=False, expected=9)
+    cells = [make_cell([[1], [0]], policy="dynts", keep_ratio=r, done=False, expected=9) for r in (0.1, 0.3, 0.5)]
+    write_task(run, [full, *cells, run / "not-begun"])
+    html = page_of(run)
+    assert '<span class="state">running</span>' in html
+    assert "10 of 45 completions are stored, 9 of them graded; 1 cells have not begun." in html
+    assert f"<code>kvsweep-grade {run}</code>" in html
+    assert "<b>Toy-Qwen</b> is unfinished on Chain." in html
+    # Two of the full cache's three grades are right: 2/3, and the standard error is sqrt(2/9 / 2).
+    assert "Pass@1 66.7 ± 33.3, 3 of 4 completions graded" in html
+    assert ">66.7*<small>±33.3 (3)</small></button>" in html
+    assert html.count(">50.0*<small>±50.0 (2)</small></button>") == 3
+    write_task(run, [full, *cells], heartbeat=0.0, pid=2**22 + 1)
+    assert '<span class="state">stopped</span>' in page_of(run)
+
+
+def test_failed_cells_and_their_errors_are_on_the_page(tmp_path: Path, make_cell: MakeCell) -> None:
+    folders = [make_cell([[1]]), make_cell([[1]], policy="dynts", done=False, expected=9)]
+    error = f"ValueError: {SCRIPT} \x1b[31m"
+    write_task(tmp_path / "run", folders, state="failed", error=error, command=f"kvsweep {SCRIPT}")
+    html = page_of(tmp_path / "run")
+    assert '<span class="state">stopped</span>' in html
+    alert = html[html.index('<details class="alert">') :]
+    assert "Failed: t, 1 unfinished cells" in alert
+    assert "ValueError: &lt;script&gt;alert(1)&lt;/script&gt; \\x1b[31m" in alert
+    assert f"<li>toy_qwen | toy_chain: {folders[1].name}: 0 of 9</li>" in alert
+    assert "<code>kvsweep &lt;script&gt;" in alert
+
+
+def test_the_watch_makes_the_page_again_until_the_sweep_ends(
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    folder = make_cell([[1], [0]], done=False, expected=3)
+    write_task(run, [folder])
+
+    def more_rows() -> None:
+        with (folder / "grades.jsonl").open("a") as file:
+            file.write("\n")
+
+    steps = iter([more_rows, lambda: None, lambda: write_task(run, [folder], state="done")])
+    monkeypatch.setattr("analysis.report.build.time.sleep", lambda seconds: next(steps)())
+    made: list[str] = []
+    watch(run, 5, lambda: made.append(load_run(run).state) or run)  # type: ignore[func-returns-value]
+    assert made == ["running", "running", "stopped"]
+    assert next(steps, None) is None
+
+
+def test_ctrl_c_ends_the_watch_with_one_sentence(
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_task(tmp_path / "run", [make_cell([[1]], done=False)])
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("analysis.report.build.time.sleep", interrupt)
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "run"), "--watch", "7"])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "kvsweep-report: error: interrupted.\n"
+    assert 'data-reload="7.0"' in (tmp_path / "run/report/report.html").read_text()
+
+
+def test_the_outcomes_of_all_cells_are_told_in_letters(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1, 0], ["truncated", None]])
+    make_cell([["no_answer", "grader_timeout"], [1]], policy="dynts")
+    (panel,) = outcome_maps(load_run(tmp_path / "run"))
+    assert (panel["problems"], panel["draws"]) == (["p0", "p1"], [0, 1])
+    assert [(cell["full"], cell["outcomes"]) for cell in panel["cells"]] == [(True, "cwtu"), (False, "ngc-")]
+    assert json.dumps(panel)
+
+
+def test_the_common_beginning_is_found() -> None:
+    numbers = random.Random(0)
+    for _ in range(300):
+        first, second = ("".join(numbers.choices("ab", k=numbers.randrange(9))) for _ in range(2))
+        same = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
+        same = min(len(first), len(second)) if same is None else same
+        assert common_length(first, second) == same
+        assert common_length([*map(ord, first)], [*map(ord, second)]) == same
