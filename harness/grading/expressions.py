@@ -226,7 +226,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
 
 def _value_at(form: Any, base: int) -> Any:
     symbols = sorted(form.free_symbols, key=str)
-    return form.subs({symbol: base * (n * n + 3 * n + 5) + n for n, symbol in enumerate(symbols)}).evalf(30)
+    return form.subs({symbol: base * (n * n + abs(base) * n + 5) + n for n, symbol in enumerate(symbols)}).evalf(30)
 
 
 def _parsed(texts: list[str]) -> list[Any]:

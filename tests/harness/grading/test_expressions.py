@@ -80,6 +80,7 @@ class TestLibrary:
             (r"\{1, 2\}", "(1, 2)", "it compares a set with a pair"),
             ("[3, 1]", "(3, 1)", "it reads both as a pair"),
             ("2x = 5", "5", "it takes the right side of any equation"),
+            ("3t + z = -7", "-2x + 5y = -7", "in proportion at points on one line"),
             ("x^2 + 1 = 0", "x^2 + 2 = 0", "it compares solutions, and there are none"),
             ("f(x) = 2x", "f'(x) = 2x", "it drops primes"),
             ("f(x) = x", "f(z) = z", "other names"),
