@@ -26,6 +26,9 @@ RAGGED = False
 _VALUES_BLOCK = 128
 _FEW_HEADS = 2
 
+# Slots whose rows are unpacked at once, so that little memory beside the cache is needed.
+_UNPACKED_SLOTS = 16
+
 
 def _wide(tensor: Tensor) -> Tensor:
     """Convert to float32; float64 stays, so that float64 inputs give results exact enough to test the twins."""
@@ -108,8 +111,17 @@ def packed_attention(
     Returns:
         As `decode_attention`. Dead packed rows may hold any bytes; all of `newest` must be finite.
     """
-    keys, values = whole_rows(packed, newest, positions, counts, form=form)
-    return decode_attention(query, keys, values, lengths, scaling=scaling, return_mass=return_mass)
+    outputs: list[Tensor] = []
+    masses: list[Tensor] = []
+    for start in range(0, len(query), _UNPACKED_SLOTS):
+        few = slice(start, start + _UNPACKED_SLOTS)
+        keys, values = whole_rows(packed[few], newest[few], positions[few], counts[few], form=form)
+        output, mass = decode_attention(
+            query[few], keys, values, lengths[few], scaling=scaling, return_mass=return_mass
+        )
+        outputs.append(output)
+        masses += [] if mass is None else [mass]
+    return torch.cat(outputs), torch.cat(masses) if masses else None
 
 
 def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, form: RowFormat) -> Tensor:

@@ -9,7 +9,7 @@ from kernels.reference import packed_attention
 from kernels.row_format import RowFormat
 
 BITS = pytest.mark.parametrize("bits", [8, 4, 2])
-# Of attention's output over rows of normal numbers, relative in the Euclidean norm. Measured: 0.006, 0.10, 0.53.
+# Of attention's output over rows of normal numbers, relative in the Euclidean norm. Measured: 0.007, 0.12 and 0.61.
 OUTPUT_ERROR = {8: 1e-2, 4: 0.15, 2: 0.7}
 
 
