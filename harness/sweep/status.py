@@ -361,9 +361,9 @@ def _score(cell: CellStatus) -> str:
 
 
 def _print_failures(sweep: SweepStatus) -> None:
-    ungraded = sum(cell.ungraded for cell in sweep.cells if cell.state != "running")
-    if ungraded:
-        print(f"\n{ungraded} completions have no grade yet; this grades them:\n    kvsweep-grade {sweep.directory}")
+    ungraded = sum(cell.ungraded for cell in sweep.cells)
+    if ungraded and sweep.state in ("stopped", "done"):
+        print(f"\nNot graded yet: {ungraded} completions. This grades them:\n    kvsweep-grade {sweep.directory}")
     waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
     held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
     for (job, reason), count in held.items():
