@@ -28,6 +28,7 @@ REASONS = {
     "BadConstraints": "no node can serve the task: scancel, and ask for less",
     "DependencyNeverSatisfied": "the job that it waits for failed: scancel and submit again",
     "JobHeldUser": "the job is held: scontrol release lets it go",
+    "launch failed requeued held": "the node failed to start the task: scontrol release lets it go",
     "JobHeldAdmin": "an administrator holds the job: ask there",
 }
 

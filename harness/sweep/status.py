@@ -27,23 +27,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from analysis import records
 from analysis.command_line import FAILED, one_sentence
-from analysis.records import (
-    CELL_FILE,
-    DONE_FILE,
-    GRADES_FILE,
-    BrokenCell,
-    CellProgress,
-    Grade,
-    State,
-    TaskStatus,
-    UserError,
-    ignore,
-    read_cell,
-    read_rows,
-    shard_files,
-    view,
-)
+from analysis.records import BrokenCell, CellProgress, State, TaskStatus, UserError
 from analysis.safe import visible
 from analysis.words import percent, percent_pm
 from harness.sweep.heartbeat import policy_label
@@ -54,7 +40,7 @@ STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 
 
-_Verdict = view(Grade, "correct")
+_Verdict = records.view(records.Grade, "correct")
 
 
 @dataclass(kw_only=True)
@@ -120,7 +106,7 @@ def read_sweep(directory: Path) -> SweepStatus:
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
     tasks = read_tasks(directory)
     cells = _cells_of_tasks(directory, tasks)
-    for path in directory.glob(f"*/{CELL_FILE}"):
+    for path in directory.glob(f"*/{records.CELL_FILE}"):
         if path.parent.name not in cells:
             with suppress(BrokenCell, OSError, KeyError, TypeError):
                 cells[path.parent.name] = _cell_without_task(path.parent)
@@ -159,7 +145,7 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         # After a sweep was split in another way there are status files of both; the newest shows the present one.
         newest = max(entries, key=lambda task: task.heartbeat)
         parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
-        done = (directory / cell_id / DONE_FILE).exists()
+        done = (directory / cell_id / records.DONE_FILE).exists()
         states = {task.state for task in parts}
         named = newest.cells[cell_id]
         # Several experiments may share a cell; they count its completions each.
@@ -184,8 +170,8 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
 
 
 def _cell_without_task(folder: Path) -> CellStatus:
-    settings = read_cell(folder)
-    done = folder / DONE_FILE
+    settings = records.read_cell(folder)
+    done = folder / records.DONE_FILE
     count = 0
     with suppress(OSError, ValueError, KeyError, TypeError):
         count = int(json.loads(done.read_text())["completions"])
@@ -203,7 +189,7 @@ def _cell_without_task(folder: Path) -> CellStatus:
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
     """Fill in Pass@1 so far. A task that was killed has stored and graded more than its status file says."""
-    files = shard_files(folder, GRADES_FILE).values()
+    files = records.shard_files(folder, records.GRADES_FILE).values()
     cell.graded, score, error = pass_at_1(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))
     if not cell.random_weights:
@@ -217,7 +203,9 @@ def pass_at_1(files: tuple[tuple[Path, int, int], ...]) -> tuple[int, float | No
     `files` are paths with sizes and times, so that --watch reads a file again if it has changed. The numbers are those
     of `analysis.numbers.metrics.pass_at_1`, whose pandas takes longer to import than all else here.
     """
-    correct = {row.key: row.correct for path, *_ in files for row in read_rows(path, _Verdict, on_bad=ignore)}
+    correct: dict[records.Pair, int] = {}
+    for path, *_ in files:
+        correct |= {row.key: row.correct for row in records.read_rows(path, _Verdict, on_bad=records.ignore)}
     problems: dict[str, list[int]] = defaultdict(list)
     for (problem_id, _), right in correct.items():
         problems[problem_id].append(right)
@@ -373,9 +361,9 @@ def _score(cell: CellStatus) -> str:
 
 
 def _print_failures(sweep: SweepStatus) -> None:
-    ungraded = sum(cell.ungraded for cell in sweep.cells if cell.state != "running")
-    if ungraded:
-        print(f"\n{ungraded} completions have no grade yet; this grades them:\n    kvsweep-grade {sweep.directory}")
+    ungraded = sum(cell.ungraded for cell in sweep.cells)
+    if ungraded and sweep.state in ("stopped", "done"):
+        print(f"\nNot graded yet: {ungraded} completions. This grades them:\n    kvsweep-grade {sweep.directory}")
     waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
     held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
     for (job, reason), count in held.items():

@@ -178,7 +178,8 @@ class CellStore:
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
-        self.finished_pairs |= stored_pairs(self.directory)
+        # Read anew, because another shard's file may have lost rows since this process opened the cell.
+        self.finished_pairs = stored_pairs(self.directory)
         with records.plain_disk_errors(self.directory):
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)

@@ -42,6 +42,7 @@ def seen(run: Path) -> dict[str, tuple[str, str]]:
     [
         ("7_0|PENDING|Resources\n", "queued", "no processors, memory or GPUs are free yet"),
         ("7_0|PENDING|(ReqNodeNotAvail, UnavailableNodes:n1)\n", "queued", "the node is down or reserved"),
+        ("7_0|PENDING|launch failed requeued held\n", "queued", "scontrol release lets it go"),
         ("7_0|PENDING|SomethingNew\n", "queued", "SomethingNew"),
         ("7_0|RUNNING|None\n", "queued", ""),
         ("7_1|PENDING|Resources\n", "stopped", "job 7_0 left SLURM's queue before it began"),

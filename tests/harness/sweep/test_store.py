@@ -258,6 +258,10 @@ def test_shards_write_side_by_side_and_are_read_together(tmp_path: Path) -> None
     with store(tmp_path) as whole:
         assert whole.finished_pairs == {("a", 0), ("b", 0)}
         assert sorted(row.key for row in whole.read_completions({("b", 0)})) == [("b", 0)]
+    with halves[0] as first:
+        (first.directory / "completions-2of2.jsonl").write_text("")
+        assert not first.mark_done(["a", "b"], 1), "the row was there when the cell was opened, and has gone"
+        assert not (first.directory / "DONE").exists()
 
 
 def test_cells_split_in_two_ways_at_once_are_refused(tmp_path: Path) -> None:
