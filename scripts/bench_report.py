@@ -6,13 +6,28 @@ import resource
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
+from tokenizers import Tokenizer
 
 from analysis.report.build import build_report
+from harness.toy.paths import WEIGHTS
 
-TEXT = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. " * 8 + "</think>So \\boxed{9}"
+STEP = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. "
+TEXTS = {
+    "full": STEP * 10 + "</think>c is 9. \\boxed{9}",
+    "dynts": STEP * 5 + "Good, go on. " + STEP * 5 + "</think>c is 9. \\boxed{9}",
+}
+MODEL = WEIGHTS / "toy_qwen"
+
+
+def eviction(step: int, random: np.random.Generator) -> dict[str, Any]:
+    """One eviction after which a random part of the tokens is held."""
+    runs = random.geometric(0.3, size=(64 + step) // 3).tolist()
+    held = [number for i, count in enumerate(runs) for number in (100 * (i % 2), count)]
+    return {"step": step, "length_before": 129, "length_after": 72, "held": held}
 
 
 def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
@@ -34,15 +49,18 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
         "condition": f"panel{panel}",
     }
     (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
-    (folder / "provenance.json").write_text(json.dumps({"expected": rows, "draws": draws}))
+    config = {"model": {"path": str(MODEL)}}
+    (folder / "provenance.json").write_text(json.dumps({"expected": rows, "draws": draws, "config": config}))
     random = np.random.default_rng(number)
-    events = [] if full else [{"step": 89 + 57 * i, "length_before": 129, "length_after": 72} for i in range(3)]
+    events = [] if full else [eviction(89 + 57 * i, random) for i in range(3)]
+    text = TEXTS[policy["name"]]
+    ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     right = random.random(rows) < 0.6
     tail = json.dumps(
         {
-            "text": TEXT,
-            "token_ids": list(range(50, 98)) * 5,
-            "num_tokens": 240,
+            "text": text,
+            "token_ids": ids,
+            "num_tokens": len(ids),
             "prompt_tokens": 64,
             "thinking_tokens": 210,
         }
@@ -69,7 +87,7 @@ def main() -> None:
         for number in range(options.cells):
             write_cell(Path(folder), number, each, options.draws)
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.jsonl"))
-        started = time.perf_counter()
+        started, started_cpu = time.perf_counter(), time.process_time()
         page = build_report(folder)
         seconds = time.perf_counter() - started
         result = {
@@ -77,10 +95,12 @@ def main() -> None:
             "rows": each * options.cells,
             "input_bytes": size,
             "seconds": round(seconds, 1),
+            "cpu_seconds": round(time.process_time() - started_cpu, 1),
             "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2),
             "page_bytes": page.stat().st_size,
         }
-    print(f"{result['rows']:,} rows of {size / 1e9:.2f} GB: {seconds:.1f} s, peak {result['peak_gb']} GB")
+    spent = f"{seconds:.1f} s ({result['cpu_seconds']} s of CPU)"
+    print(f"{result['rows']:,} rows of {size / 1e9:.2f} GB: {spent}, peak {result['peak_gb']} GB")
     print(json.dumps(result))
 
 

@@ -177,12 +177,13 @@ def packed_lengths(lengths: list[int]) -> str:
 
 def packed_runs(runs: list[int]) -> str:
     """Write `Eviction.held` in few characters: of a run its percent (a is 0, b is 10, ...), and its count if not 1."""
-    pairs = zip(runs[::2], runs[1::2], strict=True)
-    return "".join(f"{_percent(percent)}{count if count != 1 else ''}" for percent, count in pairs)
+    return "".join(map(_packed_run, runs[::2], runs[1::2]))
 
 
-def _percent(percent: int) -> str:
-    return f"({percent})" if percent % 10 else ascii_lowercase[percent // 10]
+@cache
+def _packed_run(percent: int, count: int) -> str:
+    name = ascii_lowercase[percent // 10] if percent in range(0, 101, 10) else f"({percent})"
+    return f"{name}{count if count != 1 else ''}"
 
 
 def _units(text: str) -> int:
@@ -197,9 +198,20 @@ def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | N
     """
     if tokenizer is None:
         return None
-    stream = DecodeStream(skip_special_tokens=True)
-    pieces = [stream.step(tokenizer, token) or "" for token in row.token_ids]
-    return [_units(piece) for piece in pieces] if "".join(pieces) == row.text else None
+    pieces = [_piece(tokenizer, token) for token in row.token_ids]
+    if "".join(pieces) != row.text:
+        # A token's text depends on the tokens before it: some characters take several tokens.
+        stream = DecodeStream(skip_special_tokens=True)
+        pieces = [stream.step(tokenizer, token) or "" for token in row.token_ids]
+    return [_piece_units(piece) for piece in pieces] if "".join(pieces) == row.text else None
+
+
+@cache
+def _piece(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode([token])
+
+
+_piece_units = cache(_units)
 
 
 @cache

@@ -58,6 +58,7 @@ function lengthChart(pairs) {
   known.sort((a, b) => lengthOf(a) - lengthOf(b));
   const bins = Math.min(5, Math.floor(known.length / 5));
   if (!bins) return make("p", "There are too few graded completions for a chart.", "note");
+  const view = make("div");
   const groups = [...Array(bins).keys()].map((i) => known.slice((i * known.length) / bins, ((i + 1) * known.length) / bins));
   const { node, x, y } = frame(460, 190, lengthOf(known.at(-1)), 100, "tokens of the full cache's text", "right, %", "Accuracy against text length");
   const kinds = known[0].twin ? ["full", "cell"] : ["cell"];
@@ -72,5 +73,6 @@ function lengthChart(pairs) {
     node.append(line(points, COLOURS[kind], kind === "full" ? { "stroke-dasharray": "4 3" } : {}));
     points.forEach(([cx, cy]) => node.append(svgNode("circle", { cx, cy, r: 3.5, fill: COLOURS[kind] })));
   });
-  return node;
+  view.append(node, make("p", "Dashed is the full cache. The completions fall into at most five groups of equal size; the bars are 95% intervals.", "note"));
+  return view;
 }

@@ -107,6 +107,7 @@ function showPair(view, cellName, problem, packed, packedTwin) {
     jump.onclick = () => (right.box.querySelector(".differs, .fork") || right.box).scrollIntoView({ block: "center" });
     bar.append(jump);
   } else if (beside) bar.append(make("span", "Both texts are the same."));
+  if (!beside && bare.full >= 0) bar.append(make("span", "The full cache's text is not on the page.", "note"));
   if (events.length) {
     const key = make("p", null, "note");
     key.append(make("span", null, "fork"), " Bar: the fork, behind the first eviction. Outlined: the first token that differs. Shaded: evicted, darker if earlier. In the chart, dashed is the full cache.");
@@ -117,6 +118,7 @@ function showPair(view, cellName, problem, packed, packedTwin) {
   view.append(bar, chart, pair);
 }
 
+// All completions of a cell; the first one to open is one that was lost, of the wanted problem if there is one.
 function show(id, wanted) {
   const { name, score } = names[id], header = make("header"), close = make("button", "close");
   const title = make("h2", name);
@@ -134,13 +136,16 @@ function show(id, wanted) {
     filter.type = "checkbox";
     label.append(filter, ` right with the full cache, wrong here (${worse.length})`);
     side.append(label, list, more);
+    const lengths = make("details", null, "plain"), pairs = cell.draws.map((draw) => ({ draw, twin: twins.get(keyOf(draw)) }));
+    lengths.append(make("summary", "Accuracy against text length"), lengthChart(pairs));
     columns.append(side, view);
-    drill.replaceChildren(header, columns);
+    drill.replaceChildren(header, lengths, columns);
     if (cell.left_out) side.prepend(make("p", `The run directory holds ${cell.left_out} more completions.`, "note"));
     if (!cell.draws.length) return view.append(make("p", "There is no completion here to show."));
     const open = (draw) => {
       showPair(view, name, problems[draw.problem] || {}, draw, twins.get(keyOf(draw)));
       [...list.children].forEach((one) => one.setAttribute("aria-current", one.dataset.key === keyOf(draw)));
+      list.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
     };
     const item = (draw) => {
       const entry = make("button", `${draw.problem}, draw ${draw.draw}: `);
@@ -162,11 +167,9 @@ function show(id, wanted) {
     };
     filter.onchange = fill;
     fill();
-    const chosen = cell.draws.find(wanted || isWorse);
+    const candidates = cell.draws.filter((draw) => !wanted || draw.problem === wanted);
+    const chosen = candidates.find(isWorse) || candidates[0];
     if (chosen) open(chosen);
-    const lengths = make("details", null, "plain");
-    lengths.append(make("summary", "Accuracy against text length"), lengthChart(cell.draws.map((draw) => ({ draw, twin: twins.get(keyOf(draw)) }))));
-    side.append(lengths);
     arrows(list, "button", () => 1);
   });
 }
@@ -217,7 +220,7 @@ function outcomeMap(panel) {
       node.style.background = colourOf(at(cell, p));
       node.tabIndex = -1;
       node.onmouseenter = node.onfocus = () => { said.textContent = tell(cell, p); };
-      node.onclick = () => show(cell.id, (draw) => draw.problem === panel.problems[p] && (draws === 1 || isWorse(draw)) || draw.problem === panel.problems[p]);
+      node.onclick = () => show(cell.id, panel.problems[p]);
       node.onkeydown = (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); node.click(); } };
     });
   });

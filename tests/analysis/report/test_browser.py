@@ -282,7 +282,7 @@ def test_a_page_of_20_000_completions_is_ready_within_five_seconds(
     for benchmark in range(5):
         for ratio in range(20):
             cell = {"policy": "dynts", "keep_ratio": ratio / 20} if ratio else {}
-            correct = [[int((p + ratio) % 3 > 0)] for p in range(200)]
+            correct = [[int((p + ratio + draw) % 3 > 0) for draw in range(4)] for p in range(50)]
             make_cell(correct, **cell, benchmark=f"b{benchmark}", benchmark_title=f"B{benchmark}", completion=row)
     run = load_run(tmp_path / "run")
     assert len(run.completions) == 20_000
