@@ -34,9 +34,8 @@ POLICY = ["policy", "variant"]
 # Light enough for dark text on them, and different in grey print.
 BAR_COLOR, FULL_COLOR, LENGTH_COLOR = "#9ecae1", "#d0d0d0", "#b3400d"
 
-# Panels of bars in a row, the height of a bar in inches, and the end of a panel as a multiple of its axis: the numbers
-# stand beyond the axis.
-MOST_PANELS, BAR, BEYOND = 6, 0.155, 1.6
+# Panels of bars in a row, and the height of a bar in inches.
+MOST_PANELS, BAR = 6, 0.155
 
 
 @matplotlib.rc_context(STYLE)
@@ -104,12 +103,12 @@ def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
     """End the axis at `most`, and write a number beside each bar behind the end."""
+    beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (26, 0), "textcoords": "offset points"}
     for place, number in enumerate(numbers):
-        axes.text(BEYOND * most, place, number, ha="right", va="center", fontsize=6.5)
-    axes.set_xlim(0, BEYOND * most)
+        axes.annotate(number, (1, place), ha="right", va="center", fontsize=6.5, **beside)
+    axes.set_xlim(0, most)
     tidy(axes, grid="x")
     axes.tick_params(axis="y", length=0)
-    axes.spines["bottom"].set_bounds(0, most)
     axes.spines["left"].set_color("0.7")
 
 
@@ -260,7 +259,7 @@ def _direct_labels(axes: Axes, lines: list[Line], height: float) -> None:
         key: dict[str, Any] = {"color": look["color"], "marker": look["marker"], "markersize": 5, "clip_on": False}
         axes.plot([1.03], [at], transform=axes.transAxes, markeredgecolor="white", markeredgewidth=0.5, **key)
         axes.text(1.05, at, name, transform=axes.transAxes, va="center", fontsize=7)
-        tie: dict[str, Any] = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 3}
+        tie: dict[str, Any] = {"arrowstyle": "-", "color": "0.7", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 3}
         place = (point["mean_cache_length"], 100 * point["pass_at_1"])
         axes.annotate("", place, (1.02, at), textcoords="axes fraction", arrowprops=tie, zorder=1)
 
