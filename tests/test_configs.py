@@ -137,20 +137,22 @@ def values_of(override: Override) -> list[str]:
 def test_every_job_of_every_experiment(
     name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    jobs = sweep(name, compose)
+    # The heads of the label study are for the embedded models alone, and the tiny model's are too narrow for 2 bits.
+    embedded = name in ("labels", "bytes_toy")
+    jobs = [job for job in sweep(name, compose) if embedded or "cache.bits=2" not in job]
     cells: list[str] = []
     for overrides in jobs:
         chosen = dict(override.split("=", 1) for override in overrides)
         benchmark = chosen.get("benchmark") or compose(f"experiment={name}").benchmark.name
-        # The heads of the label study are for the embedded models alone.
-        local = offline(benchmark) if name != "labels" else ["benchmark.limit=2", f"results_dir={tmp_path}"]
+        of_tiny = [*offline(benchmark), "cache.group=8"]
+        local = ["benchmark.limit=2", f"results_dir={tmp_path}"] if embedded else of_tiny
         write_labels(tmp_path, chosen.get("model", ""), benchmark)
         job = make_job(compose(f"experiment={name}", *overrides, *local))
         assert job.run_directory.name != "default", "an experiment has a run directory of its own"
         assert "full" in {cell.policy.name for cell in job.cells}, "a grid without its baseline says little"
         cells += [cell.cell_id for cell in job.cells]
     # Both toy models are the same tiny one here, so only what else differs can be told apart.
-    models = {override for job in jobs for override in job if override.startswith("model=")} if name != "labels" else ()
+    models = {override for job in jobs for override in job if override.startswith("model=")} if not embedded else ()
     assert len(cells) == len(set(cells)) * max(1, len(models))
 
 
