@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,8 @@ def serve(function: str) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _WORKER_BYTES if hard == resource.RLIM_INFINITY else min(_WORKER_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # A worker whose parent has ended dies without a word when it replies.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     # A library that prints must not write between the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)

@@ -354,6 +354,16 @@ def injected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "kvsweep_test_judge:judge"
 
 
+def test_a_worker_whose_parent_has_ended_dies_without_a_word() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    program = "from harness.grading.pool import serve; serve('harness.grading.answers:judge')"
+    ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert ended.returncode == -signal.SIGPIPE
+    assert ended.stderr == b""
+
+
 class TestWorkers:
     def test_a_hanging_row_is_killed_and_only_that_row_is_lost(self, tmp_path: Path, injected: str) -> None:
         texts = ["sleep" if i in (3, 4, 20) else "ok" for i in range(40)]
