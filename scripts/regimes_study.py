@@ -43,7 +43,7 @@ def compare(metrics: pd.DataFrame) -> pd.DataFrame:
     """A row per model and policy, the best in the benchmark that states a value once first."""
     keys = ["model", "model_title", "policy"]
     sides = [metrics[metrics["benchmark"] == name].set_index(keys)[["pass_at_1", "se"]] for name in (ONCE, AGAIN)]
-    table = sides[0].join(sides[1], lsuffix="_once", rsuffix="_again").reset_index()
+    table = pd.merge(*sides, left_index=True, right_index=True, suffixes=("_once", "_again")).reset_index()
     table["difference"] = table["pass_at_1_again"] - table["pass_at_1_once"]
     table["difference_se"] = (table["se_once"] ** 2 + table["se_again"] ** 2) ** 0.5
     compressed = table[table["policy"] != "full"].groupby("model")
