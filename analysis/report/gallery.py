@@ -9,9 +9,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from analysis import words
+from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from analysis.numbers.findings import Findings
 from analysis.numbers.grids import PolicyGrid
-from analysis.numbers.kv_bytes import cheapest_in_words, settings_by_bytes
 from analysis.numbers.metrics import model_title
 from analysis.pictures.budget import budget_figure
 from analysis.pictures.bytes import bytes_figure
