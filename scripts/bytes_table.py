@@ -11,8 +11,9 @@ import pandas as pd
 
 from analysis import words
 from analysis.load import load_run
+from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from analysis.numbers.inference import paired_tests, score_array
-from analysis.numbers.kv_bytes import cheapest_in_words, settings_by_bytes, size
+from analysis.numbers.kv_bytes import size
 from analysis.numbers.metrics import SETTING, cell_metrics, graded_rows, model_title
 
 # Two settings count as equal in bytes if the larger takes at most this factor.

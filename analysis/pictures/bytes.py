@@ -7,7 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import words
-from analysis.numbers.kv_bytes import settings_by_bytes, size
+from analysis.numbers.cheapest import settings_by_bytes
+from analysis.numbers.kv_bytes import size
 from analysis.numbers.metrics import model_title
 from analysis.pictures.comparison import pareto_front
 from analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, full_cache_level, new_figure, tidy

@@ -10,9 +10,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import words
+from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from analysis.numbers.findings import Findings
 from analysis.numbers.grids import PolicyGrid
-from analysis.numbers.kv_bytes import cheapest_in_words, settings_by_bytes
 from analysis.numbers.metrics import model_title
 from analysis.numbers.reference import published_grid
 from analysis.numbers.verdict import PanelVerdict

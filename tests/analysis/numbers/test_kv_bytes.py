@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from analysis.load import load_run
-from analysis.numbers.kv_bytes import cheapest_in_words, settings_by_bytes, size
+from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
+from analysis.numbers.kv_bytes import size
 from analysis.numbers.metrics import cell_metrics
 from analysis.pictures.bytes import bytes_figure
 

@@ -1,0 +1,39 @@
+"""Accuracy against bytes: a model's settings by the bytes that they take, and the cheapest that holds."""
+
+from typing import Any
+
+import pandas as pd
+
+from analysis import words
+from analysis.numbers.kv_bytes import size
+from analysis.numbers.metrics import SETTING, mean_over_benchmarks
+
+
+def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
+    """One row per setting of a model, cheapest first: Pass@1 and its error over benchmarks, bits, bytes, holds.
+
+    A setting holds if its cells of all benchmarks do. Settings that lack a benchmark or whose bytes are unknown are
+    left out.
+    """
+    ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    ours = ours.assign(holds=ours["decision"] == "holds")
+    rules = {"bits": "first", "holds": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
+    sizes = ours.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
+    means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
+    table = means.merge(sizes, on=SETTING).dropna(subset=["pass_at_1", "kv_bytes_mean"])
+    return table.sort_values(["kv_bytes_mean", "pass_at_1"], ascending=[True, False], kind="stable", ignore_index=True)
+
+
+def cheapest_in_words(settings: pd.DataFrame) -> str:
+    """Name the setting that holds with the fewest bytes, of `settings_by_bytes`."""
+    full = settings[settings["policy"] == "full"]
+    rest = settings[settings["holds"] & (settings["policy"] != "full")]
+    if rest.empty:
+        return "By bytes, no setting is shown to hold."
+    row: Any = next(rest.itertuples())
+    share = "" if full.empty else f", {words.percent(row.kv_bytes_mean / full['kv_bytes_mean'].iloc[0])}% of the full's"
+    return (
+        f"By bytes, the cheapest setting that holds is {words.setting(row)}: {size(row.kv_bytes_mean)} of keys and "
+        f"values a text in the mean over its steps{share}, {size(row.kv_bytes_peak)} at the peak, beside "
+        f"{size(row.weight_bytes)} of weights."
+    )
