@@ -29,7 +29,10 @@ BELOW = {
 BELOW["harness.sweep"] = (*BELOW,)
 BELOW["harness.predictor"] = (*BELOW,)
 BELOW["harness.inspect"] = (*BELOW,)
-MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+# The files of `kvsweep init`, which are copied and belong to no package.
+TEMPLATE = ROOT / "harness/template"
+FILES = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+MODULES = sorted(path for path in FILES if not path.is_relative_to(TEMPLATE))
 
 
 def name_of(path: Path) -> str:
