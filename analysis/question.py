@@ -39,9 +39,15 @@ def question_title(cells: pd.DataFrame) -> str:
     if len(places) < 2:
         return "".join(f"question {TITLES.get(place, place)}" for place in places.index)
     most, *others = places.index
-    names = asked["policy"].map(policy_title).groupby(asked["question"]).agg(" and ".join)
+    names = asked["policy"].map(policy_title).groupby(asked["question"]).agg(_listed)
     told = [f"{TITLES.get(place, place)} for {names[place]}" for place in others]
     return f"question {', '.join(told)}, {TITLES.get(most, most)} for the others"
+
+
+def _listed(names: pd.Series) -> str:
+    """a, b and c."""
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else str(last)
 
 
 def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -25,6 +25,7 @@ from analysis.pictures.style import (
     percent_axis,
     policy_looks,
     tidy,
+    wrapped,
 )
 from analysis.question import question_title
 from analysis.words import DEFAULT_LOOK, MISSING, UNFINISHED, Look
@@ -67,7 +68,7 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     _bars_legend(figure, shown)
     # The question's place may name policies, and takes a line of its own.
     title = setting.title.replace(", question", "\nquestion")
-    figure.suptitle(f"{model_title(metrics, model)}: Pass@1 at {title}")
+    figure.suptitle(wrapped(f"{model_title(metrics, model)}: Pass@1 at {title}", look.width))
     return figure
 
 
@@ -170,7 +171,7 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAU
         axes.set_ylabel("Pass@1 (%), ± standard error over problems")
         question = question_title(ours)
         first = f"{model_title(metrics, model)}: Pass@1 against memory, {over}; grey: the Pareto front"
-        figure.suptitle("\n".join(line for line in (first, question) if line))
+        figure.suptitle(wrapped("\n".join(line for line in (first, question) if line), look.width))
         tidy(axes, grid="both")
     return figure
 

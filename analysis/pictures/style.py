@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal
 
 import matplotlib
@@ -43,6 +44,8 @@ DIVERGING = "RdBu"
 # tell 77 policies apart; neighbours differ in both.
 LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
 MARKERS = "osD^vPX<>ph"
+# Of a figure's title.
+_LETTERS_PER_INCH = 14
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
@@ -55,6 +58,11 @@ def check_map(name: str | None) -> None:
 def new_figure(size: tuple[float, float]) -> Figure:
     """An empty figure of that width and height in inches, whose parts make room for each other."""
     return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.06))
+
+
+def wrapped(title: str, width: float) -> str:
+    """A figure's title with line breaks where a line would be wider than `width` inches."""
+    return "\n".join(fill(line, round(_LETTERS_PER_INCH * width)) for line in title.splitlines())
 
 
 def panels(figure: Figure, count: int, columns: int, **shared: Any) -> list[Axes]:

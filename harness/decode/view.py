@@ -7,6 +7,7 @@ from torch import Tensor
 
 from compression.cache import SlotCache
 from compression.policy import CacheView, Policy
+from compression.storage import WholeRows
 from harness.decode.sampling import uniforms_of_rows
 from harness.models.load import LoadedModel
 
@@ -54,8 +55,8 @@ def view_slot(
         separators=model.separators[token_ids],
         question_length=question_length,
         answer_start=answer_start,
-        keys=_Layers(cache, slot, 0),
-        values=_Layers(cache, slot, 1),
+        keys=_layers(cache, slot, 0),
+        values=_layers(cache, slot, 1),
         scaling=model.scaling,
         signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
         uniform=lambda: uniforms_of_rows(stream, positions),
@@ -64,8 +65,14 @@ def view_slot(
     )
 
 
+def _layers(cache: SlotCache, slot: int, which: int) -> Sequence[Tensor]:
+    """Each layer's keys (0) or values (1) of a slot: a list of views; packed rows are unpacked when asked for."""
+    layers = _Layers(cache, slot, which)
+    return list(layers) if isinstance(cache.storage, WholeRows) else layers
+
+
 class _Layers(Sequence[Tensor]):
-    """Each layer's keys (0) or values (1) of a slot, read when they are asked for, since most policies look at few."""
+    """The layers' rows, read when they are asked for, since most policies look at few."""
 
     def __init__(self, cache: SlotCache, slot: int, which: int) -> None:
         self.cache, self.slot, self.which = cache, slot, which

@@ -330,7 +330,7 @@ def _panel_table(cells: Sequence[CellStatus]) -> Table:
             *names,
             f"{sum(cell.state == 'done' for cell in panel)}/{len(panel)}",
             f"{sum(cell.finished for cell in panel)}/{sum(cell.expected for cell in panel)}",
-            ", ".join(full),
+            ", ".join(filter(None, full)),
             f"{percent(min(others))} to {percent(max(others))}" if others else "",
         )
     if any(cell.pass_at_1 is not None for cell in cells):

@@ -144,7 +144,7 @@ PLANS = [
 )
 def test_a_short_hunt(dtype, invariant, bits):
     """Without the setting the hunt finds the bits of some logits and caches changed."""
-    arguments = argparse.Namespace(problems=2, draws=1, dtype=dtype, invariant=str(invariant), bits=bits)
+    arguments = argparse.Namespace(problems=2, draws=1, dtype=dtype, invariant=str(invariant), impl="torch", bits=bits)
     make = partial(prepare, arguments, "toy_llama", benchmark="toy_chain", question="null", seed=0)
     whole = observe(make, Plan(), dice=random.Random(0))
     assert len(whole.lines) == len(POLICIES) * 2

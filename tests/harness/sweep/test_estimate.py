@@ -73,7 +73,12 @@ def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], t
     """The estimate reads config.json by hand; transformers reads the same file, and the cache counts its own bytes."""
     shape = shape_of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model))), "bfloat16")
     ended = kvsweep(
-        "--dry-run", f"model={model}", "model.dtype=bfloat16", "policy.budget=2000", f"results_dir={tmp_path}"
+        "--dry-run",
+        f"model={model}",
+        "model.dtype=bfloat16",
+        "policy.budget=2000",
+        "decoding.max_new_tokens=9000",
+        f"results_dir={tmp_path}",
     )
     assert f"{SlotCache.bytes_per_slot(shape, 2001) / 2**20:.1f} MiB a slot of 2001 tokens" in ended.out
 

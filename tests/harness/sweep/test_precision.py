@@ -66,7 +66,9 @@ def test_the_estimate_counts_the_bytes_of_packed_rows(kvsweep, tmp_path):
     shape = shape_of(
         read_architecture(ModelConfig(name="toy_qwen", title="", path=str(WEIGHTS / "toy_qwen"))), "float32"
     )
-    ended = kvsweep("--dry-run", "cache.bits=2", "policy.budget=4000", f"results_dir={tmp_path}")
+    ended = kvsweep(
+        "--dry-run", "cache.bits=2", "policy.budget=4000", "decoding.max_new_tokens=9000", f"results_dir={tmp_path}"
+    )
     bytes_ = SlotCache.bytes_per_slot(shape, 4001, CacheConfig(bits=2))
     assert f"{bytes_ / 2**20:.1f} MiB a slot of 4001 tokens" in ended.out
     assert "2 x 3 layers x 2 heads x 12 bytes a token, and 128 rows of 32 x 4 a slot" in ended.out

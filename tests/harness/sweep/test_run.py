@@ -539,12 +539,18 @@ def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
     def grade_badly(self: Grader, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
         if threading.current_thread() is threading.main_thread():
             return grade(self, completions, standard)
-        struck.set()
         if trouble == "an error":
             raise RuntimeError("a judge that makes no sense")
         if trouble == "a full disk":
             raise UserError("the disk is full")
+        struck.set()
         return [msgspec.structs.replace(row, outcome="grader_timeout") for row in grade(self, completions, standard)]
+
+    work = grade_thread.GradeThread._work
+
+    def work_and_tell(self: grade_thread.GradeThread) -> None:
+        work(self)
+        struck.set()
 
     def append_and_wait(self: CellStore, completion: Completion) -> None:
         append(self, completion)
@@ -552,6 +558,7 @@ def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
 
     monkeypatch.setattr(Grader, "grade", grade_badly)
     monkeypatch.setattr(CellStore, "append", append_and_wait)
+    monkeypatch.setattr(grade_thread.GradeThread, "_work", work_and_tell)
     ended = command("benchmark=toy_add", run="troubled")
     assert ("note: all completions are graded after decoding" in ended.err) == (trouble != "too slow")
     [calm], [troubled] = cells("calm"), cells("troubled")
