@@ -176,6 +176,10 @@ def test_every_command_works(
         assert words[0] in (*STAGES, *ALONE, "all")
         assert read_settings(words[1:]).recipe.out
     elif program in ("kvsweep-status", "kvsweep-report", "kvsweep-grade", "kvsweep-export"):
+        if (ROOT / words[-1]).is_file():  # a CSV of scores
+            arguments = [str(ROOT / words[-1]), "--output", str(tmp_path)]
+            assert run_script(program, arguments, monkeypatch)[0] == 0
+            return
         run = request.getfixturevalue("finished")
         arguments = [str(run) if word.startswith("results/runs/") else word for word in words]
         assert str(run) in arguments
