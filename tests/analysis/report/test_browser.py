@@ -88,13 +88,13 @@ def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeyp
         look();"""
     )
     # The first button is the largest window's smallest ratio; the second problem is the first that it loses.
-    assert "dynts 0.1 / 48" in opened
+    assert "DynTS 0.1 / 48" in opened
     assert "p1, draw 0" in opened
     assert "right with the full cache, wrong here (1)" in opened
     assert opened.count("window.hacked = 1") >= 6
     assert "number 1?" in opened
     assert re.search(r"full cache\n+correct, answer 4, 201 tokens\n", opened)
-    assert re.search(r"dynts 0.1 / 48, budget 128\n+wrong, answer 4, 201 tokens, 2 evictions\n", opened)
+    assert re.search(r"DynTS 0.1 / 48, budget 128\n+wrong, answer 4, 201 tokens, 2 evictions\n", opened)
     assert browser.execute_script("return window.hacked") is None
     assert not browser.execute_script("return document.querySelectorAll('img[src=x]').length")
     assert requests(browser) == set()
@@ -249,7 +249,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     browser.execute_script("document.querySelectorAll('#list button')[2].click()")
     assert browser.execute_script(opened) == "p2, draw 0"
     heads = "return [...document.querySelectorAll('#drill .pair h4')].map((head) => head.textContent)"
-    assert browser.execute_script(heads) == ["full cache", "Toy-Qwen | Chain: dynts 0.1 / 48, budget 128"]
+    assert browser.execute_script(heads) == ["full cache", "Toy-Qwen | Chain: DynTS 0.1 / 48, budget 128"]
     assert browser.execute_script(CHECKS)[1] == []
     # The filter counts what the report calls regressions, and shows as many.
     counted = browser.execute_script(
