@@ -173,6 +173,7 @@ def test_an_array_that_everything_happens_to_ends_complete(
     record("kill -9 of one task's process, as by the kernel out of memory", dead, equal=True)
 
 
+@pytest.mark.slow  # minutes of SLURM's own waiting; CI leaves them out
 def test_a_time_limit_requeues_the_task(
     cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
@@ -364,6 +365,7 @@ def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, 
     record("scancel of one task at work", cancelled, completions(run) == reference)
 
 
+@pytest.mark.slow  # minutes of SLURM's own waiting; CI leaves them out
 def test_a_node_that_goes_down_at_work(
     cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
