@@ -36,7 +36,7 @@ else
     IMPL=triton IMPLS="torch triton" INVARIANT="--invariant true"
     TEXTS="--tokens 16384 --seconds 90 --batches 20 64"
     STEP="--slots 1 32 128 --lengths 1024 4096 5001 16384"
-    KERNELS="" INTERPRET=0
+    KERNELS="--output $OUT/kernels.md" INTERPRET=0
     DEMO="" GREEDY=100 ROWS=20000
     SWEEP="policy.budget=1200 grid.keep_ratio=[0.2,0.4] grid.local_window=[200,400] decoding.max_new_tokens=2000"
 fi
@@ -78,7 +78,7 @@ invariant() { # the price of the same bits in every batch
 
 kernels() { # every kernel beside its peers and the copy bandwidth
     # shellcheck disable=SC2086
-    TRITON_INTERPRET=$INTERPRET $PYTHON scripts/bench_kernels.py $KERNELS --output "$OUT/kernels.md"
+    TRITON_INTERPRET=$INTERPRET $PYTHON scripts/bench_kernels.py $KERNELS
 }
 
 steps() { # a step over the time to read weights and cache once
