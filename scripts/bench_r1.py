@@ -162,8 +162,8 @@ def weights_gib(model: LoadedModel) -> float:
     return sum(p.nbytes for p in {id(p): p for p in model.network.parameters()}.values()) / 2**30
 
 
-def stock_network(args: argparse.Namespace, model: LoadedModel) -> Any:
-    """The same architecture with transformers' own attention, in the place of ours."""
+def stock_network(model: LoadedModel) -> Any:
+    """The model's network with transformers' own attention in the place of ours."""
     network: Any = model.network
     network.set_attn_implementation("sdpa")
     network.generation_config = GenerationConfig(eos_token_id=-1, pad_token_id=0)
@@ -186,7 +186,7 @@ class TimedPeer(Peer):
 
 def padded(args: argparse.Namespace, model: LoadedModel, policy: DynTS, decoding: DecodingConfig) -> dict[str, Any]:
     prompts = questions(args, model, args.batch)
-    peer = TimedPeer(args, stock_network(args, model), prompts, policy, decoding)
+    peer = TimedPeer(args, stock_network(model), prompts, policy, decoding)
     start = time.perf_counter()
     tokens = peer.evicting_loop(args.batch)
     return figures(args, tokens, args.batch, time.perf_counter() - start)
@@ -196,7 +196,7 @@ def padded(args: argparse.Namespace, model: LoadedModel, policy: DynTS, decoding
 def generate(args: argparse.Namespace, model: LoadedModel) -> dict[str, Any]:
     """A warm-up of 8 tokens compiles the step where transformers does so; the clock runs after it."""
     prompts = torch.tensor(questions(args, model, args.batch), device=model.device)
-    network = stock_network(args, model)
+    network = stock_network(model)
     cache = StaticCache(config=network.config, max_cache_len=args.question + args.tokens)
     seconds, written = 0.0, prompts
     for tokens in (8, args.tokens):
@@ -223,7 +223,7 @@ def continuous(args: argparse.Namespace, model: LoadedModel) -> dict[str, Any]:
     free = torch.cuda.mem_get_info()[0] if model.device.type == "cuda" else 0
     texts = min(args.texts, max(1, int(0.8 * free) // slot)) if free else min(args.texts, 16)
     prompts = [list(prompt) for prompt in questions(args, model, texts)]
-    network = stock_network(args, model)
+    network = stock_network(model)
     sampling = GenerationConfig(
         max_new_tokens=args.tokens,
         do_sample=True,

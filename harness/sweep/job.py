@@ -304,9 +304,7 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
     """Refuse a size that is given both by rows and every and by keep_ratio and budget."""
     if composed.get("rows") is None and composed.get("every") is None:
         return
-    # Merged into the rest of the configuration, so that ${model.sizes.budget} finds what it names.
-    model = OmegaConf.masked_copy(config, ["model"])
-    usual = OmegaConf.merge(model, {"policy": _policy_file("base/budget")}).policy
+    usual = _policy_section("base/budget", config)
     for name in ("keep_ratio", "budget"):
         axis = getattr(grid, name)
         given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
@@ -344,12 +342,15 @@ def build_policy(values: Mapping[str, Any]) -> Policy:
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
     if name not in choices("policy"):
         raise UserError(f"grid.policy={name} is unknown: choose from {', '.join(choices('policy'))}.")
-    # Merged into the rest of the configuration, so that ${model.predictor} and the like find what they name.
-    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
-    whole = OmegaConf.merge(rest, {"policy": _policy_file(name)})
-    values = plain(whole.policy)
+    values = plain(_policy_section(name, config))
     shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
     return {**values, **shared}
+
+
+def _policy_section(name: str, config: DictConfig) -> DictConfig:
+    """A policy's section within the configuration, so that ${model.predictor} and the like find what they name."""
+    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
+    return OmegaConf.merge(rest, {"policy": _policy_file(name)}).policy
 
 
 def _policy_file(name: str) -> DictConfig:
