@@ -12,7 +12,7 @@ from analysis.safe import markdown_text
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
 
-MISSING, UNFINISHED, UNGRADED, HOLDS, LOSES = "–", "*", "?", "✓", "†"
+MISSING, UNFINISHED, UNGRADED, HOLDS, LOSES, UNTOUCHED = "–", "*", "?", "✓", "†", "="
 
 # The width of a printed page between its margins, 18 cm, in inches.
 PAGE_WIDTH = 18 / 2.54
@@ -148,6 +148,11 @@ def setting(row: Any, *, budget: bool = True) -> str:
 def setting_of(policy: Mapping[str, Any]) -> str:
     """Name the policy section of a cell.yaml: "DynTS 0.3 / 48, budget 128"."""
     return setting(SimpleNamespace(policy=policy["name"], variant="", **{name: policy.get(name) for name in AXES}))
+
+
+def untouched(row: Any) -> bool:
+    """Say if a compressed cell evicted nothing and packs no rows, so that its completions are the full cache's."""
+    return row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

@@ -113,20 +113,29 @@ def _attend_chunk(
             v = tl.load(values + at, mask=live[:, None] & wide, other=0.0)
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
-            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-            logits = tl.where(live[None, :], logits, float("-inf"))
+            logits, top, weight, mixed = attend_rows(q, k, v, live, scaling, top, weight, mixed)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
-            above = tl.maximum(top, tl.max(logits, 1))
-            p = tl.exp(logits - above[:, None])
-            shrink = tl.exp(top - above)
-            weight = weight * shrink + tl.sum(p, 1)
-            mixed = mixed * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-            top = above
         cell = heads * tl.num_programs(2) + chunk
         tl.store(part + cell[:, None] * DIM + dims, mixed, mask=real[:, None] & wide)
         tl.store(peak + cell, top, mask=real)
         tl.store(total + cell, weight, mask=real)
+
+
+@triton.jit
+def attend_rows(q, k, v, live, scaling, top, weight, mixed):
+    """Take a block of rows into a running softmax per query head.
+
+    Returns its logits, then the largest logit so far, and relative to that the sum of weights and of weighted values.
+    """
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+    logits = tl.where(live[None, :], logits, float("-inf"))
+    above = tl.maximum(top, tl.max(logits, 1))
+    p = tl.exp(logits - above[:, None])
+    shrink = tl.exp(top - above)
+    weight = weight * shrink + tl.sum(p, 1)
+    mixed = mixed * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    return logits, above, weight, mixed
 
 
 @triton.jit

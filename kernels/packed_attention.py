@@ -1,6 +1,7 @@
 """Split-K flash decoding over packed rows: the Triton twin of `kernels.reference.packed_attention`.
 
-As in `kernels.decode_attention`, whose kernels also join the chunks; here a program unpacks its rows in registers.
+As in `kernels.decode_attention`, which also adds up rows and joins the chunks; here a program unpacks its rows in
+registers.
 """
 
 import torch
@@ -8,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_attention import CHUNK, join
+from kernels.decode_attention import CHUNK, attend_rows, join
 from kernels.row_format import RowFormat
 from kernels.tiles import padded, upcast
 
@@ -108,16 +109,9 @@ def _attend_packed(
             old_v = _unpacked(packed, fields, at_old + stride_kind, dims, mask_old, DIM, BITS, SHARE)
             k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
             v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
-            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-            logits = tl.where(live[None, :], logits, float("-inf"))
+            logits, top, weight, mixed = attend_rows(q, k, v, live, scaling, top, weight, mixed)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
-            above = tl.maximum(top, tl.max(logits, 1))
-            p = tl.exp(logits - above[:, None])
-            shrink = tl.exp(top - above)
-            weight = weight * shrink + tl.sum(p, 1)
-            mixed = mixed * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-            top = above
         cell = heads * tl.num_programs(2) + chunk
         tl.store(part + cell[:, None] * DIM + dims, mixed, mask=real[:, None] & wide)
         tl.store(peak + cell, top, mask=real)

@@ -15,6 +15,9 @@ Bytes and operations are those that every implementation must move and compute; 
                         size * head_dim * (2 * kv_heads * live rows + 2 * slots * q_heads), and
                         4 * slots * kv_heads * capacity where mass is returned. `ragged` spreads the lengths evenly
                         from half the capacity to all of it.
+    packed_attention    one layer, the newest 128 rows of a slot in full precision. Operations as decode_attention.
+                        Bytes: packed rows take those of `RowFormat`. The peer `unpacked` is our decode_attention over
+                        the same rows, unpacked beforehand.
     compact             one slot of all layers. Bytes: 2 * size * tensors * kv_heads * kept * head_dim for the rows,
                         8 for each index. No operations.
     importance_labels   one layer. Operations: 2 * q_heads * head_dim * (pairs of a counting query and a key that it
@@ -51,6 +54,8 @@ from compression.rows import CacheShape
 from harness.provenance import describe_code, describe_hardware
 from kernels import reference
 from kernels.implementation import check_available
+from kernels.packing import pack_rows
+from kernels.row_format import RowFormat
 
 MODELS = {
     "r1_qwen_7b": {"layers": 28, "q_heads": 28, "kv_heads": 4, "head_dim": 128},
@@ -326,6 +331,61 @@ def decode_attention_case(
     )
 
 
+def packed_attention_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    for slots, tokens, bits in product(sizes.slots, sizes.tokens, (8, 4, 2)):
+        whole = 2 * slots * shape.kv_heads * tokens * shape.head_dim * shape.dtype.itemsize
+        if not fits(2 * whole, device):
+            print(f"packed_attention {slots} slots x {tokens}: left out, it does not fit", file=sys.stderr)
+            continue
+        yield packed_attention_case(shape, (slots, shape.kv_heads, tokens, shape.head_dim), bits, device)
+
+
+def packed_attention_case(shape: CacheShape, size: tuple[int, ...], bits: int, device: torch.device) -> Case:
+    from kernels import decode_attention
+    from kernels import packed_attention as kernel
+
+    torch.manual_seed(0)
+    slots, kv_heads, tokens, head_dim = size
+    form = RowFormat(bits=bits, group=min(32, head_dim), head_dim=head_dim)
+    residual = min(128, tokens // 2)
+    query = torch.randn(slots, shape.q_heads, head_dim, device=device).to(shape.dtype)
+    # Packed slot by slot, since the numbers take four bytes each on the way.
+    one = (2, *size[1:])
+    packed = torch.stack([pack_rows(torch.randn(one, device=device), form) for _ in range(slots)])
+    newest = torch.randn(slots, 2, kv_heads, residual, head_dim, device=device).to(shape.dtype)
+    positions = torch.arange(tokens, device=device).expand(slots, kv_heads, tokens)
+    counts = torch.full((slots, kv_heads), tokens - residual, device=device)
+    lengths = torch.full((slots,), tokens, device=device)
+    given = (query, packed, newest, positions, counts, lengths)
+    scaling = head_dim**-0.5
+    rows = [
+        reference.whole_rows(*(tensor[slot : slot + 1] for tensor in given[1:5]), form=form) for slot in range(slots)
+    ]
+    keys, values = (torch.cat([row[which] for row in rows]) for which in range(2))
+
+    def exact(part: slice) -> Tensor:
+        numbers = (query[part], keys[part], values[part])
+        return reference.decode_attention(*(x.double() for x in numbers), lengths[part], scaling=scaling)[0]
+
+    def error() -> float:
+        found = kernel.packed_attention(*given, form=form, scaling=scaling)[0]
+        return distance((found[slot], exact(slice(slot, slot + 1))[0]) for slot in range(slots))
+
+    return Case(
+        shape=f"{slots} x {tokens}, {bits} bits",
+        ours=lambda: kernel.packed_attention(*given, form=form, scaling=scaling),
+        peers={
+            "reference": lambda: reference.packed_attention(*given, form=form, scaling=scaling),
+            "unpacked": lambda: decode_attention.decode_attention(query, keys, values, lengths, scaling=scaling),
+        },
+        error=error,
+        tolerance=TOLERANCE[shape.dtype],
+        moved=2 * slots * kv_heads * (tokens - residual) * form.row_bytes + newest.nbytes + 2 * query.nbytes,
+        operations=4 * shape.q_heads * head_dim * slots * tokens,
+        multiplies=shape.dtype,
+    )
+
+
 def flex(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | None, scaling: float) -> Work:
     """`flex_attention`, compiled on a GPU; its blocks beyond each length are skipped."""
     mask = None
@@ -513,6 +573,7 @@ def observation_case(
 
 KERNELS: dict[str, Callable[[CacheShape, Sizes, torch.device], Iterator[Case]]] = {
     "decode_attention": decode_attention_cases,
+    "packed_attention": packed_attention_cases,
     "compact": compact_cases,
     "importance_labels": importance_labels_cases,
     "redundancy": redundancy_cases,

@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis import words
 from analysis.numbers import inference
+from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from analysis.numbers.grids import PolicyGrid, SharedSetting
 from analysis.numbers.inference import BETWEEN_PROBLEMS, NoiseFloor
 from analysis.numbers.metrics import mean_over_benchmarks
@@ -85,7 +86,10 @@ def answers(metrics: pd.DataFrame) -> list[tuple[str, str]]:
         named: dict[str, list[str]] = {kind: [text for one, text in panels if one == kind] for kind in kinds}
         if len(named["alone"]) < len(panels):
             margins = cells["margin"].dropna()
-            found.append((str(title), _answer(named, "" if margins.empty else _points(margins.iloc[0]))))
+            sentence = _answer(named, "" if margins.empty else _points(margins.iloc[0]))
+            if cells["bits"].nunique() > 1:
+                sentence += f" {cheapest_in_words(settings_by_bytes(cells, str(cells['model'].iloc[0])))}"
+            found.append((str(title), sentence))
     return found
 
 

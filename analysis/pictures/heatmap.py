@@ -16,7 +16,7 @@ from analysis import words
 from analysis.numbers.grids import PolicyGrid
 from analysis.numbers.metrics import mean_over_benchmarks, model_title
 from analysis.pictures.style import DIVERGING, STYLE, heat_table, ink, new_figure
-from analysis.words import DEFAULT_LOOK, HOLDS, LOSES, MISSING, UNFINISHED, UNGRADED, Look
+from analysis.words import DEFAULT_LOOK, HOLDS, LOSES, MISSING, UNFINISHED, UNGRADED, UNTOUCHED, Look
 
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
@@ -27,6 +27,7 @@ MARKS = {
     UNFINISHED: "not finished",
     HOLDS: "holds: loses less than the margin",
     LOSES: "loses accuracy",
+    UNTOUCHED: "nothing was evicted: the full cache itself",
     UNSURE: "some of the published numbers are in doubt",
 }
 
@@ -159,6 +160,7 @@ def _cell_text(row: Any, value: str, *, interval: bool) -> str:
     if text == MISSING:
         return text
     text += {"holds": HOLDS, "loses": LOSES}.get(row.decision, "") if difference else ""
+    text += UNTOUCHED * words.untouched(row)
     text += "" if row.status == "done" else UNFINISHED
     if not interval:
         return text

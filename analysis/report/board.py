@@ -67,6 +67,7 @@ def button(row: Any, low: float, high: float) -> dict[str, Any]:
     background, ink = css_colors(min(max(share, 0.0), 1.0)) if known else ("#fff", "#1d2329")
     score = words.percent(row.pass_at_1) if known else words.UNGRADED if row.completions else words.MISSING
     partial = row.status != "done" or row.ungraded > 0
+    untouched = words.untouched(row)
     mark = MARKS.get(row.decision, "") if isinstance(row.decision, str) else ""
     error = "" if not known or words.missing(row.se) else f"±{words.percent(row.se)}"
     spoken = [
@@ -74,10 +75,11 @@ def button(row: Any, low: float, high: float) -> dict[str, Any]:
         f"Pass@1 {words.percent_pm(row.pass_at_1, row.se)}" if known else "no grade yet",
         f"{row.graded} of {row.completions} completions graded" if partial else "",
         row.decision if isinstance(row.decision, str) and not partial else "",
+        "nothing was evicted, so this is the full cache" if untouched else "",
     ]
     return {
         "cell": row.cell_id,
-        "score": score + (words.UNFINISHED if known and row.status != "done" else ""),
+        "score": score + words.UNTOUCHED * untouched + (words.UNFINISHED if known and row.status != "done" else ""),
         "mark": mark,
         "error": f"{error} ({row.graded})" if known and partial else error,
         "label": ", ".join(filter(None, spoken)),

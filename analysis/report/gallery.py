@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import words
-from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from analysis.numbers.findings import Findings
 from analysis.numbers.grids import PolicyGrid
 from analysis.numbers.metrics import model_title
@@ -103,7 +102,6 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     if figure := accuracy_memory_figure(metrics, model, look):
         yield figure, "Pass@1 against memory", ("memory", model)
     if figure := bytes_figure(metrics, model, look):
-        caption = f"Pass@1 against bytes. {cheapest_in_words(settings_by_bytes(metrics, model))}"
-        yield figure, caption, ("bytes", model)
+        yield figure, "Pass@1 against bytes", ("bytes", model)
     if figure := cost_figure(found.run, metrics, model, look):
         yield figure, "KV memory, FLOPs and throughput", ("cost", model)

@@ -9,9 +9,12 @@ from analysis import words
 from analysis.load import in_order, load_run
 from analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
 from analysis.safe import file_name
-from analysis.words import LOSES, MISSING, UNFINISHED
+from analysis.words import LOSES, MISSING, UNFINISHED, UNTOUCHED
 
-NOTE = f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished; {MISSING} no result yet"
+NOTE = (
+    f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished; {MISSING} no result yet; "
+    f"{UNTOUCHED} nothing was evicted: the full cache itself"
+)
 CAPTION = f"{NOTE}; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
 
 # Around the best score of a column, until the form of the table is known.
@@ -26,14 +29,18 @@ def summary_table(directory: Path | str) -> str:
     """
     scores = cell_scores(load_run(directory))
     models = scores["model"].unique()
-    tables = [_aligned(score_table(scores, model).assign(kept=_kept(scores, model))) for model in models]
-    return "\n\n".join([*tables, f"{NOTE}; kept: rows after an eviction"])
+    tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
+    return "\n\n".join([*tables, f"{NOTE}\nevicted: texts in which eviction acted; kept: rows after an eviction"])
 
 
-def _kept(scores: pd.DataFrame, model: str) -> pd.Series:
-    """Mean cache length after an eviction, the benchmarks' mean, per policy setting."""
-    ours = scores[scores["model"] == model]
-    return ours.groupby(_settings(ours))["mean_length_after"].mean().map(words.decimal)
+def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
+    """Per policy setting: in how many texts of all benchmarks eviction acted, and the mean cache length after it."""
+    ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    ours = ours.assign(texts=ours["evicted"].fillna(0) * ours["completions"]).groupby(_settings(ours))
+    counts = ours[["texts", "completions"]].sum().round().astype("int64")
+    named = [f"{row.texts:,} of {row.completions:,}" for row in counts.itertuples()]
+    kept = ours["mean_length_after"].mean().map(words.decimal)
+    return {"evicted": pd.Series(named, index=counts.index), "kept": kept}
 
 
 def markdown(metrics: pd.DataFrame) -> str:
@@ -81,7 +88,9 @@ def _settings(rows: pd.DataFrame) -> list[str]:
 
 def _score(row: Any) -> str:
     text = words.percent_pm(row.pass_at_1, row.se)
-    return text if row.status == "done" or text == MISSING else f"{text}{UNFINISHED}"
+    if text == MISSING:
+        return text
+    return text + UNTOUCHED * words.untouched(row) + UNFINISHED * (row.status != "done")
 
 
 def _marked(row: Any, text: str, best: float) -> str:
@@ -171,9 +180,10 @@ def progress(cell: Any) -> str:
 
 
 def _aligned(table: pd.DataFrame) -> str:
-    # Every text ends with a star or a space, so that the digits line up.
-    padded = table.map(lambda text: text if text.endswith(UNFINISHED) else f"{text} ").rename(columns="{} ".format)
-    lines = padded.rename_axis(index=None, columns=str(table.index.name)).to_string().splitlines()
+    # Every text ends with a mark or a space, so that the digits line up.
+    padded = table.map(lambda text: text if text.endswith((UNFINISHED, UNTOUCHED)) else f"{text} ")
+    named = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
+    lines = named.to_string().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -186,7 +196,7 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
         caption=CAPTION.replace("%", r"\%"),
         label=f"tab:{file_name(model)}",
     )
-    signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
+    signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$", UNTOUCHED: "$^{=}$"}
     for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
         text = text.replace(sign, code)
     return text

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ["decode_attention", "compact", "importance_labels", "redundancy", "observation"]
+KERNELS = ["decode_attention", "packed_attention", "compact", "importance_labels", "redundancy", "observation"]
 
 
 def bench(*arguments, first="", interpret="1"):
@@ -34,6 +34,7 @@ def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
     assert "%" not in "".join(page)
     peers = {kernel: set().union(*(row["seconds"] for row in rows)) for kernel, rows in told["kernels"].items()}
     assert peers["decode_attention"] == {"triton", "reference", "SDPA", "flex_attention"}
+    assert peers["packed_attention"] == {"triton", "reference", "unpacked"}
     assert peers["compact"] == {"triton", "reference", "gather + copy"}
     rows = [row for rows in told["kernels"].values() for row in rows]
     assert all(isinstance(seconds, float) for row in rows for seconds in row["seconds"].values())
@@ -42,6 +43,9 @@ def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
     # 2 slots, 40 rows, 4 query and 2 key heads of 16, two bytes a number
     assert whole["operations"] == 2 * (2 * 2 * 4 * 40 * 16)
     assert whole["bytes"] == 2 * (2 * 2 * 40 * 2 * 16 + 2 * 2 * 4 * 16)
+    packed = next(row for row in told["kernels"]["packed_attention"] if row["shape"] == "2 x 40, 4 bits")
+    # Half of the rows are packed: 16 numbers of half a byte, and one group of 16 with a zero and a step.
+    assert packed["bytes"] == 2 * 2 * 2 * (20 * (8 + 4) + 20 * 16 * 2) + 2 * (2 * 2 * 4 * 16)
 
 
 # A row lost, a mean off by one part in fifty, and one that does not run at all.

@@ -156,9 +156,29 @@ def test_summary_table(tmp_path: Path, make_cell: MakeCell) -> None:
         make_cell([[1], [1]], benchmark=benchmark, benchmark_title=title)
     make_cell([[1], [0]], policy="dynts", done=False, expected=4)
     lines = summary_table(tmp_path / "run").splitlines()
-    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "kept"]
-    assert lines[1].split() == ["full", "cache", *(["100.0", "±", "0.0"] * 3), "–"]
-    assert lines[2].split() == ["DynTS", "0.3", "/", "48,", "budget", "128", "50.0", "±", "50.0*", "–", "–", "72.0"]
+    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "evicted", "kept"]
+    assert lines[1].split() == ["full", "cache", *(["100.0", "±", "0.0"] * 3), "0", "of", "4", "–"]
+    name = ["DynTS", "0.3", "/", "48,", "budget", "128"]
+    assert lines[2].split() == [*name, "50.0", "±", "50.0*", "–", "–", "2", "of", "2", "72.0"]
+
+
+def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, make_cell: MakeCell) -> None:
+    """In the sweep's summary, the tables, the heatmaps and the page; packed rows are no full cache."""
+    untouched = {"evictions": [], "peak_length": 60}
+    make_cell([[1], [0]])
+    for ratio in (0.3, 0.4, 0.5):
+        make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, completion=untouched if ratio == 0.5 else None)
+    folder = make_cell([[1], [0]], policy="snapkv", completion=untouched)
+    cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"cache": {"bits": 4, "group": 32, "residual": 16}}
+    (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+    lines = summary_table(tmp_path / "run").splitlines()
+    marked = [line for line in lines[:7] if "=" in line and "bits" not in line]
+    assert [line.split()[:3] for line in marked] == [["DynTS", "0.5", "/"]]
+    assert "0 of 2" in marked[0]
+    assert "50.0 ± 50.0=" in marked[0]
+    page = build_report(tmp_path / "run").read_text()
+    assert page.count("nothing was evicted, so this is the full cache") == 1
+    assert (tmp_path / "run" / "report" / "tables.tex").read_text().count("$^{=}$") == 2  # the cell and the caption
 
 
 def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
