@@ -50,8 +50,8 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
 def cell_scores(run: Run) -> pd.DataFrame:
     """The cells of a run with Pass@1, its standard error and what eviction did: needs neither scipy nor statsmodels."""
-    parts = [pass_at_1(graded_rows(run)), _completion_means(run.completions)[["evicted", "mean_length_after"]]]
-    return run.cells.set_index("cell_id").join(parts).reset_index()
+    scores = run.cells.set_index("cell_id").join(pass_at_1(graded_rows(run)))
+    return scores.join(_completion_means(run.completions)[["evicted", "mean_length_after"]]).reset_index()
 
 
 def model_title(metrics: pd.DataFrame, model: str) -> str:

@@ -36,11 +36,11 @@ def summary_table(directory: Path | str) -> str:
 def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     """Per policy setting: in how many texts of all benchmarks eviction acted, and the mean cache length after it."""
     ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    ours = ours.assign(texts=ours["evicted"].fillna(0) * ours["completions"]).groupby(_settings(ours))
-    counts = ours[["texts", "completions"]].sum().round().astype("int64")
-    named = [f"{row.texts:,} of {row.completions:,}" for row in counts.itertuples()]
-    kept = ours["mean_length_after"].mean().map(words.decimal)
-    return {"evicted": pd.Series(named, index=counts.index), "kept": kept}
+    evicted = (ours["evicted"].fillna(0) * ours["completions"]).round().astype("int64")
+    settings = ours.assign(evicted=evicted).groupby(_settings(ours))
+    counts = settings[["evicted", "completions"]].sum().astype("str")
+    kept = settings["mean_length_after"].mean()
+    return {"evicted": counts["evicted"] + " of " + counts["completions"], "kept": kept.map(words.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:

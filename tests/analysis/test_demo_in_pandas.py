@@ -1,0 +1,34 @@
+"""The script of docs/python.md reads a run, and its paired test agrees with the report's."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_script_of_the_page_runs(tmp_path: Path, make_cell: Callable[..., Path]) -> None:
+    dice = random.Random(0)
+    make_cell([[1, int(dice.random() < 0.9)] for _ in range(60)])
+    for ratio, chance in ((0.2, 0.6), (0.4, 0.8)):
+        make_cell(
+            [[int(dice.random() < chance) for _ in range(2)] for _ in range(60)], policy="dynts", keep_ratio=ratio
+        )
+    command = [sys.executable, "docs/demo_in_pandas.py", str(tmp_path / "run")]
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "3 cells, 360 completions, 480 evictions" in ended.stdout
+    points = re.search(
+        r"best minus full: (\S+) points, 95% (\S+) to (\S+), p = (\S+) \(the report's: (\S+),", ended.stdout
+    )
+    assert points, ended.stdout
+    difference, low, high, p, reported = map(float, points.groups())
+    assert low < difference < high < 0
+    assert 0 < p < 0.05
+    assert abs(p - reported) < 0.005
+    assert (tmp_path / "run" / "report" / "by_evictions.png").stat().st_size > 10_000
