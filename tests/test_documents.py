@@ -38,7 +38,7 @@ MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re
 ELSEWHERE = {
     'eval "$(kvsweep -sc install=bash)"': "tests/test_commands.py: -sc install=bash",
     "kvsweep init mine": 'tests/test_package.py: kvsweep("init", "mine"',
-    "python docs/demo_in_pandas.py results/runs/demo": 'tests/analysis/test_demo_in_pandas.py: "docs/demo_in_pandas.py"',
+    "python docs/demo_in_pandas.py results/runs/demo": "tests/analysis/test_demo_in_pandas.py: demo_in_pandas.py",
     "kvsweep policy=oldest": "test_the_policy_of_the_page_works_as_printed",
 }
 # Every word of the code in quotes that looks like a file's name: what a run or a report writes is among them.

@@ -322,7 +322,7 @@ def test_a_grid_of_windows_has_one_size_for_all(compose: Callable[..., Any], tin
 def test_where_full_is_chosen_the_others_keep_their_own(compose: Callable[..., Any], tiny: list[str]) -> None:
     full, random = build_policies(compose(*tiny, "policy=full", "grid.policy=[full,random]"))
     assert full == FullCache(name="full")
-    assert (random.keep_ratio, random.local_window, random.budget) == (0.4, 48, 192)
+    assert (random.keep_ratio, random.local_window, random.budget) == (0.4, 32, 256)
 
 
 def test_a_job_lists_each_pair_once(compose: Callable[..., Any], tiny: list[str]) -> None:
