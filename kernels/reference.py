@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d, pad
 
-from kernels.blocks import TOKEN_BLOCK, whole_blocks
+from kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
 from kernels.packing import unpack_rows
 from kernels.row_format import RowFormat
 
@@ -21,9 +21,10 @@ from kernels.row_format import RowFormat
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
 RAGGED = False
 
-# Rows per product of weights and values. Of more rows, torch's product of several query heads sums in stretches whose
-# bounds depend on the number of rows. One or two query heads need neither these blocks nor those of TOKEN_BLOCK heads.
+# Rows per product of weights and values. Of more rows, torch's product sums in stretches whose bounds depend on the
+# number of rows.
 _VALUES_BLOCK = 128
+# So many query heads of a key head need no filling up to HEAD_BLOCK.
 _FEW_HEADS = 2
 
 # Slots whose rows are unpacked at once, so that little memory beside the cache is needed.
@@ -38,9 +39,30 @@ def _wide(tensor: Tensor) -> Tensor:
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Product of inputs [tokens, width] and weight [outputs, width], plus bias [outputs]: [tokens, outputs].
 
-    On the CPU a token's outputs have the same bits in every multiple of `kernels.blocks.TOKEN_BLOCK` tokens.
+    On the CPU a token's outputs have the same bits in every multiple of `kernels.blocks.TOKEN_BLOCK` tokens: those of
+    a product of so many tokens alone. A product of more tokens takes its place where it gives the same bits.
     """
+    if inputs.device.type == "cpu" and len(inputs) > TOKEN_BLOCK and not _rounds_alike(len(inputs), weight, bias):
+        return _linear_by_blocks(inputs, weight, bias)
     return torch.nn.functional.linear(inputs, weight, bias)
+
+
+def _linear_by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.cat([torch.nn.functional.linear(block, weight, bias) for block in inputs.split(TOKEN_BLOCK)])
+
+
+# Which routine multiplies depends on these numbers alone, and on the processor.
+_alike: dict[tuple[object, ...], bool] = {}
+
+
+def _rounds_alike(tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
+    """Say if a product of so many tokens rounds as one of each block alone; tried once per shape, on random inputs."""
+    shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads())
+    if shape not in _alike:
+        tried = torch.randn(tokens, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+        whole = torch.nn.functional.linear(tried, weight, bias)
+        _alike[shape] = torch.equal(whole, _linear_by_blocks(tried, weight, bias))
+    return _alike[shape]
 
 
 def decode_attention(
@@ -63,7 +85,7 @@ def decode_attention(
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
     group = grouped.shape[2]
     if group > _FEW_HEADS:
-        grouped = pad(grouped, (0, 0, 0, whole_blocks(group, TOKEN_BLOCK) - group))
+        grouped = pad(grouped, (0, 0, 0, whole_blocks(group, HEAD_BLOCK) - group))
     # [slots, kv_heads or 1, capacity]
     live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)
     logits = torch.matmul(grouped * scaling, keys.transpose(-1, -2))
@@ -77,8 +99,6 @@ def decode_attention(
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
     """The product of weights [..., group, rows] and values [..., rows, head_dim], to which dead rows add nothing."""
-    if weights.shape[-2] <= _FEW_HEADS:
-        return torch.matmul(weights, values)
     blocks = zip(weights.split(_VALUES_BLOCK, dim=-1), values.split(_VALUES_BLOCK, dim=-2), strict=True)
     return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
 

@@ -74,7 +74,7 @@ def page(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def opened(path: Path) -> float | None:
-    """Seconds until the page of a report is there and has shown the problems of a cell; None without Chromium."""
+    """Seconds until the page of a report is there and a click has shown a completion; None without Chromium."""
     try:
         from selenium import webdriver
         from selenium.webdriver.common.by import By
@@ -91,7 +91,7 @@ def opened(path: Path) -> float | None:
         start = time.perf_counter()
         driver.get(path.as_uri())
         driver.find_element(By.CSS_SELECTOR, "button[data-cell]").click()
-        WebDriverWait(driver, 60).until(lambda d: d.find_elements(By.CSS_SELECTOR, "#drill .problem"))
+        WebDriverWait(driver, 60).until(lambda d: d.find_elements(By.CSS_SELECTOR, "#drill[open] .pair"))
         return round(time.perf_counter() - start, 1)
     finally:
         driver.quit()

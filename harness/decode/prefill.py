@@ -7,12 +7,9 @@ from transformers.cache_utils import DynamicCache
 
 from compression.rows import PaddedPrefill, Prefill
 from harness.models.load import LoadedModel
-from kernels.blocks import whole_blocks
 
 # Enough tokens to fill the processor, few enough that the decoding slots hardly wait.
 STEP_TOKENS = 2048
-# Few enough that a short prompt is not padded to several times its length.
-PROMPT_BLOCK = 64
 _Ids = tuple[int, ...]
 
 
@@ -24,8 +21,8 @@ class Prefiller:
     Args:
         model: the model that prefills.
         keep_queries: whether some recorder needs the prompts' queries.
-        invariant: whether a prompt's rows must not depend on the prompts beside it. A prompt is then padded to a whole
-            number of blocks of its own, and prompts side by side have equally many.
+        invariant: whether a prompt's rows must not depend on the prompts beside it. A prompt is then prefilled alone,
+            since products of other numbers of tokens may round otherwise.
         step_tokens: tokens per call, padding included.
     """
 
@@ -33,7 +30,7 @@ class Prefiller:
         self, model: LoadedModel, *, keep_queries: bool, invariant: bool = False, step_tokens: int = STEP_TOKENS
     ) -> None:
         self.model, self.keep_queries, self.step_tokens = model, keep_queries, step_tokens
-        self.invariant, self.block = invariant, PROMPT_BLOCK if invariant else 1
+        self.invariant = invariant
         self.done: dict[_Ids, Prefill] = {(): Prefill()}
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 
@@ -54,27 +51,17 @@ class Prefiller:
             return
         count, width = 0, 0
         for ids in missing:
-            width = max(width, whole_blocks(len(ids), self.block))
+            width = max(width, len(ids))
             if count and (count + 1) * width > self.step_tokens:
                 break
             count += 1
-        together: dict[object, list[_Ids]] = {}
-        for ids in missing[:count]:
-            together.setdefault(self._company(ids), []).append(ids)
-        for prompts in together.values():
+        for prompts in [[ids] for ids in missing[:count]] if self.invariant else [missing[:count]]:
             self._side_by_side(prompts)
-
-    def _company(self, ids: _Ids) -> object:
-        """A key that is equal for prompts that may be prefilled side by side."""
-        if not self.invariant:
-            return None
-        # A GPU's products of other numbers of tokens round otherwise, so there each prompt is alone.
-        return whole_blocks(len(ids), self.block) if self.model.device.type == "cpu" else ids
 
     def _side_by_side(self, prompts: list[_Ids]) -> None:
         prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
         lengths = list(map(len, prompts))
-        padded = torch.zeros(len(prompts), whole_blocks(max(lengths), self.block), dtype=torch.int64)
+        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
         for row, ids in zip(padded, prompts, strict=True):
             row[: len(ids)] = torch.tensor(ids)
         self._run(padded, 0, PaddedPrefill(prefills, lengths), DynamicCache())

@@ -48,12 +48,23 @@ def filled(inputs):
 
 @THREADS
 @DTYPES
-@pytest.mark.parametrize(("width", "outs"), [(128, 256), (384, 128), (896, 200), (100, 60)])
+@pytest.mark.parametrize(("width", "outs"), [(128, 256), (384, 128), (896, 200), (100, 60), (3584, 512)])
 def test_a_product(width, outs, dtype, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     weight, bias = torch.randn(outs, width).to(dtype), torch.randn(outs).to(dtype)
     same_rows(lambda x: reference.linear(filled(x), weight, bias)[: len(x)], torch.randn(101, width).to(dtype))
+
+
+def test_a_product_that_rounds_otherwise_for_more_tokens_is_taken_in_blocks(monkeypatch):
+    """As MKL does on some processors, whatever this one does."""
+    multiply = functional.linear
+    monkeypatch.setattr(functional, "linear", lambda x, *rest: multiply(x, *rest) * (1 + 1e-6 * (len(x) > TOKEN_BLOCK)))
+    monkeypatch.setattr(reference, "_alike", {})
+    torch.manual_seed(0)
+    weight = torch.randn(24, 40)
+    same_rows(lambda x: reference.linear(filled(x), weight)[: len(x)], torch.randn(101, 40))
+    assert not torch.equal(functional.linear(torch.ones(64, 40), weight), reference.linear(torch.ones(64, 40), weight))
 
 
 @THREADS
@@ -63,7 +74,7 @@ def test_the_predictor(widths, dtype, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     predictor = ImportancePredictor(128, widths).to(dtype).requires_grad_(False)
-    same_rows(lambda x: predictor(filled(x))[: len(x)], torch.randn(101, 128).to(dtype))
+    same_rows(lambda x: predictor(filled(x), reference.linear)[: len(x)], torch.randn(101, 128).to(dtype))
 
 
 @THREADS
