@@ -25,7 +25,7 @@ _SPELLED_AS = {
     r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle", ")": r"\rangle", " ": r"\quad \qquad ~", "-": "\u2212 –",
     r"\leq ": r"\le \leqslant ≤", r"\geq ": r"\ge \geqslant ≥", r"\neq ": r"\ne ≠", r"\emptyset ": r"\varnothing",
     r"\ldots ": r"\dots \cdots", r"\frac": r"\dfrac \tfrac", r"\cup ": r"\bigcup ∪", r"\in ": "∈", r"\sqrt ": "√",
-    "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\times ": "×", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
+    "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
 }  # fmt: skip
 _SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
 
