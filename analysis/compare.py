@@ -90,8 +90,8 @@ def _summary(table: pd.DataFrame) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script `kvsweep-compare`."""
     parser = argparse.ArgumentParser(prog="kvsweep-compare", description="Two run directories, cell by cell, paired.")
-    parser.add_argument("first", metavar="A", type=Path)
-    parser.add_argument("second", metavar="B", type=Path)
+    parser.add_argument("first", metavar="A", type=Path, help="a run directory")
+    parser.add_argument("second", metavar="B", type=Path, help="another; differences are B minus A")
     parser.add_argument("--csv", metavar="FILE", type=Path, help="write a row per cell, all of them, as CSV")
     options = parser.parse_args(arguments)
     table = compare(load_run(options.first), load_run(options.second))

@@ -104,7 +104,7 @@ def _panel_answer(cells: pd.DataFrame) -> tuple[str, str]:
     if (others["decision"] == "holds").any():
         one = others[others["decision"] == "holds"].sort_values("kept_rows", kind="stable").iloc[0]
         place = ", ".join(filter(None, [words.policy_title(one["policy"], one["variant"]), words.axes(one[AXES])]))
-        return "holds", f"{words.percent(one['kept_rows'])}% of the cache on {name} ({place})"
+        return "holds", f"{words.percent(one['kept_rows'])}% of the rows on {name} ({place})"
     return ("loses" if (others["decision"] == "loses").all() else "open"), name
 
 

@@ -62,7 +62,7 @@ def _explain(root: Path, problem_id: str, workers: int, timeout_s: float, *, len
         for directory in _cells(root):
             for text in grader.explain_problem(directory, problem_id, lenient=lenient):
                 found = True
-                print(f"{directory.relative_to(root)}: {text}")
+                print(f"{_name(directory, root)}: {text}")
     if not found:
         raise UserError(f"{root} holds no completion of a problem {problem_id!r}; give an id of its {PROBLEMS_FILE}.")
 
@@ -73,9 +73,14 @@ def _grade_run(root: Path, workers: int, timeout_s: float, *, regrade: bool, len
     with Grader(workers=workers, timeout_s=timeout_s) as grader:
         for directory in cells:
             summaries.append(grader.grade_cell(directory, regrade=regrade, lenient=lenient))
-            print(_summary_line(str(directory.relative_to(root)), summaries[-1]))
+            print(_summary_line(_name(directory, root), summaries[-1]))
     total = sum(summaries, start=CellSummary(directory=root, graded=0))
     print(_summary_line(f"{'lenient, ' if lenient else ''}total of {len(cells)} cells", total))
+
+
+def _name(directory: Path, root: Path) -> str:
+    """A cell's folder as the root's part names it; the root itself, where it is the cell, has its own name."""
+    return str(directory.relative_to(root)) if directory != root else root.resolve().name
 
 
 def _summary_line(label: str, summary: CellSummary) -> str:

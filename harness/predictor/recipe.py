@@ -89,6 +89,9 @@ class PredictorSettings:
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides; raise a UserError where a setting is wrong."""
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise UserError(f"{argument} is no option of kvsweep-predictor: give settings as KEY=VALUE, or --help.")
     names = [a.partition("=")[2] for a in arguments if a.startswith("recipe=")]
     name = names[-1] if names else "toy"
     if name not in choices("predictor"):

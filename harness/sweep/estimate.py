@@ -6,6 +6,7 @@ cells have stored; where they have stored none, it takes every text to be `max_n
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from analysis.records import COMPLETIONS_FILE, STATS_FILE, Completion, DecodeStats, ignore, read_rows, shard_files, view
 from compression.policy import BudgetPolicy, Policy
@@ -77,7 +78,7 @@ def describe(jobs: Sequence[Job]) -> str:
 
 def _describe_job(job: Job) -> str:
     left, pairs = len(job.unfinished_cells()), len(job.own_pairs)
-    question = max(len(p.prompt) for p in job.benchmark.problems) // _CHARACTERS_PER_TOKEN + 1
+    question = _question_tokens(job)
     found = measure(job)
     lengths = found[0] if found else [job.decoding.max_new_tokens]
     forks = [first_eviction(cell.policy, question) for cell in job.cells]
@@ -98,6 +99,17 @@ def _describe_job(job: Job) -> str:
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
         f"  {time_and_disk}"
     )
+
+
+def _question_tokens(job: Job) -> int:
+    """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
+    longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
+    file = Path(job.model.path) / "tokenizer.json"
+    if not file.is_file():
+        return len(longest) // _CHARACTERS_PER_TOKEN + 1
+    from tokenizers import Tokenizer
+
+    return len(Tokenizer.from_file(str(file)).encode(longest).ids)
 
 
 def _sizes(job: Job) -> str:

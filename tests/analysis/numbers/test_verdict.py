@@ -126,7 +126,7 @@ def test_the_answer_names_the_smallest_cache_that_holds_on_each_benchmark(tmp_pa
     held = [*range(40, 130), *range(73, 130), *range(73, 127)]
     share = 100 * sum(held) / sum(range(40, 241))
     assert said == (
-        f"keeps its accuracy, within 5 points, with {share:.1f}% of the cache on toy_chain (DynTS, keep ratio 0.3, "
+        f"keeps its accuracy, within 5 points, with {share:.1f}% of the rows on toy_chain (DynTS, keep ratio 0.3, "
         "window 48, budget 128); loses accuracy with every setting on toy_add; is unfinished on toy_regs."
     )
 

@@ -229,9 +229,9 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
     command(*GRID, "draws=2", run="plenty")
-    small_memory(7)
-    ended = command(*GRID, "draws=2", "slots=16", run="short")
-    assert "(out of memory with 8)" in ended.out
+    small_memory(20)
+    ended = command(*GRID, "draws=2", "slots=64", run="short")
+    assert "(out of memory with 32)" in ended.out
     assert read_completions(tmp_path / "runs/short") == read_completions(tmp_path / "runs/plenty")
 
 
