@@ -15,6 +15,10 @@ NOTE = (
     f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished; {MISSING} no result yet; "
     f"{UNTOUCHED} nothing was evicted: the full cache itself"
 )
+SUMMARY_NOTE = (
+    "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; kept: rows after an eviction, the "
+    "question among them"
+)
 CAPTION = f"{NOTE}; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
 
 # Around the best score of a column, until the form of the table is known.
@@ -30,7 +34,7 @@ def summary_table(directory: Path | str) -> str:
     scores = cell_scores(load_run(directory))
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
-    return "\n\n".join([*tables, f"{NOTE}\nevicted: texts in which eviction acted; kept: rows after an eviction"])
+    return "\n\n".join([*tables, f"{NOTE}\n{SUMMARY_NOTE}"])
 
 
 def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:

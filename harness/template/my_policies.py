@@ -9,7 +9,7 @@ from compression.policy import BudgetPolicy, CacheView
 
 @dataclass(frozen=True, kw_only=True)
 class Spread(BudgetPolicy):
-    """Of the tokens outside the local window, every n-th: the rows lie as evenly over the text as they can.
+    """Of the tokens outside the local window those whose position the stride divides, the oldest first.
 
     Attributes:
         stride: tokens from one favoured position to the next.
