@@ -110,13 +110,11 @@ def _panel_answer(cells: pd.DataFrame) -> tuple[str, str]:
 
 def _answer(named: dict[str, list[str]], margin: str) -> str:
     """The sentence about one model, without its subject, from the texts of its panels by kind."""
-    kept = f"its accuracy, within {margin},"
     parts = []
     if named["holds"]:
-        parts.append(f"keeps {kept} with {_and(named['holds'])}")
+        parts.append(f"keeps its accuracy, within {margin}, with {_and(named['holds'])}")
     if named["open"]:
-        what = "it" if named["holds"] else kept
-        parts.append(f"is not shown to keep {what} with any setting on {_and(named['open'])}")
+        parts.append(f"has no setting that is shown to lose less than {margin} on {_and(named['open'])}")
     if named["loses"]:
         parts.append(f"loses accuracy with every setting on {_and(named['loses'])}")
     if named["unfinished"]:
@@ -201,7 +199,7 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
 
 def _to_show(row: Any, settings: int) -> str:
     """What would show that an open setting holds."""
-    doubt = f"Its interval lies below 0, but among {settings} settings one such interval shows no loss yet. "
+    doubt = f"Its interval lies below 0, but of {settings} intervals one may do so by chance, so no loss is shown yet. "
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
     return (
         f"{doubt if row['these_high'] < 0 else ''}If it is as good as the full cache, {draws} "
@@ -256,8 +254,8 @@ def _tied(floor: NoiseFloor) -> str:
     others = int(floor.tied.sum()) - 1
     few = f"{others} other setting{' is' if others == 1 else 's are'}" if others else "No other setting is"
     return (
-        f"{few} statistically tied with the best: chance alone can put a setting that is as good up to "
-        f"{words.percent(floor.critical)} points below it."
+        f"{few} statistically tied with the best: a setting within {words.percent(floor.critical)} points of the best "
+        "cannot be told from it."
     )
 
 
