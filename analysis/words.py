@@ -12,7 +12,16 @@ from analysis.safe import markdown_text
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
 
-MISSING, UNFINISHED, UNGRADED, HOLDS, LOSES, UNTOUCHED = "–", "*", "?", "✓", "†", "="
+MISSING, UNFINISHED, UNGRADED, HOLDS, LOSES, UNTOUCHED, UNSURE = "–", "*", "?", "✓", "†", "=", "‡"
+MARKS = {
+    MISSING: "no result yet",
+    UNGRADED: "not graded yet",
+    UNFINISHED: "not finished",
+    HOLDS: "holds: loses less than the margin",
+    LOSES: "loses accuracy",
+    UNTOUCHED: "nothing was evicted: the full cache itself",
+    UNSURE: "some of the published numbers are in doubt",
+}
 
 # The width of a printed page between its margins, 18 cm, in inches.
 PAGE_WIDTH = 18 / 2.54
@@ -153,6 +162,11 @@ def setting_of(policy: Mapping[str, Any]) -> str:
 def untouched(row: Any) -> bool:
     """Say if a compressed cell evicted nothing and packs no rows, so that its completions are the full cache's."""
     return row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
+
+
+def state_marks(row: Any) -> str:
+    """The marks behind a cell's score: nothing was evicted, not finished."""
+    return UNTOUCHED * untouched(row) + UNFINISHED * (row.status != "done")
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

@@ -11,8 +11,8 @@ from scipy import stats
 from analysis.load import load_run
 from analysis.numbers.metrics import cell_metrics
 
-given = sys.argv[1:2] if Path(*sys.argv[1:2]).is_dir() else []
-directory = Path(*(given or ["results/runs/demo"]))
+given = Path(sys.argv[-1])  # the script itself, or a notebook's own file, where no run is given
+directory = given if given.is_dir() else Path("results/runs/demo")
 run = load_run(directory)
 cells = cell_metrics(run)  # one row per cell: settings, Pass@1, intervals, memory; the columns of cells.csv
 texts = run.completions  # one row per completion: cell_id, problem_id, draw, correct, num_tokens, evictions

@@ -263,21 +263,24 @@ def distance(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     return worst
 
 
-def fits(needed: int, device: torch.device) -> bool:
-    """True if twice this many bytes are free."""
+def fits(what: str, needed: int, device: torch.device) -> bool:
+    """True if twice this many bytes are free; else says that it is left out."""
     if device.type == "cpu":
         return True
     gc.collect()
     torch.cuda.empty_cache()
-    return 2 * needed < torch.cuda.mem_get_info(device)[0]
+    enough = 2 * needed < torch.cuda.mem_get_info(device)[0]
+    if not enough:
+        print(f"{what}: left out, it does not fit", file=sys.stderr)
+    return enough
 
 
 def decode_attention_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> Iterator[Case]:
     middle = sizes.slots[len(sizes.slots) // 2], sizes.tokens[len(sizes.tokens) // 2]
     for slots, tokens in product(sizes.slots, sizes.tokens):
         size = (slots, shape.kv_heads, tokens, shape.head_dim)
-        if not fits(4 * torch.Size(size).numel() * shape.dtype.itemsize, device):
-            print(f"decode_attention {slots} slots x {tokens}: left out, it does not fit", file=sys.stderr)
+        needed = 4 * torch.Size(size).numel() * shape.dtype.itemsize
+        if not fits(f"decode_attention {slots} slots x {tokens}", needed, device):
             continue
         yield decode_attention_case(shape, size, device)
         yield decode_attention_case(shape, size, device, mass=True)
@@ -334,8 +337,7 @@ def decode_attention_case(
 def packed_attention_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for slots, tokens, bits in product(sizes.slots, sizes.tokens, (8, 4, 2)):
         whole = 2 * slots * shape.kv_heads * tokens * shape.head_dim * shape.dtype.itemsize
-        if not fits(2 * whole, device):
-            print(f"packed_attention {slots} slots x {tokens}: left out, it does not fit", file=sys.stderr)
+        if not fits(f"packed_attention {slots} slots x {tokens}", 2 * whole, device):
             continue
         yield packed_attention_case(shape, (slots, shape.kv_heads, tokens, shape.head_dim), bits, device)
 
@@ -363,13 +365,14 @@ def packed_attention_case(shape: CacheShape, size: tuple[int, ...], bits: int, d
     ]
     keys, values = (torch.cat([row[which] for row in rows]) for which in range(2))
 
-    def exact(part: slice) -> Tensor:
-        numbers = (query[part], keys[part], values[part])
-        return reference.decode_attention(*(x.double() for x in numbers), lengths[part], scaling=scaling)[0]
+    def exact(slot: int) -> Tensor:
+        one = slice(slot, slot + 1)
+        inputs = (tensor[one].double() for tensor in (query, keys, values))
+        return reference.decode_attention(*inputs, lengths[one], scaling=scaling)[0][0]
 
     def error() -> float:
         found = kernel.packed_attention(*given, form=form, scaling=scaling)[0]
-        return distance((found[slot], exact(slice(slot, slot + 1))[0]) for slot in range(slots))
+        return distance((found[slot], exact(slot)) for slot in range(slots))
 
     return Case(
         shape=f"{slots} x {tokens}, {bits} bits",
@@ -408,8 +411,7 @@ def flex(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor | None, sc
 def compact_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> Iterator[Case]:
     torch.manual_seed(0)
     size = (2 * shape.layers, shape.kv_heads, sizes.rows, shape.head_dim)
-    if not fits(2 * torch.Size(size).numel() * shape.dtype.itemsize, device):
-        print(f"compact {sizes.rows} rows: left out, it does not fit", file=sys.stderr)
+    if not fits(f"compact {sizes.rows} rows", 2 * torch.Size(size).numel() * shape.dtype.itemsize, device):
         return
     caches = torch.randn(size, device=device, dtype=shape.dtype)
     order = torch.rand(shape.layers, shape.kv_heads, sizes.rows, device=device).argsort(dim=-1)

@@ -16,20 +16,10 @@ from analysis import words
 from analysis.numbers.grids import PolicyGrid
 from analysis.numbers.metrics import mean_over_benchmarks, model_title
 from analysis.pictures.style import DIVERGING, STYLE, heat_table, ink, new_figure
-from analysis.words import DEFAULT_LOOK, HOLDS, LOSES, MISSING, UNFINISHED, UNGRADED, UNTOUCHED, Look
+from analysis.words import DEFAULT_LOOK, HOLDS, LOSES, MARKS, MISSING, UNFINISHED, UNGRADED, UNSURE, Look
 
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
-UNSURE = "‡"
-MARKS = {
-    MISSING: "no result yet",
-    UNGRADED: "not graded yet",
-    UNFINISHED: "not finished",
-    HOLDS: "holds: loses less than the margin",
-    LOSES: "loses accuracy",
-    UNTOUCHED: "nothing was evicted: the full cache itself",
-    UNSURE: "some of the published numbers are in doubt",
-}
 
 # The size of the numbers in points, and the widest panel in inches.
 SIZE, WIDEST = 6.5, 3.5
@@ -160,8 +150,7 @@ def _cell_text(row: Any, value: str, *, interval: bool) -> str:
     if text == MISSING:
         return text
     text += {"holds": HOLDS, "loses": LOSES}.get(row.decision, "") if difference else ""
-    text += UNTOUCHED * words.untouched(row)
-    text += "" if row.status == "done" else UNFINISHED
+    text += words.state_marks(row)
     if not interval:
         return text
     low, high = (row.diff_low, row.diff_high) if difference else (row.ci_low, row.ci_high)

@@ -9,12 +9,10 @@ from analysis import words
 from analysis.load import in_order, load_run
 from analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
 from analysis.safe import file_name
-from analysis.words import LOSES, MISSING, UNFINISHED, UNTOUCHED
+from analysis.words import LOSES, MARKS, MISSING, UNFINISHED, UNTOUCHED
 
-NOTE = (
-    f"Pass@1 in %, ± standard error over problems; {UNFINISHED} not finished; {MISSING} no result yet; "
-    f"{UNTOUCHED} nothing was evicted: the full cache itself"
-)
+MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED))
+NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
 SUMMARY_NOTE = (
     "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; kept: rows after an eviction, the "
     "question among them"
@@ -92,9 +90,7 @@ def _settings(rows: pd.DataFrame) -> list[str]:
 
 def _score(row: Any) -> str:
     text = words.percent_pm(row.pass_at_1, row.se)
-    if text == MISSING:
-        return text
-    return text + UNTOUCHED * words.untouched(row) + UNFINISHED * (row.status != "done")
+    return text if text == MISSING else text + words.state_marks(row)
 
 
 def _marked(row: Any, text: str, best: float) -> str:
