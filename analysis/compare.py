@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import words
-from analysis.command_line import one_sentence
-from analysis.load import Run, load_run
-from analysis.numbers.inference import paired_tests, score_array
-from analysis.numbers.metrics import graded_rows
-from analysis.records import UserError, replace_text
-from analysis.safe import csv_cell
+from kvsweep.analysis import format
+from kvsweep.analysis.load import Run, load_run
+from kvsweep.analysis.numbers.inference import paired_tests, score_array
+from kvsweep.analysis.numbers.metrics import graded_rows
+from kvsweep.base.command_line import one_sentence
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import csv_cell
+from kvsweep.base.records import replace_text
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]
@@ -60,10 +61,10 @@ def in_words(table: pd.DataFrame) -> str:
     largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
     rows: Any = largest.head(MAX_LISTED).iloc[::-1].itertuples()
     lines = [
-        f"{row.model_title} | {row.benchmark_title}: {words.setting(row)}\n"
-        f"    {words.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
-        f"{words.percent(row.low, signed=True)} to {words.percent(row.high, signed=True)}, "
-        f"p {words.p_value(row.p)}, Holm {words.p_value(row.p_holm)}"
+        f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}\n"
+        f"    {format.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
+        f"{format.percent(row.low, signed=True)} to {format.percent(row.high, signed=True)}, "
+        f"p {format.p_value(row.p)}, Holm {format.p_value(row.p_holm)}"
         for row in rows
     ]
     return "\n".join([*lines, "", *_summary(table)]).strip()
@@ -75,7 +76,7 @@ def _summary(table: pd.DataFrame) -> list[str]:
     for title, cells in table.groupby(["model_title", "benchmark_title"], sort=False):
         differ = cells[cells["p_holm"] < 0.05]
         worse, better = (int((sign * differ["difference"] > 0).sum()) for sign in (-1, 1))
-        mean = words.percent(cells["difference"].mean(), signed=True)
+        mean = format.percent(cells["difference"].mean(), signed=True)
         counts = f"{len(cells)} cells, B worse in {worse}, better in {better}, mean {mean} points"
         lines.append(f"{' | '.join(map(str, title))}: {counts}")
     if len(lines) > MAX_LISTED:

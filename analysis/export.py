@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from analysis import records
-from analysis import words as formats
-from analysis.command_line import one_sentence
-from analysis.load import load_problems, load_settings, skipped
-from analysis.records import Completion, Grade, UserError, read_shards, replace_text, replacing
-from analysis.safe import markdown_text
+from kvsweep.analysis import format as formats
+from kvsweep.analysis.load import load_problems, load_settings, skipped
+from kvsweep.base import records
+from kvsweep.base.command_line import one_sentence
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import markdown_text
+from kvsweep.base.records import Completion, Grade, read_shards, replace_text, replacing
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"

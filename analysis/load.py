@@ -19,11 +19,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis import records
-from analysis.question import one_spelling, question_of
-from analysis.records import Completion, Grade, Pair, Problem, TaskStatus, UserError
-from analysis.safe import in_one_line
-from analysis.words import POLICY_TITLES
+from kvsweep.analysis.format import POLICY_TITLES
+from kvsweep.analysis.question import one_spelling, question_of
+from kvsweep.base import records
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import in_one_line
+from kvsweep.base.records import Completion, Grade, Pair, Problem, TaskStatus
 
 # The names that are shown first, in this order.
 KNOWN = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.words import policy_title
+from kvsweep.analysis.format import policy_title
 
 TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
 

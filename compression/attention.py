@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compression.cache import SlotCache
-from compression.rows import PaddedPrefill, Prefill
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.rows import PaddedPrefill, Prefill
 
 SLOT_ATTENTION = "slot"
 

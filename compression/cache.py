@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from compression.config import UNPACKED, CacheConfig
-from compression.policy import Selection
-from compression.recorders import keep_columns
-from compression.rows import CacheShape, Prefill
-from compression.signals import Signal
-from compression.storage import PackedRows, Storage, WholeRows
-from kernels.blocks import ROW_BLOCK, whole_blocks
-from kernels.implementation import Implementation, operations
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import Selection
+from kvsweep.compression.recorders import keep_columns
+from kvsweep.compression.rows import CacheShape, Prefill
+from kvsweep.compression.signals import Signal
+from kvsweep.compression.storage import PackedRows, Storage, WholeRows
+from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
+from kvsweep.kernels.implementation import Implementation, operations
 
 
 class SlotLayer(CacheLayerMixin):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kernels.row_format import RowFormat
+from kvsweep.kernels.row_format import RowFormat
 
 
 @dataclass(frozen=True, kw_only=True)

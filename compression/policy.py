@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kernels.implementation import operations
+from kvsweep.kernels.implementation import operations
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from compression.signals import Signal
-    from kernels.implementation import Operations
+    from kvsweep.compression.signals import Signal
+    from kvsweep.kernels.implementation import Operations
 
 Question = Literal["free", "pinned", "on_top"]
 

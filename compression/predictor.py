@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compression.predictor_card import CARD_FILE, WEIGHTS_FILE, read_card
+from kvsweep.compression.predictor_card import CARD_FILE, WEIGHTS_FILE, read_card
 
 
 class ImportancePredictor(nn.Module):

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from compression.rows import CacheShape, Prefill
+from kvsweep.compression.rows import CacheShape, Prefill
 
 
 class Recorder:

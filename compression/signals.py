@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from compression.recorders import Recorder
-    from compression.rows import CacheShape
-    from kernels.implementation import Operations
+    from kvsweep.compression.recorders import Recorder
+    from kvsweep.compression.rows import CacheShape
+    from kvsweep.kernels.implementation import Operations
 
 
 class Signal(ABC):
@@ -46,8 +46,8 @@ class PredictedImportance(Signal):
         self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
     ) -> Recorder:
         """Load the predictor and make memory for its scores."""
-        from compression.predictor import load_predictor
-        from compression.recorders import ScoreRecorder
+        from kvsweep.compression.predictor import load_predictor
+        from kvsweep.compression.recorders import ScoreRecorder
 
         predictor = load_predictor(Path(self.directory), dtype=shape.dtype).to(device)
         return ScoreRecorder(partial(predictor, linear=operations.linear), slots, capacity, device)
@@ -69,7 +69,7 @@ class AttentionMass(Signal):
         self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
     ) -> Recorder:
         """Make a running sum per row."""
-        from compression.recorders import MassRecorder
+        from kvsweep.compression.recorders import MassRecorder
 
         return MassRecorder(operations.causal_mass, self.decay, shape, slots, capacity, device)
 
@@ -84,7 +84,7 @@ class RecentQueries(Signal):
         self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
     ) -> Recorder:
         """Make a ring of queries per layer."""
-        from compression.recorders import QueryRecorder
+        from kvsweep.compression.recorders import QueryRecorder
 
         return QueryRecorder(shape, slots, self.window, device)
 
@@ -103,7 +103,7 @@ class LastUse(Signal):
         self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
     ) -> Recorder:
         """Make two times per row."""
-        from compression.recorders import UseRecorder
+        from kvsweep.compression.recorders import UseRecorder
 
         return UseRecorder(self.threshold, shape, slots, capacity, device)
 
@@ -124,6 +124,6 @@ class RowMemory(Signal):
         self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
     ) -> Recorder:
         """Make a number per row."""
-        from compression.recorders import MemoryRecorder
+        from kvsweep.compression.recorders import MemoryRecorder
 
         return MemoryRecorder(shape, slots, capacity, device)

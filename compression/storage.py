@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from compression.rows import CacheShape, Prefill
-from kernels.implementation import Operations
-from kernels.packing import pack_rows, rotation
-from kernels.reference import whole_rows
-from kernels.row_format import RowFormat
+from kvsweep.compression.rows import CacheShape, Prefill
+from kvsweep.kernels.implementation import Operations
+from kvsweep.kernels.packing import pack_rows, rotation
+from kvsweep.kernels.reference import whole_rows
+from kvsweep.kernels.row_format import RowFormat
 
 _Attended = tuple[Tensor, Tensor | None]
 

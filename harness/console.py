@@ -21,7 +21,7 @@ def _run(program: str, module: str) -> Any:
     # A Ctrl-C while the interpreter takes itself down finds nobody to say a sentence.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     try:
-        from analysis.command_line import one_sentence
+        from kvsweep.base.command_line import one_sentence
 
         with one_sentence(program):
             return import_module(module).main()
@@ -29,11 +29,11 @@ def _run(program: str, module: str) -> Any:
         sys.exit(130)
 
 
-kvsweep = partial(_run, "kvsweep", "harness.sweep.command")
-grade = partial(_run, "kvsweep-grade", "harness.grading.command")
-status = partial(_run, "kvsweep-status", "harness.sweep.status")
-report = partial(_run, "kvsweep-report", "analysis.report.build")
-compare = partial(_run, "kvsweep-compare", "analysis.compare")
-export = partial(_run, "kvsweep-export", "analysis.export")
-predictor = partial(_run, "kvsweep-predictor", "harness.predictor.command")
-trace = partial(_run, "kvsweep-trace", "harness.inspect.command")
+kvsweep = partial(_run, "kvsweep", "kvsweep.harness.sweep.command")
+grade = partial(_run, "kvsweep-grade", "kvsweep.harness.grading.command")
+status = partial(_run, "kvsweep-status", "kvsweep.harness.sweep.watch.status")
+report = partial(_run, "kvsweep-report", "kvsweep.analysis.report.build")
+compare = partial(_run, "kvsweep-compare", "kvsweep.analysis.compare")
+export = partial(_run, "kvsweep-export", "kvsweep.analysis.export")
+predictor = partial(_run, "kvsweep-predictor", "kvsweep.harness.predictor.command")
+trace = partial(_run, "kvsweep-trace", "kvsweep.harness.inspect.command")

@@ -17,13 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
-from analysis.records import UserError
-from analysis.safe import folder_below
-from harness.toy.paths import WEIGHTS
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import folder_below
+from kvsweep.harness.toy.paths import WEIGHTS
 
-_BESIDE_REPOSITORY = Path(__file__).resolve().parent.parent / "conf"
-_INSIDE_WHEEL = Path(__file__).resolve().parent / "conf"
-CONF = _INSIDE_WHEEL if _INSIDE_WHEEL.is_dir() else _BESIDE_REPOSITORY
+# Beside this package's folder, in the repository as in an installed wheel.
+CONF = Path(__file__).resolve().parents[1] / "conf"
 OWN_FOLDER_MARK = "kvsweep.yaml"
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 

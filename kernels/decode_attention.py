@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import padded, upcast
+from kvsweep.kernels.tiles import padded, upcast
 
 CHUNK = 512
 

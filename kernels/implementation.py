@@ -45,9 +45,9 @@ def operations(impl: Implementation = "torch") -> Operations:
     """
     check_available(impl)
     if impl == "torch":
-        from kernels import reference
+        from kvsweep.kernels import reference
 
         return reference
-    from kernels import twins
+    from kvsweep.kernels import twins
 
     return twins

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import reference
-from kernels.tiles import row_tile, stages, upcast
+from kvsweep.kernels import reference
+from kvsweep.kernels.tiles import row_tile, stages, upcast
 
 BLOCK = 64
 

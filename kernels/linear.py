@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import upcast
+from kvsweep.kernels.tiles import upcast
 
 TOKENS = 16  # the fewest that a tensor core multiplies
 STAGES = 3  # the weight is read once, so the time is that of its loads

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import padded, row_tile, stages, upcast
+from kvsweep.kernels.tiles import padded, row_tile, stages, upcast
 
 BLOCK = 64
 

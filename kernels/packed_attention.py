@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_attention import CHUNK, attend_rows, join
-from kernels.row_format import RowFormat
-from kernels.tiles import padded, upcast
+from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join
+from kvsweep.kernels.row_format import RowFormat
+from kvsweep.kernels.tiles import padded, upcast
 
 BLOCK = 16  # rows per product; with more, the numbers of two unpacked tiles do not fit into the registers
 

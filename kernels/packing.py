@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.row_format import RowFormat
+from kvsweep.kernels.row_format import RowFormat
 
 # Rounding to float16 changes a number by at most 2^-11 of itself or, below its normal numbers, by 2^-25. So these
 # margins bound a number from one side.

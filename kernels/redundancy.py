@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.tiles import row_tile
+from kvsweep.kernels.tiles import row_tile
 
 BLOCK = 64
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d, pad
 
-from kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
-from kernels.packing import unpack_rows
-from kernels.row_format import RowFormat
+from kvsweep.kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
+from kvsweep.kernels.packing import unpack_rows
+from kvsweep.kernels.row_format import RowFormat
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.

@@ -1,12 +1,12 @@
 """The Triton twins of the operations in `kernels.reference`, under the same names."""
 
-from kernels.compact import compact_layers
-from kernels.decode_attention import decode_attention
-from kernels.importance_labels import causal_mass, importance_labels
-from kernels.linear import linear
-from kernels.observation import observation_scores
-from kernels.packed_attention import packed_attention
-from kernels.redundancy import redundancy
+from kvsweep.kernels.compact import compact_layers
+from kvsweep.kernels.decode_attention import decode_attention
+from kvsweep.kernels.importance_labels import causal_mass, importance_labels
+from kvsweep.kernels.linear import linear
+from kvsweep.kernels.observation import observation_scores
+from kvsweep.kernels.packed_attention import packed_attention
+from kvsweep.kernels.redundancy import redundancy
 
 __all__ = [
     "RAGGED",

@@ -18,11 +18,11 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from compression.policy import CacheView, Policy, Selection
-from harness.decode.engine import Engine
-from harness.decode.request import Branch, Request
-from harness.models.load import LoadedModel, load_model
-from harness.sweep.job import CONF, Job, make_job
+from kvsweep.compression.policy import CacheView, Policy, Selection
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
 
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs", "toy_groups")
 CERTAIN = 0.5

@@ -35,7 +35,7 @@ from typing import Any
 
 import yaml
 
-from analysis.records import COMPLETIONS_FILE, PairRow, decode, shard_files
+from kvsweep.base.records import COMPLETIONS_FILE, PairRow, decode, shard_files
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPUS = Path(__file__).with_name("attack_corpus.jsonl")
@@ -103,11 +103,12 @@ class Command:
             termios.tcsetwinsize(self._terminal, (50, 200))
             return
         os.chdir(cwd)
-        os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
+        os.environ |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
         entry = script.removeprefix("kvsweep-")
         limits()
         if fresh:
-            program = f"import sys; sys.argv[0] = {script!r}; from harness.console import {entry}; sys.exit({entry}())"
+            start = f"import sys; sys.argv[0] = {script!r}"
+            program = f"{start}\nfrom kvsweep.harness.console import {entry}; sys.exit({entry}())"
             os.execv(sys.executable, [sys.executable, "-P", "-c", program, *words[1:]])
         _run_here(entry, words)
 
@@ -160,14 +161,14 @@ def _run_here(entry: str, words: list[str]) -> None:
     """Run a console script in this forked process, and end the process as the interpreter would."""
     import traceback
 
-    import harness.console
+    import kvsweep.harness.console
 
     code: Any = 1
     sys.argv = words
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
     try:
-        code = getattr(harness.console, entry)() or 0
+        code = getattr(kvsweep.harness.console, entry)() or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -265,9 +266,9 @@ class Field:
 
 def prepare(scratch: Path, *, long: bool, seed: int) -> Field:
     """Import everything once, so that a fork needs no import, and make the undisturbed run."""
-    import harness.inspect.draw
-    import harness.predictor.train
-    import harness.sweep.run  # noqa: F401
+    import kvsweep.harness.inspect.draw
+    import kvsweep.harness.predictor.train
+    import kvsweep.harness.sweep.run.execute  # noqa: F401
 
     problems, tokens = (6, 160) if long else (4, 128)
     grid = [*GRID, f"benchmark.limit={problems}", f"decoding.max_new_tokens={tokens}"]

@@ -14,15 +14,15 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.inspect.attribution import grad_x_input, removal
-from harness.inspect.reasoning_steps import token_range
-from harness.inspect.text import InspectedText
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.predictor.recipe import compose_config
-from harness.predictor.traces import trace_of_text
-from harness.settings import build
-from harness.toy.tasks import problems
+from kvsweep.harness.inspect.attribution import grad_x_input, removal
+from kvsweep.harness.inspect.reasoning_steps import token_range
+from kvsweep.harness.inspect.text import InspectedText
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.recipe import compose_config
+from kvsweep.harness.predictor.traces import trace_of_text
+from kvsweep.harness.settings import build
+from kvsweep.harness.toy.tasks import problems
 from scripts.toy_completions import write_completion
 
 _STEP = r"([a-p])=[a-p]\+[a-p]: .*?So \1 is \d\. "

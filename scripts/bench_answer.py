@@ -34,18 +34,18 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.numbers.decisions import decide_rounds
-from analysis.records import STATS_FILE, Completion, DecodeStats, Pair, read_rows
-from compression.policies.dynts import DynTS
-from harness.decode.sampling import sequence_key, uniform
-from harness.grading.grader import Grader
-from harness.models.load import LoadedModel
-from harness.provenance import describe_code, describe_hardware
-from harness.sweep.decode_cells import loaded
-from harness.sweep.job import CONF, Job, make_job
-from harness.sweep.rounds import stored_scores
-from harness.sweep.run import run
-from harness.sweep.store import CellStore
+from kvsweep.analysis.numbers.decisions import decide_rounds
+from kvsweep.base.records import STATS_FILE, Completion, DecodeStats, Pair, read_rows
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.harness.decode.sampling import sequence_key, uniform
+from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.provenance import describe_code, describe_hardware
+from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
+from kvsweep.harness.sweep.run.decode_cells import loaded
+from kvsweep.harness.sweep.run.execute import run
+from kvsweep.harness.sweep.run.rounds import stored_scores
+from kvsweep.harness.sweep.run.store import CellStore
 
 WAYS = ("paper", "cells", "forked", "sequential")
 BATCH = 20  # of the DynTS code

@@ -38,16 +38,16 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from analysis.records import Shard
-from compression.policies.dynts import DynTS
-from compression.policy import Policy
-from compression.predictor import load_predictor
-from harness.decode.engine import Engine
-from harness.decode.request import Branch, DecodingConfig, Request, needed_capacity
-from harness.decode.sampling import sample
-from harness.models.load import LoadedModel, load_model
-from harness.provenance import describe_code, describe_hardware
-from harness.sweep.job import CONF, Job, make_job
+from kvsweep.base.records import Shard
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policy import Policy
+from kvsweep.compression.predictor import load_predictor
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, needed_capacity
+from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.provenance import describe_code, describe_hardware
+from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
 
 Prompts = list[tuple[int, ...]]
 

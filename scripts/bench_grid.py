@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 from hydra import compose, initialize_config_dir
 
-from analysis.records import Completion
-from harness.decode.engine import Engine
-from harness.decode.request import Branch, Request
-from harness.models.load import LoadedModel, load_model
-from harness.provenance import describe_code, describe_hardware
-from harness.sweep.job import CONF, Job, make_job
+from kvsweep.base.records import Completion
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.provenance import describe_code, describe_hardware
+from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
 
 Written = dict[tuple[str, str, int], Completion]
 

@@ -49,13 +49,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from analysis.records import UserError
-from compression.rows import CacheShape
-from harness.provenance import describe_code, describe_hardware
-from kernels import reference
-from kernels.implementation import check_available
-from kernels.packing import pack_rows
-from kernels.row_format import RowFormat
+from kvsweep.base.errors import UserError
+from kvsweep.compression.rows import CacheShape
+from kvsweep.harness.provenance import describe_code, describe_hardware
+from kvsweep.kernels import reference
+from kvsweep.kernels.implementation import check_available
+from kvsweep.kernels.packing import pack_rows
+from kvsweep.kernels.row_format import RowFormat
 
 MODELS = {
     "r1_qwen_7b": {"layers": 28, "q_heads": 28, "kv_heads": 4, "head_dim": 128},
@@ -145,7 +145,7 @@ def prepare(args: argparse.Namespace) -> tuple[torch.device, bool]:
         ValueError: neither a GPU nor the interpreter.
     """
     check_available("triton")
-    from kernels.tiles import INTERPRETED
+    from kvsweep.kernels.tiles import INTERPRETED
 
     args.tiny = args.tiny or INTERPRETED
     if args.output and args.tiny:
@@ -291,7 +291,7 @@ def decode_attention_cases(shape: CacheShape, sizes: Sizes, device: torch.device
 def decode_attention_case(
     shape: CacheShape, size: tuple[int, ...], device: torch.device, *, mass: bool = False, ragged: bool = False
 ) -> Case:
-    from kernels import decode_attention as kernel
+    from kvsweep.kernels import decode_attention as kernel
 
     torch.manual_seed(0)
     slots, kv_heads, tokens, head_dim = size
@@ -343,8 +343,8 @@ def packed_attention_cases(shape: CacheShape, sizes: Sizes, device: torch.device
 
 
 def packed_attention_case(shape: CacheShape, size: tuple[int, ...], bits: int, device: torch.device) -> Case:
-    from kernels import decode_attention
-    from kernels import packed_attention as kernel
+    from kvsweep.kernels import decode_attention
+    from kvsweep.kernels import packed_attention as kernel
 
     torch.manual_seed(0)
     slots, kv_heads, tokens, head_dim = size
@@ -421,7 +421,7 @@ def compact_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> Iter
 
 
 def compact_case(name: str, caches: Tensor, keep: Tensor) -> Case:
-    from kernels import compact as kernel
+    from kvsweep.kernels import compact as kernel
 
     rows, kept = list(caches), keep.shape[-1]
 
@@ -468,7 +468,7 @@ def importance_labels_cases(shape: CacheShape, sizes: Sizes, device: torch.devic
 
 
 def importance_labels_case(shape: CacheShape, tokens: int, kind: str, device: torch.device) -> Case:
-    from kernels import importance_labels as kernel
+    from kvsweep.kernels import importance_labels as kernel
 
     torch.manual_seed(0)
     query = torch.randn(shape.q_heads, tokens, shape.head_dim, device=device).to(shape.dtype)
@@ -509,7 +509,7 @@ def redundancy_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> I
 
 
 def redundancy_case(name: str, keys: Tensor) -> Case:
-    from kernels import redundancy as kernel
+    from kvsweep.kernels import redundancy as kernel
 
     heads, tokens, head_dim = keys.shape
 
@@ -549,7 +549,7 @@ def observation_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> 
 def observation_case(
     name: str, shape: CacheShape, rows: int, window: int, policy: dict[str, Any], device: torch.device
 ) -> Case:
-    from kernels import observation as kernel
+    from kvsweep.kernels import observation as kernel
 
     torch.manual_seed(0)
     queries = torch.randn(shape.q_heads, window, shape.head_dim, device=device).to(shape.dtype)

@@ -42,7 +42,7 @@ def run(length: int) -> float:
 
 def formula(length: int) -> float:
     """MiB, as `LabelPass` has it."""
-    from harness.predictor.recipe import LABEL_KINDS
+    from kvsweep.harness.predictor.recipe import LABEL_KINDS
 
     sums = 4 * length * KV_HEADS * (len(LABEL_KINDS) + 2)
     return (sums + 16 * Q_HEADS * (BLOCK**2 + length)) / 2**20
@@ -52,7 +52,7 @@ def peak(length: int) -> float:
     """MiB of the label pass over two layers, above what was resident before it."""
     import torch
 
-    from harness.predictor.labels import LABEL_KINDS, LabelPass
+    from kvsweep.harness.predictor.labels import LABEL_KINDS, LabelPass
 
     query, key = torch.randn(1, Q_HEADS, length, HEAD_DIM), torch.randn(1, KV_HEADS, length, HEAD_DIM)
     with torch.inference_mode():

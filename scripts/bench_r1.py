@@ -34,18 +34,18 @@ from hydra import compose, initialize_config_dir
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from compression.cache import SlotCache
-from compression.policies.dynts import DynTS
-from compression.policies.full import FullCache
-from compression.policy import Policy
-from compression.predictor import ImportancePredictor, save_predictor
-from harness.decode.engine import Engine
-from harness.decode.request import DecodingConfig, build_decoding, needed_capacity
-from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel, load_model
-from harness.provenance import describe_code, describe_hardware
-from harness.settings import build
-from harness.sweep.job import CONF
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policy import Policy
+from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding, needed_capacity
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.provenance import describe_code, describe_hardware
+from kvsweep.harness.settings import build
+from kvsweep.harness.sweep.plan.job import CONF
 
 CONTENDERS = ("dynts", "full", "padded", "generate", "continuous")
 

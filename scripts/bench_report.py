@@ -12,8 +12,8 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer
 
-from analysis.report.build import build_report
-from harness.toy.paths import WEIGHTS
+from kvsweep.analysis.report.build import build_report
+from kvsweep.harness.toy.paths import WEIGHTS
 
 STEP = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. "
 TEXTS = {

@@ -21,16 +21,16 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from compression.cache import SlotCache
-from harness.decode.graphs import StepGraphs
-from harness.decode.memory import free_memory
-from harness.decode.request import SamplingConfig
-from harness.decode.sampling import sample
-from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel, load_model
-from harness.provenance import describe_code, describe_hardware
-from harness.settings import build
-from harness.sweep.job import CONF
+from kvsweep.compression.cache import SlotCache
+from kvsweep.harness.decode.graphs import StepGraphs
+from kvsweep.harness.decode.memory import free_memory
+from kvsweep.harness.decode.request import SamplingConfig
+from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.provenance import describe_code, describe_hardware
+from kvsweep.harness.settings import build
+from kvsweep.harness.sweep.plan.job import CONF
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def measured(module: str, *arguments: object, limits: Callable[[], None] = int) 
     pid = os.fork()
     if not pid:
         limits()
-        os.environ |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        os.environ |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
         out = os.open(os.devnull, os.O_WRONLY)
         os.dup2(out, 1)
         os.dup2(out, 2)
@@ -61,15 +61,15 @@ def cells(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """2,000 cells in one job with few open files, and their status."""
     windows = ",".join(str(n) for n in range(4, 504))
     sweep = [*MANY, f"grid.local_window=[{windows}]", "policy.budget=1024", f"results_dir={folder}"]
-    yield "sweep of 2,000 cells, ulimit -n 256", measured("harness.sweep.command", *sweep, limits=few_files)
-    yield "status of 2,000 cells", measured("harness.sweep.status", folder / "default")
+    yield "sweep of 2,000 cells, ulimit -n 256", measured("kvsweep.harness.sweep.command", *sweep, limits=few_files)
+    yield "status of 2,000 cells", measured("kvsweep.harness.sweep.watch.status", folder / "default")
 
 
 def page(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The report of 200,000 completions, and its page in a browser."""
     for number in range(42):
         write_cell(folder, number, 200_000 // 42 + 1, 32)
-    yield "report of 200,000 completions", measured("analysis.report.build", folder)
+    yield "report of 200,000 completions", measured("kvsweep.analysis.report.build", folder)
     yield "its page in headless Chromium", {"seconds": opened(folder / "report/report.html")}
 
 
@@ -101,7 +101,7 @@ def export(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The export of a million rows."""
     for number in range(42):
         write_cell(folder, number, 1_000_000 // 42 + 1, 32)
-    yield "export of 1,000,000 rows", measured("analysis.export", folder)
+    yield "export of 1,000,000 rows", measured("kvsweep.analysis.export", folder)
 
 
 def main() -> None:

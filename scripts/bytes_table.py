@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import words
-from analysis.load import load_run
-from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
-from analysis.numbers.inference import paired_tests, score_array
-from analysis.numbers.kv_bytes import size
-from analysis.numbers.metrics import SETTING, cell_metrics, graded_rows, model_title
+from kvsweep.analysis import format
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
+from kvsweep.analysis.numbers.inference import paired_tests, score_array
+from kvsweep.analysis.numbers.kv_bytes import size
+from kvsweep.analysis.numbers.metrics import SETTING, cell_metrics, graded_rows, model_title
 
 # Two settings count as equal in bytes if the larger takes at most this factor.
 NEARLY = 1.15
@@ -36,18 +36,18 @@ def _table(settings: pd.DataFrame) -> str:
     head = ["policy", "budget", "keep ratio", "bits", "bytes, mean", "bytes, peak", "Pass@1 (%)", "completions"]
     lines = [
         [
-            words.policy_title(row.policy),
-            words.number(row.budget),
-            words.number(row.keep_ratio),
+            format.policy_title(row.policy),
+            format.number(row.budget),
+            format.number(row.keep_ratio),
             f"{row.bits}",
             size(row.kv_bytes_mean),
             size(row.kv_bytes_peak),
-            words.percent_pm(row.pass_at_1, row.se),
+            format.percent_pm(row.pass_at_1, row.se),
             f"{row.completions}",
         ]
         for row in settings.itertuples()
     ]
-    return words.markdown([head, *lines])
+    return format.markdown([head, *lines])
 
 
 def _pairs(settings: pd.DataFrame, cells: pd.DataFrame, graded: pd.DataFrame) -> str:
@@ -67,8 +67,8 @@ def _pairs(settings: pd.DataFrame, cells: pd.DataFrame, graded: pd.DataFrame) ->
         test = paired_tests(scores[:1], scores[1]).iloc[0]
         names = [_name(row) for row in (fewer, more)]
         sizes = f"{size(fewer['kv_bytes_mean'])}, {size(more['kv_bytes_mean'])}"
-        lines.append([*names, sizes, words.percent_pm(test["difference"], test["se"], signed=True)])
-    return words.markdown([head, *lines])
+        lines.append([*names, sizes, format.percent_pm(test["difference"], test["se"], signed=True)])
+    return format.markdown([head, *lines])
 
 
 def _cell_ids(cells: pd.DataFrame, row: dict[str, object]) -> dict[str, str]:
@@ -79,8 +79,8 @@ def _cell_ids(cells: pd.DataFrame, row: dict[str, object]) -> dict[str, str]:
 
 
 def _name(row: dict[str, object]) -> str:
-    sizes = words.axes({name: row[name] for name in ("keep_ratio", "budget")})
-    return ", ".join(part for part in (words.policy_title(str(row["policy"])), sizes, f"{row['bits']} bits") if part)
+    sizes = format.axes({name: row[name] for name in ("keep_ratio", "budget")})
+    return ", ".join(part for part in (format.policy_title(str(row["policy"])), sizes, f"{row['bits']} bits") if part)
 
 
 if __name__ == "__main__":

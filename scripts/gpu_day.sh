@@ -16,7 +16,7 @@ shift
 mkdir -p "$OUT"
 SMALL=${SMALL:-}
 PYTHON=${PYTHON:-python}
-KVSWEEP="$PYTHON -c 'from harness.console import kvsweep; kvsweep()'"
+KVSWEEP="$PYTHON -c 'from kvsweep.harness.console import kvsweep; kvsweep()'"
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
 # The parts' sizes: those of the claims, or such as a CPU does in minutes.
@@ -50,7 +50,7 @@ demo() { # the demo with each implementation, compared
         eval "$KVSWEEP -m experiment=demo draws=1 impl=$impl results_dir=$OUT/runs run_name=demo_$impl $DEMO" || return
     done
     [ -z "$SMALL" ] || return 0
-    $PYTHON -m analysis.compare "$OUT/runs/demo_torch" "$OUT/runs/demo_triton"
+    $PYTHON -m kvsweep.analysis.compare "$OUT/runs/demo_torch" "$OUT/runs/demo_triton"
 }
 
 greedy() { # the same tokens on the CPU and here, in float32

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.grading.answers import AnswerKind
-from harness.grading.pool import Job, Pool
+from kvsweep.harness.grading.answers import AnswerKind
+from kvsweep.harness.grading.pool import Job, Pool
 
 INTEGERS = ("aime24", "amc23")
 _PIECES = (

@@ -1029,7 +1029,7 @@ def measure(made: Iterable[Case], judge: Callable[[list[tuple[str, str, str]]], 
 
 def measured(made: Iterable[Case], pool: Any) -> dict[str, object]:
     """As `measure`, judged in the workers of a `harness.grading.pool.Pool`; what went wrong is printed by its change."""
-    from harness.grading.pool import Job
+    from kvsweep.harness.grading.pool import Job
 
     def judge(rows: list[tuple[str, str, str]]) -> list[bool]:
         rule = {"answer_from": "whole_text"}
@@ -1056,7 +1056,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    from harness.grading.pool import Pool
+    from kvsweep.harness.grading.pool import Pool
 
     with Pool(workers=arguments.workers) as pool:
         made = [*cases(arguments.cases, arguments.seed), *golds(arguments.golds, arguments.seed)]

@@ -33,14 +33,14 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
-from harness.decode.engine import Engine
-from harness.decode.sampling import uniform
-from harness.provenance import describe_hardware
-from harness.sweep import decode_cells
-from harness.sweep.heartbeat import Reporter
-from harness.sweep.job import CONF, Job, make_job
-from harness.sweep.store import CellStore
+from kvsweep.base.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.sampling import uniform
+from kvsweep.harness.provenance import describe_hardware
+from kvsweep.harness.sweep import decode_cells
+from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
+from kvsweep.harness.sweep.run.store import CellStore
+from kvsweep.harness.sweep.watch.heartbeat import Reporter
 
 POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs")

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from harness.benchmarks.config import BenchmarkConfig
-from harness.predictor.command import run
-from harness.predictor.recipe import compose_config, read_settings
-from harness.settings import build
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.predictor.command import run
+from kvsweep.harness.predictor.recipe import compose_config, read_settings
+from kvsweep.harness.settings import build
 
 MODELS = ("toy_qwen", "toy_llama")
 
@@ -28,7 +28,9 @@ def main() -> None:
             config = compose_config("config", [*settings, f"model={model}", f"benchmark=toy_{task}"])
             for label in ("answer", "far_max"):
                 write_labels(config, label)
-    subprocess.run([sys.executable, "-m", "harness.sweep.command", "-m", "experiment=labels", *overrides], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "kvsweep.harness.sweep.command", "-m", "experiment=labels", *overrides], check=True
+    )
 
 
 def write_labels(config: DictConfig, label: str) -> None:

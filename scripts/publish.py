@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from analysis.report.build import build_report
+from kvsweep.analysis.report.build import build_report
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 PICTURES = {

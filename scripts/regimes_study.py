@@ -15,10 +15,10 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.load import load_run
-from analysis.numbers.findings import analyse
-from analysis.pictures.style import LINE_COLORS, STYLE, new_figure, tidy
-from analysis.words import PAGE_WIDTH, policy_title
+from kvsweep.analysis.format import PAGE_WIDTH, policy_title
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.findings import analyse
+from kvsweep.analysis.pictures.style import LINE_COLORS, STYLE, new_figure, tidy
 
 ONCE, AGAIN = "toy_regs", "toy_restated"
 MOST_MOVED = 6

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.load import load_run
-from analysis.numbers.decisions import decide_rounds
-from analysis.numbers.inference import score_array
-from analysis.numbers.metrics import graded_rows
-from harness.sweep.job import doubled
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.decisions import decide_rounds
+from kvsweep.analysis.numbers.inference import score_array
+from kvsweep.analysis.numbers.metrics import graded_rows
+from kvsweep.harness.sweep.plan.job import doubled
 
 
 def main() -> None:

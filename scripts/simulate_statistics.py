@@ -13,9 +13,16 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.numbers.decisions import MARGIN, decide, decide_grid, decide_rounds, draws_to_hold, problems_to_hold
-from analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
-from analysis.numbers.metrics import score_intervals
+from kvsweep.analysis.numbers.decisions import (
+    MARGIN,
+    decide,
+    decide_grid,
+    decide_rounds,
+    draws_to_hold,
+    problems_to_hold,
+)
+from kvsweep.analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
+from kvsweep.analysis.numbers.metrics import score_intervals
 
 RNG = np.random.default_rng(20260121)
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from harness.toy.tasks import TASKS
+from kvsweep.harness.toy.tasks import TASKS
 
 _OPENINGS = ("Let me go step by step. ", "Ok, let me see. ", "Let me start. ", "Hmm, let me think. ")
 _ENDINGS = ("Done.", "That is all.", "Ok, all done.")

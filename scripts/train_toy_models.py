@@ -38,7 +38,7 @@ from transformers import (
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.toy.tasks import TASKS, ToyProblem, training_problems
+from kvsweep.harness.toy.tasks import TASKS, ToyProblem, training_problems
 from scripts.toy_completions import write_completion
 from scripts.toy_tokenizer import MAX_LENGTH, build_tokenizer
 

@@ -64,7 +64,7 @@ def tiny_predictor_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random importance predictor for the tiny model."""
     import torch
 
-    from compression.predictor import ImportancePredictor, save_predictor
+    from kvsweep.compression.predictor import ImportancePredictor, save_predictor
 
     directory = tmp_path_factory.mktemp("tiny_predictor")
     torch.manual_seed(1)
@@ -77,7 +77,7 @@ def tiny_statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random statistics of the tiny model's queries."""
     import torch
 
-    from compression.policies.triattention import save_statistics
+    from kvsweep.compression.policies.triattention import save_statistics
 
     path = tmp_path_factory.mktemp("tiny_statistics") / "statistics.safetensors"
     torch.manual_seed(2)
@@ -111,7 +111,7 @@ def kvsweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
     """`kvsweep("key=value", ...)` runs the command in this process."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from harness.sweep.command import main
+    from kvsweep.harness.sweep.command import main
 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
@@ -136,11 +136,11 @@ def start_kvsweep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str
 
     def start(*arguments: str, setup: str = "") -> subprocess.Popen[str]:
         """`setup` is a statement that the process runs before anything else."""
-        program = f"{setup}\nfrom harness.sweep.command import main\nmain()"
+        program = f"{setup}\nfrom kvsweep.harness.sweep.command import main\nmain()"
         process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -161,7 +161,7 @@ def compose() -> Iterator[Callable[..., Any]]:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
-    from harness.settings import CONF
+    from kvsweep.harness.settings import CONF
 
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -171,20 +171,20 @@ def compose() -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if it loads a model."""
-    import harness.sweep.decode_cells
+    import kvsweep.harness.sweep.run.decode_cells
 
     def load(config: Any) -> None:
         pytest.fail(f"a model was loaded: {config.name}")
 
-    harness.sweep.decode_cells.loaded.cache_clear()
-    monkeypatch.setattr(harness.sweep.decode_cells, "load_model", load)
+    kvsweep.harness.sweep.run.decode_cells.loaded.cache_clear()
+    monkeypatch.setattr(kvsweep.harness.sweep.run.decode_cells, "load_model", load)
 
 
 @pytest.fixture
 def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the models that have been loaded, as they are loaded; none is left over from another test."""
-    import harness.sweep.decode_cells
-    from harness.models.load import load_model
+    import kvsweep.harness.sweep.run.decode_cells
+    from kvsweep.harness.models.load import load_model
 
     loads: list[str] = []
 
@@ -192,10 +192,10 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         loads.append(config.name)
         return load_model(config)
 
-    harness.sweep.decode_cells.loaded.cache_clear()
-    monkeypatch.setattr(harness.sweep.decode_cells, "load_model", load)
+    kvsweep.harness.sweep.run.decode_cells.loaded.cache_clear()
+    monkeypatch.setattr(kvsweep.harness.sweep.run.decode_cells, "load_model", load)
     yield loads
-    harness.sweep.decode_cells.loaded.cache_clear()
+    kvsweep.harness.sweep.run.decode_cells.loaded.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-PACKAGES = {"kernels", "compression", "harness", "analysis"}
+PACKAGES = {"base", "kernels", "compression", "harness", "analysis"}
 NAMES = sorted({name for name in re.findall(r"`([A-Za-z_.]+)`", PAGE) if "." in name})
 
 
@@ -17,7 +17,7 @@ def find(dotted):
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:cut]))
+            found = importlib.import_module(".".join(["kvsweep", *parts[:cut]]))
         except ModuleNotFoundError:
             continue
         for part in parts[cut:]:

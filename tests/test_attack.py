@@ -16,7 +16,7 @@ def test_no_attack_gets_through() -> None:
     ended = subprocess.run(
         [sys.executable, "scripts/attack.py"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=900,

@@ -16,9 +16,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from analysis import command_line
-from harness.settings import CONF
-from harness.toy.paths import WEIGHTS
+from kvsweep.base import command_line
+from kvsweep.harness.settings import CONF
+from kvsweep.harness.toy.paths import WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -112,7 +112,7 @@ def fresh(tmp_path: Path) -> Callable[..., Ended]:
             "class Lacking:\n"
             "    def find_spec(self, name, path=None, target=None):\n"
             f"        if name.split('.')[0] in {set(without)!r}: raise {error}(name)\n"
-            f"sys.meta_path.insert(0, Lacking()); sys.path.insert(0, {str(ROOT)!r}); sys.argv[0] = {script!r}\n"
+            f"sys.meta_path.insert(0, Lacking()); sys.path.insert(0, {str(ROOT / 'src')!r}); sys.argv[0] = {script!r}\n"
             f"from {module} import {name}; sys.exit({name}())\n"
         )
         ended = subprocess.run(
@@ -223,7 +223,9 @@ def test_showing_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path) -> No
 
 
 def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_path: Path) -> None:
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom harness.sweep.command import main; main()"
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\nfrom kvsweep.harness.sweep.command import main; main()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", program, "--cfg", "job"],
         cwd=tmp_path,
@@ -254,8 +256,8 @@ def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_
 def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_path: Path) -> None:
     command = tmp_path / "kvsweep"
     command.write_text(
-        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from harness.sweep.command import main; main()\n"
+        f"#!{sys.executable}\nimport sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "from kvsweep.harness.sweep.command import main; main()\n"
     )
     command.chmod(0o755)
     line = next(line for line in (ROOT / "docs/sweep.md").read_text().splitlines() if "-sc install=bash" in line)
@@ -309,7 +311,7 @@ def test_a_failed_job_is_status_1(
     assert "`kvsweep`" in documented()[command_line.FAILED]
     # The second job's benchmark is whole.
     setup = (
-        "import harness.sweep.run as run; decode = run.decode\n"
+        "import kvsweep.harness.sweep.run.execute as run; decode = run.decode\n"
         "def fail(work):\n"
         "    if work.job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
         "    decode(work)\n"

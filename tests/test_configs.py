@@ -11,17 +11,17 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from analysis.records import UserError
-from compression.policies.oracle import save_labels
-from compression.policy import Policy
-from compression.predictor import ImportancePredictor, save_predictor
-from harness.benchmarks.config import BenchmarkConfig
-from harness.decode.request import DecodingConfig, build_decoding
-from harness.models.config import ModelConfig
-from harness.predictor.recipe import read_settings
-from harness.settings import CONF, build
-from harness.sweep.job import build_policies, make_job
-from harness.toy.paths import WEIGHTS
+from kvsweep.base.errors import UserError
+from kvsweep.compression.policies.oracle import save_labels
+from kvsweep.compression.policy import Policy
+from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.predictor.recipe import read_settings
+from kvsweep.harness.settings import CONF, build
+from kvsweep.harness.sweep.plan.job import build_policies, make_job
+from kvsweep.harness.toy.paths import WEIGHTS
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
 OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}

@@ -22,12 +22,12 @@ import yaml
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compression.policy import CacheView
-from harness.inspect import command as trace
-from harness.predictor.command import ALONE, STAGES
-from harness.predictor.recipe import read_settings
-from harness.sweep.job import CONF, build_policy
-from harness.toy.paths import WEIGHTS
+from kvsweep.compression.policy import CacheView
+from kvsweep.harness.inspect import command as trace
+from kvsweep.harness.predictor.command import ALONE, STAGES
+from kvsweep.harness.predictor.recipe import read_settings
+from kvsweep.harness.sweep.plan.job import CONF, build_policy
+from kvsweep.harness.toy.paths import WEIGHTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.stem != "architecture")
@@ -119,11 +119,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of docs/sweep.md's single cell, as it is typed there but for one problem."""
     folder = tmp_path_factory.mktemp("readme")
     (command,) = [c for c in TYPED if c.startswith("kvsweep model=toy_llama benchmark=toy_regs")]
-    program = "from harness.sweep.command import main; main()"
+    program = "from kvsweep.harness.sweep.command import main; main()"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", program, *shlex.split(command)[1:], "benchmark.limit=1"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -42,7 +42,7 @@ def test_triton_writes_the_same_greedy_texts(more, tiny, tiny_policy, tmp_path):
     pytest.importorskip("triton")
     found = {}
     for impl in ("torch", "triton"):
-        command = [sys.executable, "-m", "harness.sweep.command", *tiny, *tiny_policy]
+        command = [sys.executable, "-m", "kvsweep.harness.sweep.command", *tiny, *tiny_policy]
         command += [f"impl={impl}", "benchmark=toy_chain", "decoding=greedy", "benchmark.limit=2", "policy.budget=40"]
         command += ["decoding.max_new_tokens=24", "slots=3", f"results_dir={tmp_path / impl}", *more]
         run_interpreted(command, tmp_path)
@@ -64,18 +64,18 @@ def of_text(row):
 
 def test_every_twin_has_a_reference_of_its_name():
     pytest.importorskip("triton")
-    from kernels import reference, twins
+    from kvsweep.kernels import reference, twins
 
     assert all(hasattr(reference, name) for name in twins.__all__)
 
 
 LABELS = """
 import torch
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.predictor.labels import label_trace
-from harness.predictor.traces import Trace
-from harness.toy.paths import WEIGHTS
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.labels import label_trace
+from kvsweep.harness.predictor.traces import Trace
+from kvsweep.harness.toy.paths import WEIGHTS
 
 model = load_model(ModelConfig(name="toy_qwen", title="Toy", path=str(WEIGHTS / "toy_qwen"), threads=1))
 ids = torch.randint(3, 60, (45,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -95,6 +95,6 @@ def test_triton_makes_the_same_labels(tmp_path):
 
 
 def run_interpreted(command, folder):
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TRITON_INTERPRET": "1"}
     ended = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

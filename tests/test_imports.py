@@ -1,9 +1,9 @@
 """Imports run one way between the packages and between the rooms of harness; no folder name collides with another."""
 
 import ast
+import os
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterable
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("kernels", "compression", "harness", "analysis")
-# Each room and the rooms that it may import from. `analysis` owns the row types, because files are all it reads.
-BELOW = {
-    "analysis": (),
-    "kernels": (),
-    "compression": ("kernels",),
-    "harness.console": ("analysis",),
-    "harness.provenance": ("analysis",),
-    "harness.toy": ("analysis",),
-    "harness.models": ("compression", "kernels", "analysis"),
-    "harness.settings": ("harness.toy", "analysis"),
-    "harness.grading": ("harness.models", "harness.settings", "harness.provenance", "analysis"),
-    "harness.benchmarks": ("harness.grading", "harness.settings", "harness.toy", "harness.models", "analysis"),
-    "harness.decode": ("harness.settings", "harness.models", "compression", "kernels", "analysis"),
+PACKAGES = ("base", "kernels", "compression", "harness", "analysis")
+# Each room and the rooms that it may import from.
+BELOW: dict[str, tuple[str, ...]] = {
+    "base": (),
+    "analysis": ("base",),
+    "kernels": ("base",),
+    "compression": ("kernels", "base"),
+    "harness.console": ("base",),
+    "harness.provenance": ("base",),
+    "harness.toy": ("base",),
+    "harness.models": ("compression", "kernels", "base"),
+    "harness.settings": ("harness.toy", "base"),
+    "harness.grading": ("harness.models", "harness.settings", "harness.provenance", "base"),
+    "harness.benchmarks": ("harness.grading", "harness.settings", "harness.toy", "harness.models", "base"),
+    "harness.decode": ("harness.settings", "harness.models", "compression", "kernels", "base"),
 }
 BELOW["harness.sweep"] = (*BELOW,)
 BELOW["harness.predictor"] = (*BELOW,)
@@ -52,7 +53,7 @@ def imported(source: str) -> set[str]:
 
 
 def of_project(names: Iterable[str]) -> set[str]:
-    return {name for name in names if name.split(".")[0] in PACKAGES}
+    return {name.removeprefix("kvsweep.") for name in names if name.split(".")[0] == "kvsweep"}
 
 
 def is_within(name: str, modules: Iterable[str]) -> bool:
@@ -77,7 +78,7 @@ def test_no_room_lies_below_itself() -> None:
 
 def test_no_two_files_import_each_other() -> None:
     names = {name_of(path).removesuffix(".py").replace("/", "."): path for path in MODULES}
-    wanted = {name: imported(path.read_text()) for name, path in names.items()}
+    wanted = {name: of_project(imported(path.read_text())) for name, path in names.items()}
     edges = {name: {other for other in names if other != name and is_imported(other, wanted[name])} for name in names}
     assert list(TopologicalSorter(edges).static_order())  # raises CycleError
 
@@ -87,9 +88,9 @@ def is_imported(module: str, names: set[str]) -> bool:
 
 
 def test_the_import_reader_sees_every_form_of_import() -> None:
-    source = "import torch, a.b as r\ndef f():\n    from harness import models\n    from a.b import c as d\n"
-    assert imported(source) == {"torch", "a.b", "harness.models", "a.b.c"}
-    assert not is_within("harness.modelsuite", ("harness.models",))
+    source = "import torch, a.b as r\ndef f():\n    from kvsweep.harness import models\n    from a.b import c as d\n"
+    assert imported(source) == {"torch", "a.b", "kvsweep.harness.models", "a.b.c"}
+    assert not is_within("harness.modelsuite", ("kvsweep.harness.models",))
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if p.name == "__init__.py"], ids=name_of)
@@ -103,23 +104,21 @@ def test_every_package_folder_has_an_init_file() -> None:
     assert not {name_of(folder) for folder in folders if not (folder / "__init__.py").exists()}
 
 
+@pytest.mark.parametrize(
+    "path", [*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")], ids=name_of
+)
+def test_no_file_imports_a_folder_by_its_bare_name(path: Path) -> None:
+    assert not {name for name in imported(path.read_text()) if name.split(".")[0] in PACKAGES}
+
+
 def test_kernels_can_be_imported_where_triton_cannot() -> None:
-    run_python("import sys; sys.modules['triton'] = None; import kernels; assert not hasattr(kernels, '__version__')")
-    run_python("import sys, kernels; assert not {'triton', 'torch'} & sys.modules.keys()")
-
-
-def test_transformers_does_not_take_our_kernels_for_the_hubs() -> None:
-    run_python(
-        "import sys, kernels; assert kernels.__file__.startswith(sys.path[0])\n"
-        "from transformers import LlamaForCausalLM, Qwen2ForCausalLM\n"
-        "from transformers.integrations import hub_kernels\n"
-        "from transformers.utils import is_kernels_available\n"
-        "assert not is_kernels_available()\n"
-    )
+    run_python("import sys; sys.modules['triton'] = None; import kvsweep.kernels.implementation")
+    run_python("import sys, kvsweep.kernels; assert not {'triton', 'torch'} & sys.modules.keys()")
 
 
 def test_the_analysis_needs_no_torch() -> None:
-    modules = ", ".join(name_of(p)[:-3].replace("/", ".") for p in sorted((ROOT / "analysis").rglob("[!_]*.py")))
+    paths = sorted((ROOT / "analysis").rglob("[!_]*.py"))
+    modules = ", ".join(f"kvsweep.{name_of(path)[:-3].replace('/', '.')}" for path in paths)
     run_python(
         "class Blocked:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -128,21 +127,20 @@ def test_the_analysis_needs_no_torch() -> None:
     )
 
 
-def test_python_ends_before_the_standard_librarys_compression() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["requires-python"] == ">=3.11,<3.14"
-    assert "compression" not in sys.stdlib_module_names
+def test_nothing_but_kvsweep_can_be_imported() -> None:
+    bare = ", ".join(f"'{name}'" for name in PACKAGES)
+    run_python(f"from importlib.util import find_spec\nassert not [n for n in ({bare}) if find_spec(n)]")
 
 
-def test_the_wheel_holds_every_package() -> None:
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert set(build["packages"]) == set(PACKAGES)
+def test_every_package_has_its_link() -> None:
+    links = {path.name: path.resolve() for path in (ROOT / "src" / "kvsweep").iterdir() if path.is_symlink()}
+    assert links == {name: ROOT / name for name in PACKAGES}
 
 
 def run_python(program: str) -> None:
-    """Run a program in a fresh interpreter, the repository first on its path."""
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", start + program], capture_output=True, text=True, timeout=300, check=False
-    )
+    """Run a program in a fresh interpreter, away from the repository."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r})\n"
+    command = [sys.executable, "-P", "-c", start + program]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(command, capture_output=True, env=environment, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -17,15 +17,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
-# Where the wheel keeps each folder of the repository that it takes.
-FOLDERS = {
-    "kernels": "kernels",
-    "compression": "compression",
-    "harness": "harness",
-    "analysis": "analysis",
-    "conf": "harness/conf",
-    "results/reference": "analysis/reference",
-}
+# The folders of the repository that the wheel holds below `kvsweep`.
+FOLDERS = ("base", "kernels", "compression", "harness", "analysis", "conf", "results/reference")
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +51,14 @@ def files_of(folder: str) -> dict[str, bytes]:
 def test_the_wheel_holds_every_file(folder: str, unpacked: Path) -> None:
     expected = files_of(folder)
     assert expected
-    held = {name: unpacked / FOLDERS[folder] / name for name in expected}
+    held = {name: unpacked / "kvsweep" / folder / name for name in expected}
     assert [name for name, path in held.items() if not path.is_file()] == []
     assert [name for name, path in held.items() if path.read_bytes() != expected[name]] == []
 
 
 def test_the_wheel_holds_nothing_else(unpacked: Path) -> None:
-    expected = {f"{place}/{name}" for folder, place in FOLDERS.items() for name in files_of(folder)}
+    expected = {f"kvsweep/{folder}/{name}" for folder in FOLDERS for name in files_of(folder)}
+    expected |= {"kvsweep/__init__.py", "kvsweep/py.typed"}
     held = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     assert {name for name in held - expected if ".dist-info/" not in name} == set()
 
@@ -92,10 +86,13 @@ def test_the_citation_is_of_this_version() -> None:
 @pytest.mark.slow
 def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
     program = (
-        "import analysis.numbers.reference, analysis.report.build, harness.settings, harness.sweep.command\n"
-        "print(harness.settings.CONF, analysis.numbers.reference.reference_folder())\n"
-        "harness.sweep.command.main()\n"
-        "analysis.report.build.main(['results/demo'])\n"
+        "from kvsweep.analysis.numbers import reference\n"
+        "from kvsweep.analysis.report import build\n"
+        "from kvsweep.harness import settings\n"
+        "from kvsweep.harness.sweep import command\n"
+        "print(settings.CONF, reference.REFERENCE)\n"
+        "command.main()\n"
+        "build.main(['results/demo'])\n"
     )
     sweep = ["-m", "experiment=demo", "benchmark=toy_add", "benchmark.limit=1", "grid.keep_ratio=[0.3]"]
     settings = ["grid.local_window=[48]", "results_dir=results", "run_name=demo"]
@@ -110,7 +107,7 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
     )
     assert ended.returncode == 0, ended.stderr
     places = ended.stdout.splitlines()[0].split()
-    assert places == [str(unpacked / "harness/conf"), str(unpacked / "analysis/reference")]
+    assert places == [str(unpacked / "kvsweep/conf"), str(unpacked / "kvsweep/results/reference")]
     # The full cache and one DynTS cell for each of the two embedded models.
     assert len(list((tmp_path / "results/demo").glob("*/DONE"))) == 4
     assert (tmp_path / "results/demo/report/report.html").is_file()
@@ -119,7 +116,7 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
 @pytest.mark.slow
 def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
     def kvsweep(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        program = "from harness.sweep.command import main; main()"
+        program = "from kvsweep.harness.sweep.command import main; main()"
         environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
         return subprocess.run(
             [sys.executable, "-c", program, *words],

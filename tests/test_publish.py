@@ -13,7 +13,7 @@ def test_a_run_is_published(kvsweep, tmp_path):
     assert ended.code == 0, ended.err
     script = [sys.executable, "scripts/publish.py", "demo"]
     places = ["--runs", str(tmp_path), "--published", str(tmp_path / "published")]
-    subprocess.run([*script, *places], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=True)
+    subprocess.run([*script, *places], cwd=ROOT, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, check=True)
     files = {path.name: path for path in (tmp_path / "published" / "demo").iterdir()}
     assert {"report.html", "cells.csv", "provenance.md", "heatmap_toy_qwen_dynts_128.png"} == set(files)
     assert "experiment=demo" in files["provenance.md"].read_text()

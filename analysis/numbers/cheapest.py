@@ -4,9 +4,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import words
-from analysis.numbers.kv_bytes import size
-from analysis.numbers.metrics import SETTING, mean_over_benchmarks
+from kvsweep.analysis import format
+from kvsweep.analysis.numbers.kv_bytes import size
+from kvsweep.analysis.numbers.metrics import SETTING, mean_over_benchmarks
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -31,9 +31,11 @@ def cheapest_in_words(settings: pd.DataFrame) -> str:
     if rest.empty:
         return "By bytes, no setting is shown to hold."
     row: Any = next(rest.itertuples())
-    share = "" if full.empty else f", {words.percent(row.kv_bytes_mean / full['kv_bytes_mean'].iloc[0])}% of the full's"
+    share = (
+        "" if full.empty else f", {format.percent(row.kv_bytes_mean / full['kv_bytes_mean'].iloc[0])}% of the full's"
+    )
     return (
-        f"By bytes, the cheapest setting that holds is {words.setting(row)}: {size(row.kv_bytes_mean)} of keys and "
+        f"By bytes, the cheapest setting that holds is {format.setting(row)}: {size(row.kv_bytes_mean)} of keys and "
         f"values a text in the mean over its steps{share}, {size(row.kv_bytes_peak)} at the peak, beside "
         f"{size(row.weight_bytes)} of weights."
     )

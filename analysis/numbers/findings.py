@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.load import Run
-from analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
-from analysis.numbers.metrics import cell_metrics, graded_rows
-from analysis.numbers.verdict import PanelVerdict, answers, panel_verdicts, policy_verdicts
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
+from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
+from kvsweep.analysis.numbers.verdict import PanelVerdict, answers, panel_verdicts, policy_verdicts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import words
-from analysis.question import by_question, question_title
+from kvsweep.analysis import format
+from kvsweep.analysis.question import by_question, question_title
 
 # A picture of a shared setting compares at least so many policies.
 MIN_POLICIES = 3
@@ -33,7 +33,7 @@ class PolicyGrid:
     @property
     def title(self) -> str:
         """The policy, budget, variant and question, as "dynts, budget 128, question pinned"."""
-        title = words.setting(self)
+        title = format.setting(self)
         return title if "question=" in self.variant else f"{title}, {question_title(self.cells)}".removesuffix(", ")
 
 
@@ -79,13 +79,13 @@ class SharedSetting:
     @property
     def title(self) -> str:
         """The setting in words, as "keep ratio 0.3, window 48, budget 128, question pinned"."""
-        size = words.axes(vars(self)) or "the policies' own settings"
+        size = format.axes(vars(self)) or "the policies' own settings"
         return f"{size}, {question_title(self.cells)}".removesuffix(", ")
 
     @property
     def file_part(self) -> str:
         """The setting as part of a file's name, as "ratio0.3_window48_budget128"."""
-        size = words.axes(vars(self)).replace("keep ", "").replace(", ", "_").replace(" ", "")
+        size = format.axes(vars(self)).replace("keep ", "").replace(", ", "_").replace(" ", "")
         return f"{size}_question_{self.question}" if self.question else size
 
     @property
@@ -117,5 +117,5 @@ def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
 
 def _is_part_of_another(point: dict[str, float], points: pd.DataFrame) -> bool:
     """Say if another point agrees on all axes that this one has: its picture shows this one's policies too."""
-    known = {name: value for name, value in point.items() if not words.missing(value)}
+    known = {name: value for name, value in point.items() if not format.missing(value)}
     return int((points[list(known)] == pd.Series(known)).all(axis=1).sum()) > 1

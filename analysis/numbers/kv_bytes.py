@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import words
+from kvsweep.analysis import format
 
 
 def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
@@ -27,7 +27,7 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
 
 def size(count: float) -> str:
     """Write a number of bytes: "12.3 KiB", "4.5 GiB"; a dash if missing."""
-    if words.missing(count):
-        return words.MISSING
+    if format.missing(count):
+        return format.MISSING
     power = next((p for p in (3, 2, 1) if count >= 1024**p), 0)
-    return f"{words.decimal(count / 1024**power, min(power, 1))} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+    return f"{format.decimal(count / 1024**power, min(power, 1))} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"

@@ -3,16 +3,16 @@
 import numpy as np
 import pandas as pd
 
-from analysis.load import Run
-from analysis.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
-from analysis.records import COMPLETIONS_FILE, Completion, ignore, read_shards, view
+from kvsweep.analysis.load import Run
+from kvsweep.base.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
+from kvsweep.base.records import COMPLETIONS_FILE, Completion, ignore, read_shards, view
 
 COLUMNS = ["truncated_texts", "looping_texts", "loop_period", "loop_count", "tokens_in_loops"]
 _Ends = view(Completion, "stop_reason", "token_ids")
 
 
 def looping(run: Run) -> pd.DataFrame:
-    """Count the truncated texts of each cell, and those that end in a loop (`analysis.loops.find_loop`).
+    """Count the truncated texts of each cell, and those that end in a loop (`base.loops.find_loop`).
 
     Only the files of cells with a truncated text are read again.
 

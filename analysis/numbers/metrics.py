@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.load import Run
-from analysis.numbers.inference import LEVEL, paired_tests, pass_at_k, score_array
-from analysis.records import OUTCOMES
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.numbers.inference import LEVEL, paired_tests, pass_at_k, score_array
+from kvsweep.base.records import OUTCOMES
 
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
 PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouched_differ", "tokens_to_full"]
@@ -26,9 +26,9 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
     `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
     """
-    from analysis.numbers.kv_bytes import with_bytes
-    from analysis.numbers.looping import looping
-    from analysis.numbers.noninferiority import decide_cells
+    from kvsweep.analysis.numbers.kv_bytes import with_bytes
+    from kvsweep.analysis.numbers.looping import looping
+    from kvsweep.analysis.numbers.noninferiority import decide_cells
 
     graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [

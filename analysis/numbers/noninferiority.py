@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.numbers import decisions
-from analysis.numbers.decisions import Decision, Floats
-from analysis.numbers.inference import score_array
+from kvsweep.analysis.numbers import decisions
+from kvsweep.analysis.numbers.decisions import Decision, Floats
+from kvsweep.analysis.numbers.inference import score_array
 
 COLUMNS = ["decision", "margin", "rounds", "confidence", "these_low", "these_high", "diff_low", "diff_high"]
 COLUMNS += ["draws_to_hold", "problems_to_hold"]

@@ -5,23 +5,19 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import words
-from analysis.numbers.grids import PolicyGrid
+from kvsweep.analysis import format
+from kvsweep.analysis.numbers.grids import PolicyGrid
 
+# Beside this package's folder, in the repository as in an installed wheel.
+REFERENCE = Path(__file__).resolve().parents[2] / "results" / "reference"
 GRID_FILE = "dynts_heatmaps.csv"
 SCORES_FILE = "scores.csv"
 MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget"]
 
 
-def reference_folder() -> Path:
-    """The folder of the published tables: results/reference of a checkout, or the copy in an installed package."""
-    inside = Path(__file__).parents[1] / "reference"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "results" / "reference"
-
-
 def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
     """The published scores at the points of a model's grid, in percent; None if they have no two rows and columns."""
-    table = pd.read_csv(reference_folder() / GRID_FILE)
+    table = pd.read_csv(REFERENCE / GRID_FILE)
     alike = (table["model"] == model) & (table["policy"] == grid.policy) & (table["budget"] == grid.budget)
     on_axes = table["keep_ratio"].isin(grid.ratios) & table["local_window"].isin(grid.windows)
     found = table[alike & on_axes & table["benchmark"].isin(grid.benchmarks)]
@@ -31,7 +27,7 @@ def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
 def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
     """Set our scores beside the published ones, as texts: a row per cell that has a published one; None without any."""
     ours = metrics[metrics["pass_at_1"].notna()]
-    tables = [pd.read_csv(reference_folder() / name) for name in (GRID_FILE, SCORES_FILE)]
+    tables = [pd.read_csv(REFERENCE / name) for name in (GRID_FILE, SCORES_FILE)]
     published = pd.concat(tables, ignore_index=True)[[*MATCH, "pass_at_1", "source", "doubt"]]
     axes = ["keep_ratio", "local_window", "budget"]
     # The full cache has none of the axes, and a missing value matches nothing.
@@ -41,9 +37,9 @@ def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
         {
             "model": row.model_title,
             "benchmark": row.benchmark_title,
-            "setting": words.setting(row) if row.budget >= 0 else words.policy_title(row.policy),
-            "ours ± SE": words.percent_pm(row.pass_at_1, row.se),
-            "95% interval": f"{words.percent(row.ci_low)} to {words.percent(row.ci_high)}",
+            "setting": format.setting(row) if row.budget >= 0 else format.policy_title(row.policy),
+            "ours ± SE": format.percent_pm(row.pass_at_1, row.se),
+            "95% interval": f"{format.percent(row.ci_low)} to {format.percent(row.ci_high)}",
             "published": f"{row.pass_at_1_published:.1f}",
             "source": row.source,
             "doubt": "" if pd.isna(row.doubt) else row.doubt,

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import words
-from analysis.numbers import inference
-from analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
-from analysis.numbers.grids import PolicyGrid, SharedSetting
-from analysis.numbers.inference import BETWEEN_PROBLEMS, NoiseFloor
-from analysis.numbers.metrics import mean_over_benchmarks
-from analysis.records import UserError
+from kvsweep.analysis import format
+from kvsweep.analysis.numbers import inference
+from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
+from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting
+from kvsweep.analysis.numbers.inference import BETWEEN_PROBLEMS, NoiseFloor
+from kvsweep.analysis.numbers.metrics import mean_over_benchmarks
+from kvsweep.base.errors import UserError
 
 # If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
 HARDLY_FIRES = 0.2
@@ -69,7 +69,7 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
         lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
         for decision, heading in (("holds", "Hold"), ("loses", "Lose accuracy"), ("open", "Open")):
             rows: Any = cells[cells["decision"] == decision].sort_values("diff_to_full", ascending=False).itertuples()
-            named = [f"{words.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
+            named = [f"{format.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
             if named:
                 lines.append(f"{heading}, with the difference to the full cache in points: {'; '.join(named)}.")
         title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
@@ -103,8 +103,8 @@ def _panel_answer(cells: pd.DataFrame) -> tuple[str, str]:
         return "unfinished", name
     if (others["decision"] == "holds").any():
         one = others[others["decision"] == "holds"].sort_values("kept_rows", kind="stable").iloc[0]
-        place = ", ".join(filter(None, [words.policy_title(one["policy"], one["variant"]), words.axes(one[AXES])]))
-        return "holds", f"{words.percent(one['kept_rows'])}% of the rows on {name} ({place})"
+        place = ", ".join(filter(None, [format.policy_title(one["policy"], one["variant"]), format.axes(one[AXES])]))
+        return "holds", f"{format.percent(one['kept_rows'])}% of the rows on {name} ({place})"
     return ("loses" if (others["decision"] == "loses").all() else "open"), name
 
 
@@ -127,12 +127,12 @@ def _and(texts: list[str]) -> str:
 
 
 def _signed(difference: float) -> str:
-    return words.percent(difference, signed=True)
+    return format.percent(difference, signed=True)
 
 
 def _unfinished(cells: pd.DataFrame) -> str:
     stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
-    of = "" if words.missing(expected) else f" of {expected:,.0f}"
+    of = "" if format.missing(expected) else f" of {expected:,.0f}"
     return (
         f"Unfinished: {stored:,}{of} completions are stored. Short texts end first, so the scores will move, and no "
         "setting is recommended yet."
@@ -149,20 +149,20 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     if "holds" in decisions:
         chosen = known[known["decision"] == "holds"].sort_values("kept_rows").iloc[0]
         headline = (
-            f"Recommended: {words.axes(chosen[POINT])}, the smallest cache that holds. It loses {less} "
-            f"({_difference(chosen)}) and keeps {words.percent(chosen['kept_rows'])}% of the rows."
+            f"Recommended: {format.axes(chosen[POINT])}, the smallest cache that holds. It loses {less} "
+            f"({_difference(chosen)}) and keeps {format.percent(chosen['kept_rows'])}% of the rows."
         )
     elif "open" in decisions:
         chosen = known[known["decision"] == "open"].sort_values("these_low").iloc[-1]
         headline = (
-            f"No setting is shown to hold, that is, to lose {less}. The nearest is {words.axes(chosen[POINT])} "
+            f"No setting is shown to hold, that is, to lose {less}. The nearest is {format.axes(chosen[POINT])} "
             f"({_difference(chosen)}). {_to_show(chosen, len(known))}"
         )
     else:
         best = known.sort_values("diff_to_full").iloc[-1]
         return [
-            f"Every setting loses accuracy; the best loses {words.percent(-best['diff_to_full'])} points "
-            f"({words.axes(best[POINT])}, {_interval(best)}).",
+            f"Every setting loses accuracy; the best loses {format.percent(-best['diff_to_full'])} points "
+            f"({format.axes(best[POINT])}, {_interval(best)}).",
             f"{_size(known)}.",
         ]
     return [headline, _counts(known), _population(chosen)]
@@ -219,17 +219,17 @@ def _population(row: Any) -> str:
     there = "holds there too" if row["diff_low"] > -row["margin"] else "is open there"
     return (
         f"This is about these {row['problems']} problems, with new draws of the answers. About other problems like "
-        f"these, {words.axes(row[POINT])} {there} (95% interval {low} to {high})."
+        f"these, {format.axes(row[POINT])} {there} (95% interval {low} to {high})."
     )
 
 
 def _span(floor: NoiseFloor, where: str = "here") -> str:
     """Say if the settings matter at all: how far apart their scores are, and how far chance alone would put them."""
     matter = "Settings matter" if floor.signal else "No setting is shown to matter"
-    low, _, high = (words.percent(value) for value in floor.expected_range)
+    low, _, high = (format.percent(value) for value in floor.expected_range)
     return (
-        f"{matter} {where}: scores span {words.percent(floor.range)} points; chance alone would "
-        f"span {low} to {high} ({words.p_equals(floor.p)})."
+        f"{matter} {where}: scores span {format.percent(floor.range)} points; chance alone would "
+        f"span {low} to {high} ({format.p_equals(floor.p)})."
     )
 
 
@@ -244,17 +244,16 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     order = np.argsort(-floor.scores, kind="stable")
     best, second = order[:2]
     needed, bound = inference.draws_to_separate(scores[best], scores[second])
-    place = words.axes(cells.iloc[best][POINT])
-    return (
-        f"The best score is {words.percent(floor.scores[best])} ({place}). {_tied(floor)} {_gap(needed, bound)}".strip()
-    )
+    place = format.axes(cells.iloc[best][POINT])
+    score = format.percent(floor.scores[best])
+    return f"The best score is {score} ({place}). {_tied(floor)} {_gap(needed, bound)}".strip()
 
 
 def _tied(floor: NoiseFloor) -> str:
     others = int(floor.tied.sum()) - 1
     few = f"{others} other setting{' is' if others == 1 else 's are'}" if others else "No other setting is"
     return (
-        f"{few} statistically tied with the best: a setting within {words.percent(floor.critical)} points of the best "
+        f"{few} statistically tied with the best: a setting within {format.percent(floor.critical)} points of the best "
         "cannot be told from it."
     )
 
@@ -273,12 +272,12 @@ def _eviction(cells: pd.DataFrame) -> str:
     share = float(np.average(cells["evicted"], weights=cells["completions"]))
     if share < HARDLY_FIRES:
         return (
-            f"Eviction acted in only {words.percent(share)}% of the completions: this panel mostly compares the full "
+            f"Eviction acted in only {format.percent(share)}% of the completions: this panel mostly compares the full "
             "cache with itself."
         )
     differ = cells["untouched_differ"].sum()
     rest = f" {differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
-    acted = f"Eviction acted in {words.percent(share)}% of the completions"
+    acted = f"Eviction acted in {format.percent(share)}% of the completions"
     return f"{acted}, {cells['mean_evictions'].mean():.1f} times each on average.{rest if differ else ''}"
 
 
@@ -290,8 +289,8 @@ def _loops(cells: pd.DataFrame) -> list[str]:
     if not truncated:
         return []
     share = saved / (ours["mean_tokens"] * ours["completions"]).sum()
-    stop = f" decoding.stop_on_loop=true would save {words.percent(share)}% of the tokens there." if loop else ""
-    counts = f"At keep ratio {words.number(ratio)}, {loop:,.0f} of {truncated:,.0f} truncated texts loop"
+    stop = f" decoding.stop_on_loop=true would save {format.percent(share)}% of the tokens there." if loop else ""
+    counts = f"At keep ratio {format.number(ratio)}, {loop:,.0f} of {truncated:,.0f} truncated texts loop"
     return [f"{counts}: they repeat their end until they are cut off.{stop}" if loop else f"{counts}."]
 
 
@@ -329,12 +328,12 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
         gap, middle = best - second, BETWEEN_PROBLEMS[1]
         needed = inference.summary_draws_to_separate(gap, scores.mean(), problems, between=middle)
         least, _, most = sorted(one.p for one in floors)
-        wide, _, narrow = (words.percent(one.expected_spread) for one in floors)
+        wide, _, narrow = (format.percent(one.expected_spread) for one in floors)
         lines = [
             _span(floor),
             f"The standard deviation of the scores is {100 * floor.spread:.2f} points; chance alone would give "
             f"{narrow} to {wide}, if {BETWEEN_PROBLEMS[-1]:.0%} to {BETWEEN_PROBLEMS[0]:.0%} of the variance lies "
-            f"between problems ({words.p_equals(least)} to {words.p_value(most)}).",
+            f"between problems ({format.p_equals(least)} to {format.p_value(most)}).",
             f"{_tied(floor)} {_gap(needed)}",
         ]
         doubts: Any = cells["doubt"].dropna().unique() if "doubt" in cells else []
@@ -357,5 +356,5 @@ def spread_in_words(setting: SharedSetting, model: str) -> str:
 
 
 def _range(lengths: pd.Series) -> str:
-    low, high = words.decimal(lengths.min()), words.decimal(lengths.max())
+    low, high = format.decimal(lengths.min()), format.decimal(lengths.max())
     return low if low == high else f"{low} to {high}"

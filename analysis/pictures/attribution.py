@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.pictures.style import DIVERGING, STYLE, heat_table, new_figure
-from analysis.words import EQUATION, PAGE_WIDTH
+from kvsweep.analysis.format import EQUATION, PAGE_WIDTH
+from kvsweep.analysis.pictures.style import DIVERGING, STYLE, heat_table, new_figure
 
 _LABEL_CHARACTERS = 32
 

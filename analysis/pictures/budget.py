@@ -9,9 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import words
-from analysis.numbers.metrics import benchmark_views, model_title
-from analysis.pictures.style import (
+from kvsweep.analysis import format
+from kvsweep.analysis.format import DEFAULT_LOOK, Look
+from kvsweep.analysis.numbers.metrics import benchmark_views, model_title
+from kvsweep.analysis.pictures.style import (
     DASHES,
     LINE_COLORS,
     MARKERS,
@@ -22,7 +23,6 @@ from analysis.pictures.style import (
     percent_axis,
     tidy,
 )
-from analysis.words import DEFAULT_LOOK, Look
 
 LINE = ["policy", "variant", "keep_ratio", "local_window"]
 MAX_LINES = 8
@@ -49,7 +49,7 @@ def _panels(views: list[tuple[str, pd.DataFrame]], title: str, look: Look) -> Fi
     columns = min(len(views), look.columns or 3)
     views = [(title, rows.dropna(subset="pass_at_1")) for title, rows in views]
     for _, rows in views:
-        rows["line"] = [words.setting(row, budget=False) for row in rows.itertuples()]
+        rows["line"] = [format.setting(row, budget=False) for row in rows.itertuples()]
     points = pd.concat([rows for _, rows in views])
     lines = list(points.loc[points["policy"] != "full", "line"].unique())
     with matplotlib.rc_context(STYLE):
@@ -89,6 +89,6 @@ def _lines(axes: Axes, title: str, points: pd.DataFrame, lines: list[str]) -> No
         look |= {"linestyle": DASHES[place % len(DASHES)], "markersize": 4, "linewidth": 1.2, "elinewidth": 0.8}
         axes.errorbar(line["budget"] + aside[place], score, ends, label=name, **look)
     for row in points[full].head(1).itertuples():
-        full_cache_level(axes, row, words.policy_title("full"))
+        full_cache_level(axes, row, format.policy_title("full"))
     axes.set_title(title)
     tidy(axes)

@@ -6,13 +6,13 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import words
-from analysis.numbers.cheapest import settings_by_bytes
-from analysis.numbers.kv_bytes import size
-from analysis.numbers.metrics import model_title
-from analysis.pictures.comparison import pareto_front
-from analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, full_cache_level, new_figure, tidy
-from analysis.words import DEFAULT_LOOK, Look
+from kvsweep.analysis import format
+from kvsweep.analysis.format import DEFAULT_LOOK, Look
+from kvsweep.analysis.numbers.cheapest import settings_by_bytes
+from kvsweep.analysis.numbers.kv_bytes import size
+from kvsweep.analysis.numbers.metrics import model_title
+from kvsweep.analysis.pictures.comparison import pareto_front
+from kvsweep.analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, full_cache_level, new_figure, tidy
 
 ALL_ROWS = ("full", "full_packed")
 
@@ -35,11 +35,11 @@ def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -
             all_rows = policy in ALL_ROWS
             style: dict[str, Any] = {"color": LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
             style["marker"] = "*" if all_rows else MARKERS[policies.index(policy) % len(MARKERS)]
-            name = "all rows" if all_rows else words.policy_title(str(policy))
+            name = "all rows" if all_rows else format.policy_title(str(policy))
             score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
             axes.errorbar(line["kv_bytes_mean"], score, error, label=f"{name}, {width:.0f} bits", markersize=5, **style)
         for row in points[points["policy"] == "full"].head(1).itertuples():
-            full_cache_level(axes, row, words.policy_title("full"))
+            full_cache_level(axes, row, format.policy_title("full"))
         front = pareto_front(points.assign(mean_cache_length=points["kv_bytes_mean"]))
         axes.step(front["kv_bytes_mean"], 100 * front["pass_at_1"], where="post", color="0.6", label="Pareto front")
         axes.set_xscale("log", base=2)

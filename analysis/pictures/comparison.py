@@ -12,11 +12,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis import words
-from analysis.load import in_order
-from analysis.numbers.grids import AXES, SharedSetting
-from analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
-from analysis.pictures.style import (
+from kvsweep.analysis import format
+from kvsweep.analysis.format import DEFAULT_LOOK, MISSING, UNFINISHED, Look
+from kvsweep.analysis.load import in_order
+from kvsweep.analysis.numbers.grids import AXES, SharedSetting
+from kvsweep.analysis.numbers.metrics import benchmark_views, mean_over_benchmarks, model_title
+from kvsweep.analysis.pictures.style import (
     MARKERS,
     STYLE,
     full_cache_level,
@@ -27,8 +28,7 @@ from analysis.pictures.style import (
     tidy,
     wrapped,
 )
-from analysis.question import question_title
-from analysis.words import DEFAULT_LOOK, MISSING, UNFINISHED, Look
+from kvsweep.analysis.question import question_title
 
 POLICY = ["policy", "variant"]
 
@@ -62,7 +62,7 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     shown = pd.concat([rows for _, rows in views])
     unfinished = set(shown.loc[shown["status"] == "partial", POLICY].itertuples(index=False, name=None))
     keys = bars.itertuples(index=False, name=None)
-    names = [words.policy_title(*key) + UNFINISHED * (key in unfinished) for key in keys]
+    names = [format.policy_title(*key) + UNFINISHED * (key in unfinished) for key in keys]
     axes[0].set_yticks(bars.index, names)
     axes[0].set_ylim(len(bars) - 0.4, -0.6)
     _bars_legend(figure, shown)
@@ -88,7 +88,7 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> None:
             markeredgewidth=1.6,
             clip_on=False,
         )
-    _numbers(axes, [words.percent(value) for value in rows["pass_at_1"]], 100)
+    _numbers(axes, [format.percent(value) for value in rows["pass_at_1"]], 100)
     axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
     axes.set_xticks([0, 50, 100])
 
@@ -96,7 +96,7 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> None:
 def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
     most = 1.1 * rows["mean_cache_length"].fillna(1).max()
     axes.plot(rows["mean_cache_length"], rows.index, "o", color=LENGTH_COLOR, markersize=3.2)
-    _numbers(axes, [words.decimal(length, 0) for length in rows["mean_cache_length"]], most)
+    _numbers(axes, [format.decimal(length, 0) for length in rows["mean_cache_length"]], most)
     axes.set_title("cache length")
     axes.xaxis.set_major_locator(MaxNLocator(2))
     axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= most])
@@ -114,7 +114,7 @@ def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
 
 
 def _shown_name(row: Any) -> str:
-    return words.policy_title(row.policy, row.variant) + (UNFINISHED if row.status == "partial" else "")
+    return format.policy_title(row.policy, row.variant) + (UNFINISHED if row.status == "partial" else "")
 
 
 def _compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
@@ -203,15 +203,15 @@ def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
 def _policies(cells: pd.DataFrame) -> pd.DataFrame:
     """The policies and variants of the cells in the order of display; a policy's original form comes first."""
     policies = cells[POLICY].drop_duplicates()
-    titles = [words.policy_title(*key) for key in policies.itertuples(index=False)]
+    titles = [format.policy_title(*key) for key in policies.itertuples(index=False)]
     return in_order(policies.assign(title=titles), by=["policy", "title"])[POLICY]
 
 
 def _full_cache(axes: Axes, row: Any) -> None:
     """Draw the full cache's level with its name; only the name, where the level would squeeze all other points."""
     low, high = axes.get_ylim()
-    score = words.percent_pm(row.pass_at_1, row.se)
-    name = f"{words.policy_title('full', row.variant)}: {score} at {words.decimal(row.mean_cache_length, 0)} tokens"
+    score = format.percent_pm(row.pass_at_1, row.se)
+    name = f"{format.policy_title('full', row.variant)}: {score} at {format.decimal(row.mean_cache_length, 0)} tokens"
     place: dict[str, Any] = {"xytext": (2, 2), "textcoords": "offset points", "fontsize": 7}
     if 100 * row.pass_at_1 > high + 0.75 * (high - low):
         axes.annotate(f"{name}, above this picture", (0, 1), xycoords="axes fraction", **place)
@@ -279,7 +279,7 @@ def spread(wanted: list[float], gap: float) -> list[float]:
 
 def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:
     fixed = [name for name in AXES if all(part[name].nunique() == 1 for part in parts)]
-    return words.axes({name: line[name].iloc[0] for name in fixed if pd.concat(parts)[name].nunique() > 1})
+    return format.axes({name: line[name].iloc[0] for name in fixed if pd.concat(parts)[name].nunique() > 1})
 
 
 def _front(axes: Axes, points: pd.DataFrame) -> None:

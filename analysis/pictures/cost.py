@@ -12,11 +12,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import words
-from analysis.load import Run
-from analysis.numbers.metrics import model_title
-from analysis.pictures.style import DASHES, LINE_COLORS, STYLE, new_figure, panels, tidy
-from analysis.words import DEFAULT_LOOK, Look
+from kvsweep.analysis import format
+from kvsweep.analysis.format import DEFAULT_LOOK, Look
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.numbers.metrics import model_title
+from kvsweep.analysis.pictures.style import DASHES, LINE_COLORS, STYLE, new_figure, panels, tidy
 
 MAX_LINES = 4
 
@@ -68,7 +68,7 @@ class Curve:
     def name(self) -> str:
         """The setting, and how many others have the same line."""
         more = f" and {self.others} other{'s' * (self.others > 1)} alike" if self.others else ""
-        return words.setting(self.cell) + more
+        return format.setting(self.cell) + more
 
     def is_like(self, other: "Curve") -> bool:
         """Say if the two lines would hide each other."""
@@ -144,7 +144,7 @@ def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | N
         if shape is not None:
             axes[2].plot((shape[0] + shape[1] * curve.full) / (shape[0] + shape[1] * curve.held), **look)
     longest = max((curve.full for curve in curves), key=len)
-    axes[0].plot(longest, color="0.4", linewidth=1, label=words.policy_title("full"), zorder=1)
+    axes[0].plot(longest, color="0.4", linewidth=1, label=format.policy_title("full"), zorder=1)
 
 
 def _throughput(axes: Axes, cells: pd.DataFrame) -> None:
@@ -152,8 +152,8 @@ def _throughput(axes: Axes, cells: pd.DataFrame) -> None:
     together = cells[cells["decoded_together"] > 1].drop_duplicates("tokens_per_second")
     bars = pd.concat([alone.sort_values("policy", key=lambda names: names != "full").head(MAX_LINES), together])
     shown = axes.bar(np.arange(len(bars)), bars["tokens_per_second"], color="0.75", width=0.6)
-    axes.bar_label(shown, [words.decimal(speed, 0) for speed in bars["tokens_per_second"]], fontsize=6.5)
-    names = bars["policy"].map(words.policy_title).str.replace(" ", "\n")
+    axes.bar_label(shown, [format.decimal(speed, 0) for speed in bars["tokens_per_second"]], fontsize=6.5)
+    names = bars["policy"].map(format.policy_title).str.replace(" ", "\n")
     several = bars["decoded_together"].map("{:g} cells\ntogether".format)
     axes.set_xticks(np.arange(len(bars)), names.where(bars["decoded_together"] == 1, several), fontsize=6.5)
     axes.tick_params(axis="x", length=0)

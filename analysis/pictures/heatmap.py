@@ -12,11 +12,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import words
-from analysis.numbers.grids import PolicyGrid
-from analysis.numbers.metrics import mean_over_benchmarks, model_title
-from analysis.pictures.style import DIVERGING, STYLE, heat_table, ink, new_figure
-from analysis.words import DEFAULT_LOOK, HOLDS, LOSES, MARKS, MISSING, UNFINISHED, UNGRADED, UNSURE, Look
+from kvsweep.analysis import format
+from kvsweep.analysis.format import DEFAULT_LOOK, HOLDS, LOSES, MARKS, MISSING, UNFINISHED, UNGRADED, UNSURE, Look
+from kvsweep.analysis.numbers.grids import PolicyGrid
+from kvsweep.analysis.numbers.metrics import mean_over_benchmarks, model_title
+from kvsweep.analysis.pictures.style import DIVERGING, STYLE, heat_table, ink, new_figure
 
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
@@ -75,7 +75,7 @@ def scores_figure(scores: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
         panel = _score_panel(rows, " | ".join(names))
         panels.append(panel if look.scale == "own" else replace(panel, scale=""))
     titled = "policy" in scores and "budget" in scores
-    title = words.setting_of({"name": scores["policy"].iloc[0], "budget": scores["budget"].iloc[0]}) if titled else ""
+    title = format.setting_of({"name": scores["policy"].iloc[0], "budget": scores["budget"].iloc[0]}) if titled else ""
     return _heatmaps(panels, title, look, _notes(look, errors=False))
 
 
@@ -93,8 +93,8 @@ def published_figure(
         first = _score_panel(theirs, f"{name}, published", grid)
         own = _panel(grid, rows, _full_cells(rows, metrics), f"{name}, ours")
         gap = own.values - first.values
-        labels = gap.map(lambda points: words.percent(points / 100, signed=True))
-        note = f"typical standard error of ours {words.percent(rows['se'].mean())}"
+        labels = gap.map(lambda points: format.percent(points / 100, signed=True))
+        note = f"typical standard error of ours {format.percent(rows['se'].mean())}"
         both = [replace(panel, scale=str(benchmark)) for panel in (first, own)]
         points: dict[str, Any] = {"values": gap, "labels": labels, "scale": "", "difference": True}
         panels += [*both, Panel(title="ours minus published", note=note, **points)]
@@ -130,7 +130,7 @@ def _score_panel(rows: pd.DataFrame, title: str, grid: PolicyGrid | None = None)
     """The panel of scores in percent, on the axes of a grid or on its own."""
     values = _pivot(rows, "pass_at_1", grid).astype("float64")
     unsure = "sure" in rows and (rows["sure"] == "no").any()
-    labels = values.map(lambda score: words.percent(score / 100))
+    labels = values.map(lambda score: format.percent(score / 100))
     return Panel(title=f"{title}{UNSURE * bool(unsure)}", note="", values=values, labels=labels, scale=title)
 
 
@@ -143,26 +143,26 @@ def _pivot(rows: pd.DataFrame, value: str, grid: PolicyGrid | None) -> pd.DataFr
 
 
 def _cell_text(row: Any, value: str, *, interval: bool) -> str:
-    if words.missing(row.pass_at_1):
+    if format.missing(row.pass_at_1):
         return UNGRADED if row.completions else MISSING
     difference = value == "diff_to_full"
-    text = words.percent(getattr(row, value), signed=difference)
+    text = format.percent(getattr(row, value), signed=difference)
     if text == MISSING:
         return text
     text += {"holds": HOLDS, "loses": LOSES}.get(row.decision, "") if difference else ""
-    text += words.state_marks(row)
+    text += format.state_marks(row)
     if not interval:
         return text
     low, high = (row.diff_low, row.diff_high) if difference else (row.ci_low, row.ci_high)
-    return f"{text}\n{words.percent(low)} to {words.percent(high)}"
+    return f"{text}\n{format.percent(low)} to {format.percent(high)}"
 
 
 def _full_cache(full: pd.DataFrame) -> str:
-    if full.empty or words.missing(full.iloc[0]["pass_at_1"]):
+    if full.empty or format.missing(full.iloc[0]["pass_at_1"]):
         return "no full-cache score"
     row = full.iloc[0]
     mark = "" if row["status"] == "done" else UNFINISHED
-    return f"full cache {words.percent_pm(row['pass_at_1'], row['se'])}{mark}"
+    return f"full cache {format.percent_pm(row['pass_at_1'], row['se'])}{mark}"
 
 
 def _notes(look: Look, *, errors: bool = True) -> list[str]:
@@ -232,8 +232,8 @@ def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], cmap: str) -
     cmap = DIVERGING if panel.difference else cmap
     mesh = heat_table(axes, panel.values.to_numpy(), panel.labels.to_numpy(), cmap=cmap, limits=limits, size=SIZE)
     ratios, windows = panel.values.columns, panel.values.index
-    axes.set_xticks(np.arange(len(ratios)) + 0.5, [words.number(ratio) for ratio in ratios])
-    axes.set_yticks(np.arange(len(windows)) + 0.5, [words.number(window) for window in windows])
+    axes.set_xticks(np.arange(len(ratios)) + 0.5, [format.number(ratio) for ratio in ratios])
+    axes.set_yticks(np.arange(len(windows)) + 0.5, [format.number(window) for window in windows])
     axes.set_title("\n".join(line for line in (panel.title, panel.note) if line), linespacing=1.3)
     if panel.values.notna().any(axis=None):
         bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)

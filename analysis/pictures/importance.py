@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from analysis.pictures.style import STYLE, new_figure
-from analysis.safe import csv_cell
-from analysis.words import PAGE_WIDTH
+from kvsweep.analysis.format import PAGE_WIDTH
+from kvsweep.analysis.pictures.style import STYLE, new_figure
+from kvsweep.base.escape import csv_cell
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
 # No score is measured there: hatched, and in no colour of the scale.

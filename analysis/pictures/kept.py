@@ -10,10 +10,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import PermutationMethod, pearsonr
 
-from analysis import words
-from analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, new_figure, tidy
-from analysis.records import Eviction, UserError, held_percents
-from analysis.words import PAGE_WIDTH
+from kvsweep.analysis import format
+from kvsweep.analysis.format import PAGE_WIDTH
+from kvsweep.analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, new_figure, tidy
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Eviction, held_percents
 
 MAX_NAMED = 6
 
@@ -89,7 +90,7 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
 def correlation_text(table: pd.DataFrame) -> str:
     """Write Spearman's rho, its p and the number of policies."""
     rho, p, n = rank_correlation(table)
-    return f"no correlation over n = {n}" if np.isnan(rho) else f"Spearman rho {rho:.2f}, {words.p_equals(p)}, n = {n}"
+    return f"no correlation over n = {n}" if np.isnan(rho) else f"Spearman rho {rho:.2f}, {format.p_equals(p)}, n = {n}"
 
 
 def retention_figure(

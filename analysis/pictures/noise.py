@@ -7,10 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import words
-from analysis.numbers.verdict import PanelVerdict
-from analysis.pictures.style import STYLE, new_figure, panels, percent_axis
-from analysis.words import DEFAULT_LOOK, Look
+from kvsweep.analysis import format
+from kvsweep.analysis.format import DEFAULT_LOOK, Look
+from kvsweep.analysis.numbers.verdict import PanelVerdict
+from kvsweep.analysis.pictures.style import STYLE, new_figure, panels, percent_axis
 
 BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
@@ -41,8 +41,8 @@ def _panel(axes: Axes, verdict: PanelVerdict) -> None:
     axes.axhspan(tied_from, best, color=BAND_COLOR, linewidth=0)
     color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
     axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
-    low, _, high = (words.percent(value) for value in floor.expected_range)
-    spans = f"scores span {words.percent(floor.range)}, by chance {low} to {high}, {words.p_equals(floor.p)}"
+    low, _, high = (format.percent(value) for value in floor.expected_range)
+    spans = f"scores span {format.percent(floor.range)}, by chance {low} to {high}, {format.p_equals(floor.p)}"
     axes.set_title(f"{verdict.title}\n{spans}", fontsize=7.5, linespacing=1.3)
     bottom = min(scores[0], tied_from)
     room = 0.08 * (best - bottom or 1.0)  # settings that are all correct span nothing

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 
-from analysis.records import UserError
-from analysis.words import POLICY_TITLES, missing
+from kvsweep.analysis.format import POLICY_TITLES, missing
+from kvsweep.base.errors import UserError
 
 FORMATS = ("png", "svg", "pdf")
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import words
-from analysis.load import in_order
-from analysis.numbers.findings import Findings
-from analysis.numbers.grids import PolicyGrid
-from analysis.numbers.metrics import SETTING, model_title
-from analysis.pictures.heatmap import HOLDS, LOSES, css_colors
+from kvsweep.analysis import format
+from kvsweep.analysis.load import in_order
+from kvsweep.analysis.numbers.findings import Findings
+from kvsweep.analysis.numbers.grids import PolicyGrid
+from kvsweep.analysis.numbers.metrics import SETTING, model_title
+from kvsweep.analysis.pictures.heatmap import HOLDS, LOSES, css_colors
 
 MARKS = {"holds": HOLDS, "loses": LOSES}
 
@@ -29,13 +29,13 @@ def _panel(grid: PolicyGrid, cells: pd.DataFrame, metrics: pd.DataFrame) -> dict
     cells = cells.drop_duplicates(["keep_ratio", "local_window"])
     low, high = cells["pass_at_1"].min(), cells["pass_at_1"].max()
     buttons = {(row.local_window, row.keep_ratio): button(row, low, high) for row in cells.itertuples()}
-    rows = [(words.number(window), [buttons.get((window, ratio)) for ratio in grid.ratios]) for window in grid.windows]
+    rows = [(format.number(window), [buttons.get((window, ratio)) for ratio in grid.ratios]) for window in grid.windows]
     condition = cells["condition"].iloc[0]
     full: Any = metrics[(metrics["condition"] == condition) & (metrics["policy"] == "full")].head(1).itertuples()
     return {
         "title": cells["benchmark_title"].iloc[0],
         "full": next((button(row, low, high) for row in full), None),
-        "ratios": [words.number(ratio) for ratio in grid.ratios],
+        "ratios": [format.number(ratio) for ratio in grid.ratios],
         "rows": rows,
     }
 
@@ -54,7 +54,7 @@ def policy_tables(found: Findings) -> list[dict[str, Any]]:
         rows_in_order: Any = in_order(cells, by=SETTING).itertuples()
         settings: dict[str, dict[str, Any]] = {}
         for row in rows_in_order:
-            settings.setdefault(words.setting(row), {})[row.benchmark] = button(row, *ranges[row.benchmark])
+            settings.setdefault(format.setting(row), {})[row.benchmark] = button(row, *ranges[row.benchmark])
         rows = [(name, [buttons.get(benchmark) for benchmark in titles]) for name, buttons in settings.items()]
         tables.append({"title": model_title(found.metrics, str(model)), "heads": list(titles.values()), "rows": rows})
     return tables
@@ -65,21 +65,21 @@ def button(row: Any, low: float, high: float) -> dict[str, Any]:
     known = row.graded > 0
     share = (row.pass_at_1 - low) / (high - low) if known and high > low else 0.5
     background, ink = css_colors(min(max(share, 0.0), 1.0)) if known else ("#fff", "#1d2329")
-    score = words.percent(row.pass_at_1) if known else words.UNGRADED if row.completions else words.MISSING
+    score = format.percent(row.pass_at_1) if known else format.UNGRADED if row.completions else format.MISSING
     partial = row.status != "done" or row.ungraded > 0
-    untouched = words.untouched(row)
+    untouched = format.untouched(row)
     mark = MARKS.get(row.decision, "") if isinstance(row.decision, str) else ""
-    error = "" if not known or words.missing(row.se) else f"±{words.percent(row.se)}"
+    error = "" if not known or format.missing(row.se) else f"±{format.percent(row.se)}"
     spoken = [
-        f"{row.model_title} | {row.benchmark_title}: {words.setting(row)}",
-        f"Pass@1 {words.percent_pm(row.pass_at_1, row.se)}" if known else "no grade yet",
+        f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}",
+        f"Pass@1 {format.percent_pm(row.pass_at_1, row.se)}" if known else "no grade yet",
         f"{row.graded} of {row.completions} completions graded" if partial else "",
         row.decision if isinstance(row.decision, str) and not partial else "",
         "nothing was evicted, so this is the full cache" if untouched else "",
     ]
     return {
         "cell": row.cell_id,
-        "score": score + words.UNTOUCHED * untouched + (words.UNFINISHED if known and row.status != "done" else ""),
+        "score": score + format.UNTOUCHED * untouched + (format.UNFINISHED if known and row.status != "done" else ""),
         "mark": mark,
         "error": f"{error} ({row.graded})" if known and partial else error,
         "label": ", ".join(filter(None, spoken)),

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from analysis.command_line import one_sentence
-from analysis.records import DONE_FILE, UserError, replace_text
-from analysis.safe import csv_cell
-from analysis.words import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale
+from kvsweep.analysis.format import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale
+from kvsweep.base.command_line import one_sentence
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import csv_cell
+from kvsweep.base.records import DONE_FILE, replace_text
 
 REPORT_FOLDER = "report"
 
@@ -51,12 +52,12 @@ def build_report(
     Raises:
         UserError: the directory is missing or holds no cell.
     """
-    from analysis.load import load_run
-    from analysis.numbers.findings import analyse
-    from analysis.report.drilldown import drill_data
-    from analysis.report.gallery import draw_all
-    from analysis.report.page import run_page
-    from analysis.report.tables import latex, markdown
+    from kvsweep.analysis.load import load_run
+    from kvsweep.analysis.numbers.findings import analyse
+    from kvsweep.analysis.report.drilldown import drill_data
+    from kvsweep.analysis.report.gallery import draw_all
+    from kvsweep.analysis.report.page import run_page
+    from kvsweep.analysis.report.tables import latex, markdown
 
     found = analyse(load_run(directory), margin)
     folder = folder or found.run.directory / REPORT_FOLDER
@@ -73,9 +74,9 @@ def build_report(
 
 def build_summary_report(path: Path, folder: Path, look: Look = DEFAULT_LOOK) -> Path:
     """Write figures, verdicts and page of grids of which only the scores are known (`verdict.read_summary`)."""
-    from analysis.numbers.verdict import read_summary, summary_verdicts
-    from analysis.report.gallery import draw_scores
-    from analysis.report.page import summary_page
+    from kvsweep.analysis.numbers.verdict import read_summary, summary_verdicts
+    from kvsweep.analysis.report.gallery import draw_scores
+    from kvsweep.analysis.report.page import summary_page
 
     scores = read_summary(path)
     verdicts = summary_verdicts(scores)
@@ -87,7 +88,7 @@ def build_summary_report(path: Path, folder: Path, look: Look = DEFAULT_LOOK) ->
 
 def watch(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
     """Make the report, and again every so many seconds if rows have come, until the sweep neither runs nor waits."""
-    from analysis.load import is_live
+    from kvsweep.analysis.load import is_live
 
     seen = None
     while True:
@@ -154,7 +155,7 @@ def chosen_look(options: argparse.Namespace) -> Look:
     if options.columns is not None and options.columns < 1:
         raise UserError(f"--columns={options.columns} is out of range: give 1 or more heatmaps in a row.")
     if options.map is not None:
-        from analysis.pictures.style import check_map
+        from kvsweep.analysis.pictures.style import check_map
 
         check_map(options.map)
     names = ("width", "columns", "scale", "interval", "map")

@@ -20,12 +20,12 @@ import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from analysis import words
-from analysis.load import Run, load_problems, load_texts
-from analysis.loops import find_loop
-from analysis.numbers.metrics import graded_rows
-from analysis.records import Completion, Pair, replace_text
-from analysis.report.rendering import script_json
+from kvsweep.analysis import format
+from kvsweep.analysis.load import Run, load_problems, load_texts
+from kvsweep.analysis.numbers.metrics import graded_rows
+from kvsweep.analysis.report.rendering import script_json
+from kvsweep.base.loops import find_loop
+from kvsweep.base.records import Completion, Pair, replace_text
 
 # If the files of completions are larger together, the data goes into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
@@ -243,7 +243,7 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
         draws = sorted(set().union(*(part["draw"].unique().tolist() for part in parts)))
         codes = [_letters(part, problems, draws) for part in parts]
         named = [
-            {"id": str(cell.cell_id), "name": words.setting(cell), "full": cell.policy == "full", "outcomes": text}
+            {"id": str(cell.cell_id), "name": format.setting(cell), "full": cell.policy == "full", "outcomes": text}
             for cell, text in zip(begun.itertuples(), codes, strict=True)
         ]
         first = begun.iloc[0]

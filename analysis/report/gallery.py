@@ -9,21 +9,21 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import words
-from analysis.numbers.findings import Findings
-from analysis.numbers.grids import PolicyGrid
-from analysis.numbers.metrics import model_title
-from analysis.numbers.reference import published_grid
-from analysis.numbers.verdict import PanelVerdict
-from analysis.pictures.budget import budget_figure
-from analysis.pictures.bytes import bytes_figure
-from analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
-from analysis.pictures.cost import cost_figure
-from analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
-from analysis.pictures.noise import noise_figure
-from analysis.pictures.style import save_figure
-from analysis.safe import file_name
-from analysis.words import Look
+from kvsweep.analysis import format
+from kvsweep.analysis.format import Look
+from kvsweep.analysis.numbers.findings import Findings
+from kvsweep.analysis.numbers.grids import PolicyGrid
+from kvsweep.analysis.numbers.metrics import model_title
+from kvsweep.analysis.numbers.reference import published_grid
+from kvsweep.analysis.numbers.verdict import PanelVerdict
+from kvsweep.analysis.pictures.budget import budget_figure
+from kvsweep.analysis.pictures.bytes import bytes_figure
+from kvsweep.analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
+from kvsweep.analysis.pictures.cost import cost_figure
+from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
+from kvsweep.analysis.pictures.noise import noise_figure
+from kvsweep.analysis.pictures.style import save_figure
+from kvsweep.base.escape import file_name
 
 # A grid of several policies shares as many settings as it has points; only so many get a bar chart.
 MAX_BARS = 6
@@ -77,7 +77,7 @@ def draw_scores(scores: pd.DataFrame, verdicts: list[PanelVerdict], folder: Path
 
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
     title, metrics = grid.title, found.metrics
-    name = (model, grid.policy, "" if words.missing(grid.budget) else words.number(grid.budget), grid.variant)
+    name = (model, grid.policy, "" if format.missing(grid.budget) else format.number(grid.budget), grid.variant)
     yield grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
     published = published_grid(grid, model)
     if published is not None:

@@ -4,8 +4,8 @@ from itertools import groupby
 
 import numpy as np
 
-from analysis.pictures.kept import Kept
-from analysis.report.rendering import render, script_json
+from kvsweep.analysis.pictures.kept import Kept
+from kvsweep.analysis.report.rendering import render, script_json
 
 
 def kept_html(kept: Kept, *, title: str, rows: bool = False) -> str:

@@ -6,21 +6,21 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import words
-from analysis.load import Run
-from analysis.numbers.findings import Findings
-from analysis.numbers.grids import missing_cells
-from analysis.numbers.metrics import model_title
-from analysis.numbers.reference import beside_published
-from analysis.numbers.verdict import PanelVerdict, spread_in_words
-from analysis.records import content_hash, leaves
-from analysis.report import gallery
-from analysis.report.board import heat_rows, policy_tables
-from analysis.report.drilldown import outcome_maps
-from analysis.report.gallery import Picture
-from analysis.report.rendering import render, script_json
-from analysis.report.tables import VIEWS, cell_table, holding_tables, progress, score_table
-from analysis.safe import in_one_line, visible
+from kvsweep.analysis import format
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.numbers.findings import Findings
+from kvsweep.analysis.numbers.grids import missing_cells
+from kvsweep.analysis.numbers.metrics import model_title
+from kvsweep.analysis.numbers.reference import beside_published
+from kvsweep.analysis.numbers.verdict import PanelVerdict, spread_in_words
+from kvsweep.analysis.report import gallery
+from kvsweep.analysis.report.board import heat_rows, policy_tables
+from kvsweep.analysis.report.drilldown import outcome_maps
+from kvsweep.analysis.report.gallery import Picture
+from kvsweep.analysis.report.rendering import render, script_json
+from kvsweep.analysis.report.tables import VIEWS, cell_table, holding_tables, progress, score_table
+from kvsweep.base.escape import in_one_line, visible
+from kvsweep.base.records import content_hash, leaves
 
 # A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
 MAX_VALUES = 4
@@ -84,7 +84,7 @@ def _page(name: str, verdicts: list[PanelVerdict], pictures: list[Picture], **co
 
 
 def _score(row: Any) -> str:
-    return f"Pass@1 {words.percent_pm(row.pass_at_1, row.se)}" if row.graded else "no grade yet"
+    return f"Pass@1 {format.percent_pm(row.pass_at_1, row.se)}" if row.graded else "no grade yet"
 
 
 def _progress(run: Run, metrics: pd.DataFrame) -> str:
@@ -96,7 +96,7 @@ def _progress(run: Run, metrics: pd.DataFrame) -> str:
     waiting = {cell_id: cell.expected for cell_id, cell in listed if cell_id not in begun}
     stored, graded = metrics["completions"].sum(), metrics["graded"].sum()
     expected = metrics["expected"].sum(skipna=False) + sum(waiting.values())
-    of = "" if words.missing(expected) else f" of {expected:,.0f}"
+    of = "" if format.missing(expected) else f" of {expected:,.0f}"
     later = f"; {len(waiting)} cells have not begun" if waiting else ""
     return f"{stored:,}{of} completions are stored, {graded:,} of them graded{later}."
 
@@ -157,7 +157,7 @@ def _missing(found: Findings) -> list[str]:
 
 
 def _cell(row: Any) -> str:
-    return f"{row.model_title} | {row.benchmark_title}: {words.setting(row)}"
+    return f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}"
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -203,7 +203,7 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
 
 def _draws(metrics: pd.DataFrame) -> str:
     """The draws per problem, and that the sweep was sequential."""
-    listed = _listed(metrics["draws"].sort_values().map(words.number))
+    listed = _listed(metrics["draws"].sort_values().map(format.number))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if text]
     if not rounds:
         return listed

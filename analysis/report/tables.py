@@ -5,11 +5,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import words
-from analysis.load import in_order, load_run
-from analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
-from analysis.safe import file_name
-from analysis.words import LOSES, MARKS, MISSING, UNFINISHED, UNTOUCHED
+from kvsweep.analysis import format
+from kvsweep.analysis.format import LOSES, MARKS, MISSING, UNFINISHED, UNTOUCHED
+from kvsweep.analysis.load import in_order, load_run
+from kvsweep.analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
+from kvsweep.base.escape import file_name
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
@@ -42,7 +42,7 @@ def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
     counts = settings[["evicted", "completions"]].sum().astype("str")
     kept = settings["mean_length_after"].mean()
-    return {"evicted": counts["evicted"] + " of " + counts["completions"], "kept": kept.map(words.decimal)}
+    return {"evicted": counts["evicted"] + " of " + counts["completions"], "kept": kept.map(format.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:
@@ -50,7 +50,7 @@ def markdown(metrics: pd.DataFrame) -> str:
     texts = []
     for model in metrics["model"].unique():
         table = score_table(metrics, model, marked=True).reset_index(allow_duplicates=True)
-        text = words.markdown([table.columns, *table.to_numpy()]).replace("*", r"\*")
+        text = format.markdown([table.columns, *table.to_numpy()]).replace("*", r"\*")
         texts.append(text.replace(BEST_BEGIN, "**").replace(BEST_END, "**"))
     return "\n\n".join([*texts, CAPTION.replace("*", r"\*")]) + "\n"
 
@@ -85,12 +85,12 @@ def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
 
 
 def _settings(rows: pd.DataFrame) -> list[str]:
-    return [words.setting(row) for row in rows.itertuples()]
+    return [format.setting(row) for row in rows.itertuples()]
 
 
 def _score(row: Any) -> str:
-    text = words.percent_pm(row.pass_at_1, row.se)
-    return text if text == MISSING else text + words.state_marks(row)
+    text = format.percent_pm(row.pass_at_1, row.se)
+    return text if text == MISSING else text + format.state_marks(row)
 
 
 def _marked(row: Any, text: str, best: float) -> str:
@@ -109,13 +109,13 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
     """Texts: cache lengths in tokens, and in percent of the full cache of the same texts."""
     rows = in_order(rows, by=SETTING)
     texts = {
-        "largest peak": rows["max_peak_length"].map(words.number),
-        "mean peak": rows["mean_peak_length"].map(words.decimal),
-        "at an eviction": rows["mean_length_before"].map(words.decimal),
-        "just after it": rows["mean_length_after"].map(words.decimal),
-        "mean over steps": rows["mean_cache_length"].map(words.decimal),
-        "peak, % of full": rows["kept_memory"].map(words.percent),
-        "mean, % of full": rows["kept_rows"].map(words.percent),
+        "largest peak": rows["max_peak_length"].map(format.number),
+        "mean peak": rows["mean_peak_length"].map(format.decimal),
+        "at an eviction": rows["mean_length_before"].map(format.decimal),
+        "just after it": rows["mean_length_after"].map(format.decimal),
+        "mean over steps": rows["mean_cache_length"].map(format.decimal),
+        "peak, % of full": rows["kept_memory"].map(format.percent),
+        "mean, % of full": rows["kept_rows"].map(format.percent),
     }
     return pd.DataFrame(texts).set_axis(_settings(rows))
 
@@ -140,43 +140,43 @@ def cell_table(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell(row: Any, draws: int) -> dict[str, str]:
-    interval = f"{words.percent(row.ci_low)} to {words.percent(row.ci_high)}"
+    interval = f"{format.percent(row.ci_low)} to {format.percent(row.ci_high)}"
     several = {f"pass@{draws}": getattr(row, f"pass_at_{draws}"), "majority": getattr(row, "maj_at_n", None)}
     return {
-        "cell": words.setting(row),
+        "cell": format.setting(row),
         "model": row.model_title,
         "benchmark": row.benchmark_title,
         "policy": ", ".join(name for name in (row.policy, row.variant) if name),
-        "keep ratio": words.number(row.keep_ratio),
-        "window": words.number(row.local_window),
-        "budget": words.number(row.budget),
-        "draws": words.number(row.draws),
-        "Pass@1 ± SE": words.percent_pm(row.pass_at_1, row.se),
+        "keep ratio": format.number(row.keep_ratio),
+        "window": format.number(row.local_window),
+        "budget": format.number(row.budget),
+        "draws": format.number(row.draws),
+        "Pass@1 ± SE": format.percent_pm(row.pass_at_1, row.se),
         "95% interval": interval if row.graded else MISSING,
-        **({name: words.percent(value) for name, value in several.items()} if draws > 1 else {}),
-        "vs full ± SE": words.percent_pm(row.diff_to_full, row.diff_se, signed=True),
+        **({name: format.percent(value) for name, value in several.items()} if draws > 1 else {}),
+        "vs full ± SE": format.percent_pm(row.diff_to_full, row.diff_se, signed=True),
         "decision": row.decision if isinstance(row.decision, str) else MISSING,
-        "p (Holm)": words.p_value(row.p_holm),
-        "regressions": words.number(row.regressions),
-        "gains": words.number(row.gains),
-        "where evicted": words.percent(row.diff_evicted, signed=True),
-        "elsewhere": words.percent(row.diff_untouched, signed=True),
-        "tokens": words.decimal(row.mean_tokens),
-        "tokens, × full": words.decimal(row.tokens_to_full, 2),
-        "evictions": words.decimal(row.mean_evictions, 2),
-        "evicted %": words.percent(row.evicted),
-        "kept memory %": words.percent(row.kept_memory),
-        "truncated %": words.percent(row.truncated),
+        "p (Holm)": format.p_value(row.p_holm),
+        "regressions": format.number(row.regressions),
+        "gains": format.number(row.gains),
+        "where evicted": format.percent(row.diff_evicted, signed=True),
+        "elsewhere": format.percent(row.diff_untouched, signed=True),
+        "tokens": format.decimal(row.mean_tokens),
+        "tokens, × full": format.decimal(row.tokens_to_full, 2),
+        "evictions": format.decimal(row.mean_evictions, 2),
+        "evicted %": format.percent(row.evicted),
+        "kept memory %": format.percent(row.kept_memory),
+        "truncated %": format.percent(row.truncated),
         "looping": f"{row.looping_texts:g} of {row.truncated_texts:g}" if row.truncated_texts else MISSING,
-        "no answer %": words.percent(row.no_answer),
-        "timed out %": words.percent(row.grader_timeout),
+        "no answer %": format.percent(row.no_answer),
+        "timed out %": format.percent(row.grader_timeout),
         "status": "done" if row.status == "done" else f"partial: {progress(row)}",
     }
 
 
 def progress(cell: Any) -> str:
     """How many of a cell's completions there are, as "3 of 9"."""
-    return f"{cell.completions} of {'?' if words.missing(cell.expected) else words.number(cell.expected)}"
+    return f"{cell.completions} of {'?' if format.missing(cell.expected) else format.number(cell.expected)}"
 
 
 def _aligned(table: pd.DataFrame) -> str:

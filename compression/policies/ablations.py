@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from compression.policies.dynts import DynTS
-from compression.policy import CacheView, Question
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policy import CacheView, Question
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compression.policy import BudgetPolicy, CacheView, Question
-from compression.predictor_card import WEIGHTS_FILE, read_card
-from compression.signals import PredictedImportance, Signal
+from kvsweep.compression.policy import BudgetPolicy, CacheView, Question
+from kvsweep.compression.predictor_card import WEIGHTS_FILE, read_card
+from kvsweep.compression.signals import PredictedImportance, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor

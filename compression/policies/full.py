@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compression.policy import CacheView, Policy, Selection
+from kvsweep.compression.policy import CacheView, Policy, Selection
 
 
 @dataclass(frozen=True, kw_only=True)

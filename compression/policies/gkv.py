@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from compression.policies.observation import newest_attention
-from compression.policies.rkv import RKV
-from compression.policy import CacheView, check_fraction
-from compression.signals import RowMemory, Signal
+from kvsweep.compression.policies.observation import newest_attention
+from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policy import CacheView, check_fraction
+from kvsweep.compression.signals import RowMemory, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor

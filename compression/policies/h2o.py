@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from compression.policies.observation import newest_attention
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView, check_fraction
-from compression.signals import AttentionMass, RecentQueries, Signal
+from kvsweep.compression.policies.observation import newest_attention
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView, check_fraction
+from kvsweep.compression.signals import AttentionMass, RecentQueries, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor

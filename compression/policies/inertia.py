@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView, check_fraction
-from compression.signals import AttentionMass, Signal
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView, check_fraction
+from kvsweep.compression.signals import AttentionMass, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor

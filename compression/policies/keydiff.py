@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ def _import_kvpress() -> Any:
     if not imported:
         from transformers import AttentionInterface
 
-        from compression.attention import SLOT_ATTENTION, slot_attention
+        from kvsweep.compression.attention import SLOT_ATTENTION, slot_attention
 
         AttentionInterface.register(SLOT_ATTENTION, slot_attention)
     return kvpress

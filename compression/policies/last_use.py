@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView, Question
-from compression.signals import LastUse, Signal
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView, Question
+from kvsweep.compression.signals import LastUse, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor

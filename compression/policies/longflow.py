@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compression.policies.observation import newest_attention
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView
-from compression.signals import RecentQueries, Signal
+from kvsweep.compression.policies.observation import newest_attention
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView
+from kvsweep.compression.signals import RecentQueries, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor

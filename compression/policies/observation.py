@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView
-from compression.signals import RecentQueries, Signal
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView
+from kvsweep.compression.signals import RecentQueries, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from compression.policies.dynts import DynTS
-from compression.policy import CacheView
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policy import CacheView
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compression.policies.streaming_llm import SinkPolicy
-from compression.policy import CacheView, Question, Selection
+from kvsweep.compression.policies.streaming_llm import SinkPolicy
+from kvsweep.compression.policy import CacheView, Question, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compression.policies.variant import VariantPolicy
-from compression.policy import CacheView, Question
+from kvsweep.compression.policies.variant import VariantPolicy
+from kvsweep.compression.policy import CacheView, Question
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from compression.policy import BudgetPolicy, CacheView, Question
+from kvsweep.compression.policy import BudgetPolicy, CacheView, Question
 
 if TYPE_CHECKING:
     from torch import Tensor

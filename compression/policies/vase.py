@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compression.policies.observation import ObservationPolicy
-from compression.policy import CacheView, check_fraction
+from kvsweep.compression.policies.observation import ObservationPolicy
+from kvsweep.compression.policy import CacheView, check_fraction
 
 if TYPE_CHECKING:
     from torch import Tensor

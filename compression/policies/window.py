@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compression.policy import BudgetPolicy, CacheView
+from kvsweep.compression.policy import BudgetPolicy, CacheView
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from analysis.records import UserError
-from harness.grading.answers import AnswerFrom, AnswerKind
+from kvsweep.base.errors import UserError
+from kvsweep.harness.grading.answers import AnswerFrom, AnswerKind
 
 Source = Literal["toy", "file", "hub"]
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]

@@ -6,11 +6,12 @@ A fault in the data is refused before a model is loaded, with one sentence that 
 import math
 from dataclasses import dataclass
 
-from analysis.records import Problem, UserError, content_hash
-from harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
-from harness.benchmarks.prompts import LETTERS, option_orders, read_prompt
-from harness.benchmarks.sources import Row, read_source
-from harness.grading.answers import AnswerKind, canonical_gold
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Problem, content_hash
+from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
+from kvsweep.harness.benchmarks.prompts import LETTERS, option_orders, read_prompt
+from kvsweep.harness.benchmarks.sources import Row, read_source
+from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-from analysis.records import UserError
-from harness.settings import CONF
+from kvsweep.base.errors import UserError
+from kvsweep.harness.settings import CONF
 
 PROMPTS = CONF / "prompt"
 LETTERS = "ABCD"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analysis.records import UserError
-from harness.benchmarks.config import BenchmarkConfig
-from harness.settings import build
+from kvsweep.base.errors import UserError
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.settings import build
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
@@ -46,7 +46,7 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
 
 
 def _read_toy(config: BenchmarkConfig) -> list[Row]:
-    from harness.toy.tasks import TASKS, problems
+    from kvsweep.harness.toy.tasks import TASKS, problems
 
     task = str(config.task)
     if task not in TASKS:

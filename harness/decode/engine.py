@@ -14,21 +14,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from analysis.records import Completion, Eviction, StopReason, UserError
-from compression.cache import SlotCache
-from compression.config import UNPACKED, CacheConfig
-from compression.policy import CacheView, Policy
-from harness.decode.clock import Clock
-from harness.decode.graphs import StepGraphs
-from harness.decode.memory import auto_slots
-from harness.decode.prefill import Prefiller
-from harness.decode.request import DecodingConfig, Request, needed_capacity
-from harness.decode.sampling import sample, sequence_key, uniform
-from harness.decode.slots import SlotState, SlotTable
-from harness.decode.view import view_slot
-from harness.models.load import LoadedModel
-from kernels.blocks import TOKEN_BLOCK, whole_blocks
-from kernels.implementation import Implementation
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Completion, Eviction, StopReason
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import CacheView, Policy
+from kvsweep.harness.decode.clock import Clock
+from kvsweep.harness.decode.graphs import StepGraphs
+from kvsweep.harness.decode.memory import auto_slots
+from kvsweep.harness.decode.prefill import Prefiller
+from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
+from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
+from kvsweep.harness.decode.slots import SlotState, SlotTable
+from kvsweep.harness.decode.view import view_slot
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
+from kvsweep.kernels.implementation import Implementation
 
 
 def is_invariant(setting: bool | None, device: torch.device, impl: Implementation) -> bool:

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from compression.cache import SlotCache
-from harness.models.load import LoadedModel
+from kvsweep.compression.cache import SlotCache
+from kvsweep.harness.models.load import LoadedModel
 
 Step = Callable[[int], Tensor]
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from compression.cache import SlotCache
-from compression.config import UNPACKED, CacheConfig
-from harness.models.load import LoadedModel
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.harness.models.load import LoadedModel
 
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 _MOST_SLOTS = {"cpu": 64, "cuda": 256}

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 from transformers.cache_utils import DynamicCache
 
-from compression.rows import PaddedPrefill, Prefill
-from harness.models.load import LoadedModel
+from kvsweep.compression.rows import PaddedPrefill, Prefill
+from kvsweep.harness.models.load import LoadedModel
 
 # Enough tokens to fill the processor, few enough that the decoding slots hardly wait.
 STEP_TOKENS = 2048

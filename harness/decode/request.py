@@ -8,10 +8,11 @@ from typing import Literal, Self, get_args
 
 from omegaconf import DictConfig
 
-from analysis.records import Completion, UserError
-from compression.policy import Policy
-from harness.settings import build
-from kernels.blocks import ROW_BLOCK, whole_blocks
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Completion
+from kvsweep.compression.policy import Policy
+from kvsweep.harness.settings import build
+from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
 
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
 ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)
@@ -60,7 +61,7 @@ class DecodingConfig:
     Attributes:
         name: the config's name.
         max_new_tokens: tokens after which a completion is cut off.
-        stop_on_loop: cut a completion off as soon as it ends in a loop (`analysis.loops.find_loop`).
+        stop_on_loop: cut a completion off as soon as it ends in a loop (`base.loops.find_loop`).
         sampling: how tokens are drawn.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.decode.request import SamplingConfig
+from kvsweep.harness.decode.request import SamplingConfig
 
 # In a larger vocabulary, finding the edge of the nucleus is faster than sorting.
 _SORTED = 1024

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.loops import LEAST_REPEATS, LEAST_TOKENS
-from analysis.records import Eviction
-from compression.cache import SlotCache
-from compression.rows import Prefill
-from harness.decode.request import Branch, Request
+from kvsweep.base.loops import LEAST_REPEATS, LEAST_TOKENS
+from kvsweep.base.records import Eviction
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.rows import Prefill
+from kvsweep.harness.decode.request import Branch, Request
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -153,7 +153,7 @@ class SlotTable:
     def looping(self) -> Tensor:
         """Take the tokens just written into account; return which live texts now end in a loop, [live].
 
-        The loops are those of `analysis.loops.find_loop`. Call this method once after each `append`.
+        The loops are those of `base.loops.find_loop`. Call this method once after each `append`.
         """
         live = self.cache.live
         places = self.counts[:live, None] - 1 - self._periods  # [live, periods]

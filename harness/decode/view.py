@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
-from compression.cache import SlotCache
-from compression.policy import CacheView, Policy
-from compression.storage import WholeRows
-from harness.decode.sampling import uniforms_of_rows
-from harness.models.load import LoadedModel
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policy import CacheView, Policy
+from kvsweep.compression.storage import WholeRows
+from kvsweep.harness.decode.sampling import uniforms_of_rows
+from kvsweep.harness.models.load import LoadedModel
 
 
 def view_slot(

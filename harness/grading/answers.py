@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from analysis.records import Outcome
-from harness.grading.expressions import TEXT_COMMAND, compare, readable
-from harness.models.thinking import ThinkTags
+from kvsweep.base.records import Outcome
+from kvsweep.harness.grading.expressions import TEXT_COMMAND, compare, readable
+from kvsweep.harness.models.thinking import ThinkTags
 
 AnswerKind = Literal["integer", "expression", "letter"]
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.command_line import one_sentence
-from analysis.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, UserError
-from harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Grader
+from kvsweep.base.command_line import one_sentence
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE
+from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Grader
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +59,7 @@ def _cells(root: Path) -> list[Path]:
 
 def _explain(root: Path, problem_id: str, workers: int, timeout_s: float, *, lenient: bool) -> None:
     found = False
-    with Grader(workers=workers, timeout_s=timeout_s, function="harness.grading.answers:explain") as grader:
+    with Grader(workers=workers, timeout_s=timeout_s, function="kvsweep.harness.grading.answers:explain") as grader:
         for directory in _cells(root):
             for text in grader.explain_problem(directory, problem_id, lenient=lenient):
                 found = True

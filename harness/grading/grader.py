@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
-from analysis import records
-from analysis.records import Completion, Grade, Outcome, Problem, Shard, UserError, shard_files
-from harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
-from harness.grading.pool import Job, Pool
+from kvsweep.base import records
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Completion, Grade, Outcome, Problem, Shard, shard_files
+from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
+from kvsweep.harness.grading.pool import Job, Pool
 
 LENIENT_GRADES_FILE = "grades.lenient.jsonl"  # its shards: grades.lenient-1of4.jsonl
 
@@ -149,7 +150,7 @@ class Grader(Pool):
     def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
         """For every completion of one problem in a cell's folder a text: what was read, compared, and decided by what.
 
-        The pool's function must be `harness.grading.answers:explain`.
+        The pool's function must be `kvsweep.harness.grading.answers:explain`.
 
         Raises:
             UserError: as `grade_cell`.

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from analysis.command_line import guard_streams
-from analysis.records import UserError
-from harness.grading.answers import AnswerKind
+from kvsweep.base.command_line import guard_streams
+from kvsweep.base.errors import UserError
+from kvsweep.harness.grading.answers import AnswerKind
 
 _ROWS_PER_MESSAGE = 16
 _START_LIMIT_S = 60.0
@@ -75,7 +75,7 @@ class _Worker:
     def __init__(self, function: str) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from harness.grading.pool import serve; serve({function!r})"],
+            [sys.executable, "-P", "-c", f"from kvsweep.harness.grading.pool import serve; serve({function!r})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,  # Ctrl-C reaches the terminal's whole group; the parent decides when a worker ends
@@ -141,7 +141,7 @@ class Pool:
     """
 
     def __init__(
-        self, *, workers: int = 2, timeout_s: float = 5.0, function: str = "harness.grading.answers:judge"
+        self, *, workers: int = 2, timeout_s: float = 5.0, function: str = "kvsweep.harness.grading.answers:judge"
     ) -> None:
         if workers < 1:
             raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")

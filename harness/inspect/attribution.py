@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compression.cache import SlotCache
-from compression.policy import Selection
-from compression.rows import Prefill
-from harness.models.load import LoadedModel
-from harness.predictor.labels import read_whole
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policy import Selection
+from kvsweep.compression.rows import Prefill
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.predictor.labels import read_whole
 
 
 def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: int) -> str:

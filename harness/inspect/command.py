@@ -5,10 +5,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analysis.command_line import one_sentence
-from analysis.records import CELL_FILE, UserError
-from harness.inspect.reasoning_steps import PARAGRAPHS, given, matches, paragraphs
-from harness.predictor.kinds import LABEL_KINDS
+from kvsweep.base.command_line import one_sentence
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import CELL_FILE
+from kvsweep.harness.inspect.reasoning_steps import PARAGRAPHS, given, matches, paragraphs
+from kvsweep.harness.predictor.kinds import LABEL_KINDS
 
 LIVE = "live"
 PICTURES = ("importance", "attribution", "kept")
@@ -70,7 +71,7 @@ def check(options: argparse.Namespace) -> None:
         if options.find:
             raise UserError(f"--steps {options.steps} and --find {options.find} both name the columns: give one.")
     if options.map is not None:
-        from analysis.pictures.style import check_map
+        from kvsweep.analysis.pictures.style import check_map
 
         check_map(options.map)
     if options.min_distance < 1:
@@ -89,7 +90,7 @@ def draw_run(options: argparse.Namespace) -> Iterator[Path]:
     folders = sorted(path.parent for path in Path(options.source).glob(f"*/{CELL_FILE}"))
     if not folders:
         raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")
-    from harness.inspect.draw import draw_retention
+    from kvsweep.harness.inspect.draw import draw_retention
 
     yield from draw_retention(options, folders)
 
@@ -98,7 +99,7 @@ def draw_text(options: argparse.Namespace) -> Iterator[Path]:
     """Draw the pictures of one text; yield the files. Bad input is refused before the model is loaded."""
     if options.source != LIVE and not Path(options.source).exists():
         raise UserError(f"{options.source} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
-    from harness.inspect.text import NotInText, live, of_cell, of_file
+    from kvsweep.harness.inspect.text import NotInText, live, of_cell, of_file
 
     if options.source == LIVE:
         source = live(options.overrides, options.problem, options.draw, options.question)
@@ -108,8 +109,8 @@ def draw_text(options: argparse.Namespace) -> Iterator[Path]:
     options.scores = source.policies(options.scores)
     for head in options.head:
         source.check_head(head)
-    from harness.inspect.draw import draw_attribution, draw_importance, draw_kept
-    from harness.models.load import load_model
+    from kvsweep.harness.inspect.draw import draw_attribution, draw_importance, draw_kept
+    from kvsweep.harness.models.load import load_model
 
     text = source.read(load_model(source.model))
     if options.source == LIVE:

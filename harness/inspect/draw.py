@@ -14,21 +14,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
-from analysis.pictures.attribution import attribution_figure, attribution_table
-from analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz, write_csv
-from analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
-from analysis.pictures.style import save_figure
-from analysis.records import UserError, read_cell, replace_text
-from analysis.report.kept_page import kept_html
-from analysis.safe import file_name
-from analysis.words import policy_title, setting_of
-from harness.inspect.attribution import cost, grad_x_input, removal
-from harness.inspect.importance import importance
-from harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs
-from harness.inspect.text import InspectedText, NotInText, of_completion
-from harness.models.load import load_model
-from harness.predictor.traces import read_graded
+from kvsweep.analysis.format import policy_title, setting_of
+from kvsweep.analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
+from kvsweep.analysis.pictures.attribution import attribution_figure, attribution_table
+from kvsweep.analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz, write_csv
+from kvsweep.analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
+from kvsweep.analysis.pictures.style import save_figure
+from kvsweep.analysis.report.kept_page import kept_html
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import file_name
+from kvsweep.base.records import read_cell, replace_text
+from kvsweep.harness.inspect.attribution import cost, grad_x_input, removal
+from kvsweep.harness.inspect.importance import importance
+from kvsweep.harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs
+from kvsweep.harness.inspect.text import InspectedText, NotInText, of_completion
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.traces import read_graded
 
 
 def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:

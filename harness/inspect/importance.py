@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compression.cache import SlotCache
-from compression.policies.observation import ObservationPolicy
-from compression.policy import BudgetPolicy
-from compression.predictor import load_predictor
-from compression.rows import Prefill
-from compression.signals import LastUse
-from harness.decode.sampling import sequence_key
-from harness.decode.view import view_slot
-from harness.inspect.text import InspectedText, NotInText
-from harness.predictor.kinds import LabelKind
-from harness.predictor.labels import label_trace, read_whole
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policies.observation import ObservationPolicy
+from kvsweep.compression.policy import BudgetPolicy
+from kvsweep.compression.predictor import load_predictor
+from kvsweep.compression.rows import Prefill
+from kvsweep.compression.signals import LastUse
+from kvsweep.harness.decode.sampling import sequence_key
+from kvsweep.harness.decode.view import view_slot
+from kvsweep.harness.inspect.text import InspectedText, NotInText
+from kvsweep.harness.predictor.kinds import LabelKind
+from kvsweep.harness.predictor.labels import label_trace, read_whole
 
 
 def importance(

@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from analysis.records import UserError
-from analysis.words import EQUATION
+from kvsweep.analysis.format import EQUATION
+from kvsweep.base.errors import UserError
 
 PARAGRAPHS = r"\n\s*\n"
 SENTENCES = r"(?<=[.!?])\s+|\n+"

@@ -10,33 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from analysis.records import (
+from kvsweep.analysis.format import setting_of
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import (
     CELL_FILE,
     GRADES_FILE,
     PROVENANCE_FILE,
     Completion,
     Grade,
     Problem,
-    UserError,
     decode,
     ignore,
     read_cell,
     read_rows,
     read_shards,
 )
-from analysis.words import setting_of
-from compression.policy import BudgetPolicy
-from compression.predictor_card import read_card
-from harness.decode.request import Branch, Request
-from harness.grading.answers import judge
-from harness.models.config import ModelConfig
-from harness.predictor.recipe import compose_config
-from harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
-from harness.settings import build, choices, plain_config_errors
-from harness.sweep.job import Job, build_policies, check_predictors, make_job, read_shape
+from kvsweep.compression.policy import BudgetPolicy
+from kvsweep.compression.predictor_card import read_card
+from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.grading.answers import judge
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.predictor.recipe import compose_config
+from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
+from kvsweep.harness.settings import build, choices, plain_config_errors
+from kvsweep.harness.sweep.plan.job import Job, build_policies, check_predictors, make_job, read_shape
 
 if TYPE_CHECKING:
-    from harness.models.load import LoadedModel
+    from kvsweep.harness.models.load import LoadedModel
 
 
 class NotInText(UserError):
@@ -234,7 +234,7 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
 
 
 def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
-    from harness.decode.engine import Engine
+    from kvsweep.harness.decode.engine import Engine
 
     branches = tuple(Branch(cell_id="", policy=cell.policy) for cell in job.cells)
     prompt = model.prompt_ids(problem.prompt)

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from analysis.records import UserError, content_hash
-from harness.models.thinking import ThinkTags
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import content_hash
+from kvsweep.harness.models.thinking import ThinkTags
 
 DType = Literal["float32", "bfloat16", "float16"]
 # What a stand-in tokenizer must have a token for.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compression.attention import attend_slots
-from compression.cache import SlotCache
+from kvsweep.compression.attention import attend_slots
+from kvsweep.compression.cache import SlotCache
 
 _FAMILIES = {"llama", "qwen2", "qwen3"}
 

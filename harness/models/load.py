@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from analysis.records import UserError
-from compression.attention import check_attention, use_slot_attention
-from compression.cache import SlotCache
-from compression.rows import CacheShape
-from harness.models.config import ModelConfig
-from harness.models.fused_step import FusedStep
+from kvsweep.base.errors import UserError
+from kvsweep.compression.attention import check_attention, use_slot_attention
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.rows import CacheShape
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.fused_step import FusedStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -183,7 +183,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
-    from harness.models.stand_in import stand_in_tokenizer
+    from kvsweep.harness.models.stand_in import stand_in_tokenizer
 
     if config.is_built:
         return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)

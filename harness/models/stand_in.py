@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from harness.models.config import ROLES
+from kvsweep.harness.models.config import ROLES
 
 # As in R1: beginning of text, user, message, assistant, and the opening tag of the thinking.
 _CHAT_TEMPLATE = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from analysis.records import UserError
+from kvsweep.base.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from analysis.command_line import one_sentence
-from analysis.records import UserError
-from harness.predictor.kinds import LABEL_KINDS
+from kvsweep.base.command_line import one_sentence
+from kvsweep.base.errors import UserError
+from kvsweep.harness.predictor.kinds import LABEL_KINDS
 
 if TYPE_CHECKING:
-    from harness.models.load import LoadedModel
-    from harness.predictor.recipe import PredictorSettings
+    from kvsweep.harness.models.load import LoadedModel
+    from kvsweep.harness.predictor.recipe import PredictorSettings
 
 STAGES = ("traces", "labels", "train", "eval")
 ALONE = ("oracle", "statistics")  # no head needs these stages, so `all` leaves them out
@@ -50,18 +50,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if not arguments or arguments[0] not in (*STAGES, *ALONE, "all"):
         raise UserError(f"the first word must be a stage: {USAGE}.")
-    from harness.predictor.recipe import read_settings
+    from kvsweep.harness.predictor.recipe import read_settings
 
     run(read_settings(arguments[1:]), STAGES if arguments[0] == "all" else arguments[:1])
 
 
 def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
     """Work through the stages and record each in provenance.jsonl."""
-    from harness.provenance import describe_stretch
+    from kvsweep.harness.provenance import describe_stretch
 
     @cache
     def load() -> LoadedModel:
-        from harness.models.load import load_model
+        from kvsweep.harness.models.load import load_model
 
         return load_model(settings.model)
 
@@ -79,8 +79,8 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
 
 def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:
     """Work through one stage; return what it made. A stage without its input is refused before torch is imported."""
-    from harness.predictor.recipe import read_manifest
-    from harness.predictor.traces import make_traces, read_traces
+    from kvsweep.harness.predictor.recipe import read_manifest
+    from kvsweep.harness.predictor.traces import make_traces, read_traces
 
     recipe = settings.recipe
     if stage == "traces":
@@ -88,11 +88,11 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     from_text = stage == "statistics" and recipe.text is not None
     traces = read_traces(recipe.out) if stage in ("labels", *ALONE) and not from_text else []
     manifest = read_manifest(recipe) if stage not in ("labels", "statistics") else {}
-    from harness.predictor.labels import make_labels, write_oracle
-    from harness.predictor.train import evaluate, train
+    from kvsweep.harness.predictor.labels import make_labels, write_oracle
+    from kvsweep.harness.predictor.train import evaluate, train
 
     if stage == "statistics":
-        from harness.predictor.statistics import make_statistics
+        from kvsweep.harness.predictor.statistics import make_statistics
 
         return make_statistics(recipe, traces, load())
     if stage == "labels":

@@ -17,14 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis.records import UserError, replacing
-from compression.policies.oracle import save_labels
-from compression.rows import Prefill
-from harness.models.load import LoadedModel
-from harness.predictor.kinds import LABEL_KINDS, LabelKind
-from harness.predictor.recipe import Recipe
-from harness.predictor.traces import Trace
-from kernels.implementation import Implementation, operations
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import replacing
+from kvsweep.compression.policies.oracle import save_labels
+from kvsweep.compression.rows import Prefill
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.predictor.kinds import LABEL_KINDS, LabelKind
+from kvsweep.harness.predictor.recipe import Recipe
+from kvsweep.harness.predictor.traces import Trace
+from kvsweep.kernels.implementation import Implementation, operations
 
 
 class LabelPass(Prefill):

@@ -10,14 +10,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from pydantic import Field
 
-from analysis.records import UserError
-from harness.benchmarks.config import BenchmarkConfig
-from harness.decode.request import DecodingConfig, build_decoding
-from harness.models.config import ModelConfig
-from harness.predictor.kinds import LABEL_KINDS, LabelKind
-from harness.settings import CONF, build, choices, own_overrides, plain_config_errors
-from harness.toy.tasks import TASKS
-from kernels.implementation import Implementation, check_available
+from kvsweep.base.errors import UserError
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.predictor.kinds import LABEL_KINDS, LabelKind
+from kvsweep.harness.settings import CONF, build, choices, own_overrides, plain_config_errors
+from kvsweep.harness.toy.tasks import TASKS
+from kvsweep.kernels.implementation import Implementation, check_available
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]

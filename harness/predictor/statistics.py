@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analysis.records import UserError
-from compression.policies.triattention import save_statistics
-from compression.rows import Prefill
-from harness.models.load import LoadedModel
-from harness.predictor.labels import read_whole
-from harness.predictor.recipe import Recipe
-from harness.predictor.traces import Trace
+from kvsweep.base.errors import UserError
+from kvsweep.compression.policies.triattention import save_statistics
+from kvsweep.compression.rows import Prefill
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.predictor.labels import read_whole
+from kvsweep.harness.predictor.recipe import Recipe
+from kvsweep.harness.predictor.traces import Trace
 
 # The released code reads one text of at most so many tokens (TriAttention, 2604.04921, scripts/calibrate.py).
 MOST_TOKENS = 32_768

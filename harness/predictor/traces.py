@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 from tqdm import tqdm
 
-from analysis import records
-from analysis.records import Completion, Grade, Problem, UserError, read_rows, read_shards
-from compression.policies.full import FullCache
-from harness.benchmarks.load import load_problems
-from harness.decode.request import Branch, Request
-from harness.grading.answers import AnswerKind, judge
-from harness.models.thinking import ThinkTags, segment_text
-from harness.predictor.recipe import PredictorSettings
-from harness.toy.tasks import TASKS, training_problems
+from kvsweep.base import records
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Completion, Grade, Problem, read_rows, read_shards
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.harness.benchmarks.load import load_problems
+from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.grading.answers import AnswerKind, judge
+from kvsweep.harness.models.thinking import ThinkTags, segment_text
+from kvsweep.harness.predictor.recipe import PredictorSettings
+from kvsweep.harness.toy.tasks import TASKS, training_problems
 
 if TYPE_CHECKING:
-    from harness.models.load import LoadedModel
+    from kvsweep.harness.models.load import LoadedModel
 
 TRACES_FILE = "traces.jsonl"
 
@@ -81,7 +82,7 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
     ]
     if not requests:
         return
-    from harness.decode.engine import Engine
+    from kvsweep.harness.decode.engine import Engine
 
     engine = Engine.sized_for(
         requests, model, decoding=settings.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl

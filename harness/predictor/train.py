@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from tqdm import tqdm
 
-from analysis.records import UserError, replacing
-from compression.predictor import ImportancePredictor, load_predictor, save_predictor
-from harness.models.load import device_of
-from harness.predictor.labels import read_shard, target
-from harness.predictor.recipe import PredictorSettings, Recipe
-from harness.provenance import describe_stretch
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import replacing
+from kvsweep.compression.predictor import ImportancePredictor, load_predictor, save_predictor
+from kvsweep.harness.models.load import device_of
+from kvsweep.harness.predictor.labels import read_shard, target
+from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
+from kvsweep.harness.provenance import describe_stretch
 
 CHECKPOINT = "checkpoint.pt"
 # Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means

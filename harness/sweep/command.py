@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from analysis.command_line import one_sentence
-from analysis.records import UserError
+from kvsweep.base.command_line import one_sentence
+from kvsweep.base.errors import UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from harness.sweep.job import Job
-    from harness.sweep.launch import LauncherConfig
+    from kvsweep.harness.sweep.launch.launch import LauncherConfig
+    from kvsweep.harness.sweep.plan.job import Job
 
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
@@ -27,7 +27,7 @@ SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "
 def main() -> None:
     """Console script: exit code 0 done, 1 a job failed, 2 bad input, 3 locked by another process, 130 interrupted."""
     if sys.argv[1:2] == ["init"]:
-        from harness.sweep.init import init
+        from kvsweep.harness.sweep.init import init
 
         init(sys.argv[2:])
         return
@@ -47,10 +47,10 @@ def main() -> None:
     jobs, launcher = collect_jobs()
     if not jobs:  # Hydra only printed something, as for -cjob
         return
-    from harness.sweep.launch import launch, split
+    from kvsweep.harness.sweep.launch.launch import launch, split
 
     if dry_run:
-        from harness.sweep.estimate import describe
+        from kvsweep.harness.sweep.plan.estimate import describe
 
         print(describe([job for task in split(jobs, launcher) for job in task]))
         if any(job.rounds for job in jobs):
@@ -65,9 +65,9 @@ def collect_jobs() -> tuple[list[Job], LauncherConfig]:
     Raises:
         UserError: the first mistake in any job.
     """
-    from harness.settings import build, plain_config_errors
-    from harness.sweep.job import make_job
-    from harness.sweep.launch import LauncherConfig
+    from kvsweep.harness.settings import build, plain_config_errors
+    from kvsweep.harness.sweep.launch.launch import LauncherConfig
+    from kvsweep.harness.sweep.plan.job import make_job
 
     jobs: list[Job] = []
     launchers: list[LauncherConfig] = []
@@ -95,7 +95,7 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
     import hydra
     from hydra.errors import HydraException
 
-    from harness.settings import CONF, own_overrides, plain_config_errors
+    from kvsweep.harness.settings import CONF, own_overrides, plain_config_errors
 
     if not any(argument.startswith("hydra.searchpath=") for argument in sys.argv):
         sys.argv += own_overrides()

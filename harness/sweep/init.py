@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.records import UserError
-from harness.toy.tasks import problems
+from kvsweep.base.errors import UserError
+from kvsweep.harness.toy.tasks import problems
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "template"
 _PROBLEMS = 40

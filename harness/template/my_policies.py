@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from compression.policy import BudgetPolicy, CacheView
+from kvsweep.compression.policy import BudgetPolicy, CacheView
 
 
 @dataclass(frozen=True, kw_only=True)

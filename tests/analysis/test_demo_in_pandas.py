@@ -19,7 +19,7 @@ def test_the_script_of_the_page_runs(tmp_path: Path, make_cell: Callable[..., Pa
             [[int(dice.random() < chance) for _ in range(2)] for _ in range(60)], policy="dynts", keep_ratio=ratio
         )
     command = [sys.executable, "docs/demo_in_pandas.py", str(tmp_path / "run")]
-    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "3 cells, 360 completions, 480 evictions" in ended.stdout

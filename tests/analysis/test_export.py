@@ -12,10 +12,10 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard
 
-from analysis import export as module
-from analysis.export import COLUMNS, export, main
-from analysis.records import UserError
-from harness.sweep.job import CONF
+from kvsweep.analysis import export as module
+from kvsweep.analysis.export import COLUMNS, export, main
+from kvsweep.base.errors import UserError
+from kvsweep.harness.sweep.plan.job import CONF
 
 MakeCell = Callable[..., Path]
 GATED = yaml.safe_load((CONF / "benchmark/gpqa_diamond.yaml").read_text())["licence"]

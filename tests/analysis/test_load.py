@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.load import load_problems, load_run, load_texts
-from analysis.records import UserError
+from kvsweep.analysis.load import load_problems, load_run, load_texts
+from kvsweep.base.errors import UserError
 
 MakeCell = Callable[..., Path]
 

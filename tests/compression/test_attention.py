@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
 
-from compression.attention import check_attention, use_slot_attention
+from kvsweep.compression.attention import check_attention, use_slot_attention
 
 TINY = {
     "hidden_size": 32,

@@ -1,12 +1,12 @@
 import numpy as np
 import torch
 
-from compression.cache import SlotCache
-from compression.policy import Selection
-from compression.recorders import ScoreRecorder, decayed_mass
-from compression.rows import CacheShape, Prefill
-from compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory
-from kernels.reference import causal_mass
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policy import Selection
+from kvsweep.compression.recorders import ScoreRecorder, decayed_mass
+from kvsweep.compression.rows import CacheShape, Prefill
+from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory
+from kvsweep.kernels.reference import causal_mass
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=4, dtype=torch.float32)
 MASS, QUERIES = AttentionMass(), RecentQueries(3)

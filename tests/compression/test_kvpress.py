@@ -6,16 +6,16 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from compression.policies import kvpress_adapter
-from compression.policies.keydiff import KeyDiff
-from compression.policies.kvpress_adapter import KVPress
-from compression.policies.lagkv import LagKV
-from compression.policies.streaming_llm import StreamingLLM
-from harness.decode.request import Branch, Request, SamplingConfig
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.toy.paths import WEIGHTS
-from harness.toy.tasks import problems
+from kvsweep.compression.policies import kvpress_adapter
+from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.kvpress_adapter import KVPress
+from kvsweep.compression.policies.lagkv import LagKV
+from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.toy.tasks import problems
 from tests.compression.test_policies import make_view
 from tests.harness.decode.fakes import run
 

@@ -11,43 +11,43 @@ from pathlib import Path
 import pytest
 import torch
 
-from compression.policies.ablations import Bottom, NoQuestion, NoWindow
-from compression.policies.caote import CAOTE
-from compression.policies.dynts import DynTS
-from compression.policies.full import FullCache
-from compression.policies.gkv import GKV
-from compression.policies.h2o import H2O
-from compression.policies.inertia import Inertia
-from compression.policies.keydiff import KeyDiff
-from compression.policies.knorm import KNorm
-from compression.policies.kvpress_adapter import KVPress
-from compression.policies.lagkv import LagKV
-from compression.policies.last_use import LazyEviction, RaaS
-from compression.policies.longflow import LongFlow
-from compression.policies.oracle import Oracle, save_labels
-from compression.policies.oracle import _read as read_labels
-from compression.policies.random import Random
-from compression.policies.random_head import RandomHead
-from compression.policies.rkv import RKV
-from compression.policies.rpc import RPC
-from compression.policies.sepllm import SepLLM
-from compression.policies.snapkv import SnapKV
-from compression.policies.streaming_llm import StreamingLLM
-from compression.policies.tova import TOVA
-from compression.policies.triattention import TriAttention, save_statistics
-from compression.policies.triattention import _read as read_statistics
-from compression.policies.vase import VaSE
-from compression.policies.window import Window
-from compression.policy import BudgetPolicy, CacheView, size_of
-from compression.predictor import ImportancePredictor, save_predictor
-from compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries
-from harness.decode.engine import Engine
-from harness.decode.request import Branch, DecodingConfig, Request
-from harness.decode.sampling import SamplingConfig
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.toy.paths import WEIGHTS
-from harness.toy.tasks import problems
+from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
+from kvsweep.compression.policies.caote import CAOTE
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.gkv import GKV
+from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.inertia import Inertia
+from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.kvpress_adapter import KVPress
+from kvsweep.compression.policies.lagkv import LagKV
+from kvsweep.compression.policies.last_use import LazyEviction, RaaS
+from kvsweep.compression.policies.longflow import LongFlow
+from kvsweep.compression.policies.oracle import Oracle, save_labels
+from kvsweep.compression.policies.oracle import _read as read_labels
+from kvsweep.compression.policies.random import Random
+from kvsweep.compression.policies.random_head import RandomHead
+from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.rpc import RPC
+from kvsweep.compression.policies.sepllm import SepLLM
+from kvsweep.compression.policies.snapkv import SnapKV
+from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.policies.tova import TOVA
+from kvsweep.compression.policies.triattention import TriAttention, save_statistics
+from kvsweep.compression.policies.triattention import _read as read_statistics
+from kvsweep.compression.policies.vase import VaSE
+from kvsweep.compression.policies.window import Window
+from kvsweep.compression.policy import BudgetPolicy, CacheView, size_of
+from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
+from kvsweep.harness.decode.sampling import SamplingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.toy.tasks import problems
 
 POLICY_FILES = sorted(Path(__file__).parents[2].glob("conf/policy/*.yaml"))
 PREDICTOR = "predictor-of-the-test"

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from compression.predictor import ImportancePredictor, load_predictor, read_card, save_predictor
+from kvsweep.compression.predictor import ImportancePredictor, load_predictor, read_card, save_predictor
 
 
 def test_forward_is_a_bias_free_softplus_perceptron():

@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from compression.policies.ablations import Bottom, NoQuestion
-from compression.policies.dynts import DynTS
-from compression.policies.h2o import H2O
-from compression.policies.keydiff import KeyDiff
-from compression.policies.knorm import KNorm
-from compression.policies.rkv import RKV
-from compression.policies.sepllm import SepLLM
-from compression.policies.snapkv import SnapKV
-from compression.policies.streaming_llm import StreamingLLM
-from compression.policies.tova import TOVA
-from compression.policies.vase import VaSE
-from compression.policies.window import Window
-from compression.policy import CacheView
-from compression.predictor import ImportancePredictor, save_predictor
-from compression.signals import AttentionMass, PredictedImportance, RecentQueries
+from kvsweep.compression.policies.ablations import Bottom, NoQuestion
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.sepllm import SepLLM
+from kvsweep.compression.policies.snapkv import SnapKV
+from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.policies.tova import TOVA
+from kvsweep.compression.policies.vase import VaSE
+from kvsweep.compression.policies.window import Window
+from kvsweep.compression.policy import CacheView
+from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+from kvsweep.compression.signals import AttentionMass, PredictedImportance, RecentQueries
 
 HERE = Path(__file__).with_name("rivals.npz")
 WHOLE = Path(os.environ.get("KVSWEEP_SHARED", "nowhere")) / "data" / "rivals_golden.npz"

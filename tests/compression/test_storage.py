@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from compression.cache import SlotCache
-from compression.config import CacheConfig
-from compression.policy import Selection
-from compression.rows import CacheShape, Prefill
-from kernels.packing import pack_rows, rotation
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.policy import Selection
+from kvsweep.compression.rows import CacheShape, Prefill
+from kvsweep.kernels.packing import pack_rows, rotation
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=16, dtype=torch.float32)
 FORTH, BACK = rotation(16)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness import provenance
+from kvsweep.harness import provenance
 
 
 @pytest.fixture(autouse=True)

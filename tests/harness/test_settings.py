@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from analysis.records import UserError
-from harness.settings import build
+from kvsweep.base.errors import UserError
+from kvsweep.harness.settings import build
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels import (
+from kvsweep.kernels import (
     compact,
     decode_attention,
     importance_labels,

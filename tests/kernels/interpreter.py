@@ -21,7 +21,7 @@ def run_file(file: str) -> None:
     """Run a test file once more where the interpreter is on; it must pass."""
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", file]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{root / 'src'}:{root}"}
     env.pop("PYTEST_XDIST_WORKER", None)
     ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]

@@ -16,7 +16,7 @@ KERNELS = ["decode_attention", "packed_attention", "compact", "importance_labels
 def bench(*arguments, first="", interpret="1"):
     """The script's own process; `first` is a statement run before it."""
     program = f"import runpy\n{first}\nrunpy.run_path('scripts/bench_kernels.py', run_name='__main__')"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": interpret}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TRITON_INTERPRET": interpret}
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
 
@@ -50,7 +50,7 @@ def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
 
 # A row lost, a mean off by one part in fifty, and one that does not run at all.
 WRONG = """
-from kernels import compact, observation, redundancy
+from kvsweep.kernels import compact, observation, redundancy
 move, mean = compact.compact_layers, redundancy.redundancy
 compact.compact_layers = lambda rows, keep: move(rows, keep[..., 1:])
 redundancy.redundancy = lambda *a, **b: 1.02 * mean(*a, **b)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import kernels
+from kvsweep import kernels
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -25,7 +25,7 @@ SHARED_MEMORY = 227 * 1024  # bytes that one block of an H100 or H200 may ask fo
 def lowered(tmp_path_factory):
     root = Path(__file__).resolve().parents[2]
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": str(root), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
+    env |= {"PYTHONPATH": f"{root / 'src'}:{root}", "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
@@ -42,7 +42,7 @@ def test_every_kernel_is_lowered(lowered, capsys):
         print(f"\n{'kernel':<42}" + "".join(f"{title:>11}" for title in columns.values()))
         for row in lowered:
             print(f"{row['name']:<42}" + "".join(f"{row[key]:>11}" for key in columns))
-    modules = [import_module(f"kernels.{found.name}") for found in pkgutil.iter_modules(kernels.__path__)]
+    modules = [import_module(f"kvsweep.kernels.{found.name}") for found in pkgutil.iter_modules(kernels.__path__)]
     jitted = {name.strip("_") for m in modules for name, value in vars(m).items() if hasattr(value, "arg_names")}
     assert {row["name"].split()[0] for row in lowered} == jitted - INLINED
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from compression.cache import SlotCache
-from compression.rows import CacheShape
-from kernels import reference
-from kernels.packing import pack_rows
-from kernels.row_format import RowFormat
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.rows import CacheShape
+from kvsweep.kernels import reference
+from kvsweep.kernels.packing import pack_rows
+from kvsweep.kernels.row_format import RowFormat
 from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
 
 pytest.importorskip("triton")
@@ -104,7 +104,7 @@ def repetitive_keys(device, dtype, sizes):
 
 
 def check_decode_attention(device, dtype, sizes):
-    from kernels.decode_attention import decode_attention
+    from kvsweep.kernels.decode_attention import decode_attention
 
     query, keys, values, lengths = cache_of(device, dtype, sizes, sizes.slots)
     how = {"scaling": sizes.head_dim**-0.5, "return_mass": True}
@@ -121,7 +121,7 @@ def check_decode_attention(device, dtype, sizes):
 
 def check_packed_attention(device, dtype, sizes, bits):
     """Slots of every length, of which all but the newest 32 rows are packed; the other bytes are those of NaN."""
-    from kernels.packed_attention import packed_attention
+    from kvsweep.kernels.packed_attention import packed_attention
 
     form, residual, shape = RowFormat(bits=bits, group=8, head_dim=sizes.head_dim), 32, (sizes.slots, 2, sizes.kv_heads)
     query, _, _, lengths = cache_of(device, dtype, sizes, sizes.slots)
@@ -143,7 +143,7 @@ def check_packed_attention(device, dtype, sizes, bits):
 
 
 def check_a_slot_alone_and_in_a_batch(device, dtype, sizes, batches):
-    from kernels.decode_attention import decode_attention
+    from kvsweep.kernels.decode_attention import decode_attention
 
     largest = max(batches)
     inputs = cache_of(device, dtype, sizes, largest)
@@ -158,7 +158,7 @@ def check_a_slot_alone_and_in_a_batch(device, dtype, sizes, batches):
 
 def check_replay(device, dtype, sizes, mass):
     """Decode attention captured once, replayed after its inputs have changed in place, as the engine's steps do."""
-    from kernels.decode_attention import decode_attention
+    from kvsweep.kernels.decode_attention import decode_attention
 
     query, keys, values, lengths = cache_of(device, dtype, sizes, sizes.slots)
     how = {"scaling": sizes.head_dim**-0.5, "return_mass": mass}
@@ -209,7 +209,7 @@ def selection(device, sizes, per_head):
 
 def check_compact(device, dtype, sizes, per_head, runs):
     """Every run moves the same rows of one slot, from NaN-strewn memory, and touches no other slot."""
-    from kernels.compact import compact_layers
+    from kvsweep.kernels.compact import compact_layers
 
     before = normal(device, dtype, 2 * sizes.layers, 2, sizes.kv_heads, sizes.capacity, sizes.head_dim)
     before[:, :, :, ::7, 0] = torch.nan
@@ -225,7 +225,7 @@ def check_compact(device, dtype, sizes, per_head, runs):
 
 
 def check_importance_labels(device, dtype, sizes, tokens, kind):
-    from kernels.importance_labels import importance_labels
+    from kvsweep.kernels.importance_labels import importance_labels
 
     query, key = long_text(device, dtype, sizes, tokens)
     how = {"kind": kind, "scaling": sizes.head_dim**-0.5, "answer_start": tokens * 3 // 4, "min_distance": 32}
@@ -236,7 +236,7 @@ def check_importance_labels(device, dtype, sizes, tokens, kind):
 
 
 def check_causal_mass(device, dtype, sizes, tokens):
-    from kernels.importance_labels import causal_mass
+    from kvsweep.kernels.importance_labels import causal_mass
 
     query, key = long_text(device, dtype, sizes, tokens)
     expected = reference.causal_mass(query.double(), key.double(), scaling=sizes.head_dim**-0.5)
@@ -244,7 +244,7 @@ def check_causal_mass(device, dtype, sizes, tokens):
 
 
 def check_redundancy(device, dtype, sizes):
-    from kernels.redundancy import redundancy
+    from kvsweep.kernels.redundancy import redundancy
 
     keys = repetitive_keys(device, dtype, sizes)
     # Widened first in either form, so that bfloat16 keys cost no accuracy.
@@ -262,7 +262,7 @@ def observed(device, dtype, sizes, window):
 
 
 def check_observation(device, dtype, sizes, window, how):
-    from kernels.observation import observation_scores
+    from kvsweep.kernels.observation import observation_scores
 
     queries, keys = observed(device, dtype, sizes, window)
     how = {"scaling": sizes.head_dim**-0.5, **how}
@@ -272,10 +272,10 @@ def check_observation(device, dtype, sizes, window, how):
 
 def check_repeats(device, dtype, sizes, tokens, runs):
     """No kernel but `compact`, which has a check of its own, ever gives other bits."""
-    from kernels.decode_attention import decode_attention
-    from kernels.importance_labels import importance_labels
-    from kernels.observation import observation_scores
-    from kernels.redundancy import redundancy
+    from kvsweep.kernels.decode_attention import decode_attention
+    from kvsweep.kernels.importance_labels import importance_labels
+    from kvsweep.kernels.observation import observation_scores
+    from kvsweep.kernels.redundancy import redundancy
 
     scaling = sizes.head_dim**-0.5
     cache, text = cache_of(device, dtype, sizes, sizes.slots), long_text(device, dtype, sizes, tokens)

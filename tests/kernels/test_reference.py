@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.reference import (
+from kvsweep.kernels.reference import (
     causal_mass,
     compact,
     decode_attention,

@@ -9,9 +9,9 @@ import itertools
 import pytest
 import torch
 
-from kernels import reference
-from kernels.packing import pack_rows
-from kernels.row_format import RowFormat
+from kvsweep.kernels import reference
+from kvsweep.kernels.packing import pack_rows
+from kvsweep.kernels.row_format import RowFormat
 from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
 
 pytest.importorskip("triton")
@@ -37,7 +37,7 @@ def close(actual, expected, dtype):
     [(1, 8, 1, [1, 1]), (4, 96, 130, [1, 130]), (7, 128, 600, [513, 37]), (16, 64, 70, [65, 64])],
 )
 def test_decode_attention(group, dim, capacity, lengths, dtype):
-    from kernels.decode_attention import decode_attention
+    from kvsweep.kernels.decode_attention import decode_attention
 
     torch.manual_seed(group)
     query = torch.randn(2, group, dim).to(dtype)
@@ -58,7 +58,7 @@ def test_decode_attention(group, dim, capacity, lengths, dtype):
 
 @inside
 def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
-    from kernels.decode_attention import decode_attention
+    from kvsweep.kernels.decode_attention import decode_attention
 
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(2, 6, 16), torch.randn(2, 2, 2, 40, 16)
@@ -80,7 +80,7 @@ def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
 )
 def test_packed_attention(bits, group, dim, lengths, dtype):
     """Each head has its own number of packed rows; bytes that nobody uses are those of NaN."""
-    from kernels.packed_attention import packed_attention
+    from kvsweep.kernels.packed_attention import packed_attention
 
     torch.manual_seed(bits)
     form, residual, capacity = RowFormat(bits=bits, group=16, head_dim=dim), 24, max(lengths) + 3
@@ -108,7 +108,7 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize(("capacity", "kept"), [(1, 1), (150, 97), (150, 150), (70, 0)])
 def test_compact_layers_is_bit_exact(capacity, kept, per_head, dtype):
-    from kernels.compact import compact_layers
+    from kvsweep.kernels.compact import compact_layers
 
     torch.manual_seed(capacity + kept)
     # In float32 the rows are whole units of 16 bytes; in bfloat16 of 4, as packed rows may be.
@@ -129,7 +129,7 @@ def test_compact_layers_is_bit_exact(capacity, kept, per_head, dtype):
 @pytest.mark.parametrize("kind", ["answer", "far_max", "later"])
 @pytest.mark.parametrize(("group", "length", "dim"), [(1, 1, 64), (7, 65, 16), (4, 100, 96)])
 def test_importance_labels(kind, group, length, dim, dtype):
-    from kernels.importance_labels import importance_labels
+    from kvsweep.kernels.importance_labels import importance_labels
 
     torch.manual_seed(length)
     query, key = torch.randn(group, length, dim).to(dtype), torch.randn(1, length, dim).to(dtype)
@@ -143,7 +143,7 @@ def test_importance_labels(kind, group, length, dim, dtype):
 @inside
 @DTYPES
 def test_causal_mass(dtype):
-    from kernels.importance_labels import causal_mass
+    from kvsweep.kernels.importance_labels import causal_mass
 
     query, key = torch.randn(8, 67, 16).to(dtype), torch.randn(2, 67, 16).to(dtype)
     expected = reference.causal_mass(query.double(), key.double(), scaling=0.25)
@@ -155,7 +155,7 @@ def test_causal_mass(dtype):
 @pytest.mark.parametrize("length", [1, 64, 131])
 @pytest.mark.parametrize("threshold", [0.5, 0.99, -0.5])
 def test_redundancy(length, threshold, dtype):
-    from kernels.redundancy import redundancy
+    from kvsweep.kernels.redundancy import redundancy
 
     torch.manual_seed(length)
     # Few distinct directions, so that many keys are similar; some are like none.
@@ -169,7 +169,7 @@ def test_redundancy(length, threshold, dtype):
 @pytest.mark.parametrize(("pool_logits", "pooling", "pool"), [(False, 5, "mean"), (True, 7, "max"), (False, 1, "mean")])
 @pytest.mark.parametrize(("group", "length", "window"), [(7, 9, 8), (4, 101, 8)])
 def test_observation_scores(group, length, window, past_only, pool_logits, pooling, pool, dtype):
-    from kernels.observation import observation_scores
+    from kvsweep.kernels.observation import observation_scores
 
     torch.manual_seed(length)
     cache = torch.full((1, length + 9, 24), torch.nan)
@@ -186,7 +186,7 @@ def test_observation_scores(group, length, window, past_only, pool_logits, pooli
     ("tokens", "width", "outs", "bias"), [(1, 7, 3, False), (17, 130, 70, True), (5, 64, 1, False)]
 )
 def test_linear(tokens, width, outs, bias, dtype):
-    from kernels.linear import linear
+    from kvsweep.kernels.linear import linear
 
     torch.manual_seed(width)
     inputs, weight = torch.randn(tokens, 2 * width).to(dtype)[:, :width], torch.randn(outs, width).to(dtype)
@@ -200,7 +200,7 @@ def test_linear(tokens, width, outs, bias, dtype):
 @inside
 @DTYPES
 def test_a_token_has_the_same_bits_in_every_product(dtype):
-    from kernels.linear import linear
+    from kvsweep.kernels.linear import linear
 
     torch.manual_seed(0)
     inputs, weight = torch.randn(17, 200).to(dtype), torch.randn(40, 200).to(dtype)
@@ -214,7 +214,7 @@ def test_a_token_has_the_same_bits_in_every_product(dtype):
 @inside
 @DTYPES
 def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype):
-    from kernels.decode_attention import decode_attention
+    from kvsweep.kernels.decode_attention import decode_attention
 
     torch.manual_seed(0)
     query, (keys, values) = torch.randn(17, 4, 16).to(dtype), torch.randn(2, 17, 1, 530, 16).to(dtype)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records import COMPLETIONS_FILE, TaskStatus, shard_files
+from kvsweep.base.records import COMPLETIONS_FILE, TaskStatus, shard_files
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name("cluster.sh")
@@ -45,7 +45,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """A running SLURM of four processors; yields the environment that its programs need."""
     folder = tmp_path_factory.mktemp("slurm")
     subprocess.run([CLUSTER, "up", folder, "4"], check=True, timeout=60)
-    yield {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    yield {
+        **os.environ,
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "OMP_NUM_THREADS": "1",
+    }
     subprocess.run([CLUSTER, "down", folder], check=True, timeout=60)
 
 
@@ -62,13 +67,13 @@ def small_reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[
 
 
 def undisturbed(results: Path, *more: str) -> dict[str, list[bytes]]:
-    kvsweep(*SWEEP, *more, f"results_dir={results}", environment=dict(os.environ, PYTHONPATH=str(ROOT)))
+    kvsweep(*SWEEP, *more, f"results_dir={results}", environment=dict(os.environ, PYTHONPATH=f"{ROOT / 'src'}:{ROOT}"))
     return completions(results / "default")
 
 
 def kvsweep(*arguments: str, environment: dict[str, str], code: int = 0) -> str:
     ended = subprocess.run(
-        [sys.executable, "-m", "harness.sweep.command", *arguments],
+        [sys.executable, "-m", "kvsweep.harness.sweep.command", *arguments],
         env=environment,
         cwd=ROOT,
         text=True,
@@ -126,7 +131,7 @@ def wait_until_empty(cluster: dict[str, str]) -> None:
 
 def status(run: Path, cluster: dict[str, str]) -> dict[str, Any]:
     ended = subprocess.run(
-        [sys.executable, "-m", "harness.sweep.status", str(run), "--json"],
+        [sys.executable, "-m", "kvsweep.harness.sweep.watch.status", str(run), "--json"],
         env=cluster,
         cwd=ROOT,
         text=True,
@@ -237,7 +242,9 @@ def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
 
 def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str], tmp_path: Path) -> None:
     sweep = [*SWEEP, "benchmark.limit=12", "grid.keep_ratio=[0.2]", "grid.budget=[96,256]", "draws=4", "until=decided"]
-    kvsweep(*sweep, f"results_dir={tmp_path / 'calm'}", environment=dict(os.environ, PYTHONPATH=str(ROOT)))
+    kvsweep(
+        *sweep, f"results_dir={tmp_path / 'calm'}", environment=dict(os.environ, PYTHONPATH=f"{ROOT / 'src'}:{ROOT}")
+    )
     expected = completions(tmp_path / "calm/default")
     assert {len(rows) for rows in expected.values()} == {2 * 12, 4 * 12}, "one cell at least is decided early"
     run = tmp_path / "default"
@@ -253,7 +260,7 @@ def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str],
 
 def words(run: Path, cluster: dict[str, str]) -> str:
     """What kvsweep-status tells a user, in one line."""
-    command = [sys.executable, "-m", "harness.sweep.status", str(run)]
+    command = [sys.executable, "-m", "kvsweep.harness.sweep.watch.status", str(run)]
     ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
     return " ".join(ended.stdout.partition("\n\n")[2].split())
 
@@ -292,7 +299,7 @@ def node(cluster: dict[str, str], state: str) -> None:
 
 def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
     arguments = [*SWEEP, *SLURM, "launcher.partition=nowhere", f"results_dir={tmp_path}"]
-    command = [sys.executable, "-m", "harness.sweep.command", *arguments]
+    command = [sys.executable, "-m", "kvsweep.harness.sweep.command", *arguments]
     ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert "launcher=slurm cannot submit" in ended.stderr

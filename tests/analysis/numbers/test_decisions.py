@@ -5,7 +5,7 @@ import pytest
 from scipy import optimize, stats
 from statsmodels.stats.multitest import multipletests
 
-from analysis.numbers.decisions import (
+from kvsweep.analysis.numbers.decisions import (
     Population,
     decide,
     decide_grid,

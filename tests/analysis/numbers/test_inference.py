@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from analysis.numbers.inference import (
+from kvsweep.analysis.numbers.inference import (
     draws_to_separate,
     noise_floor,
     paired_tests,
@@ -15,7 +15,7 @@ from analysis.numbers.inference import (
     sign_flip_p,
     summary_noise_floor,
 )
-from analysis.numbers.metrics import majority
+from kvsweep.analysis.numbers.metrics import majority
 
 
 def answers(seed: int, cells: int, problems: int, draws: int) -> np.ndarray:

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from analysis.load import load_run
-from analysis.numbers.metrics import cache_rows, cell_metrics, mean_over_benchmarks, score_intervals
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.metrics import cache_rows, cell_metrics, mean_over_benchmarks, score_intervals
 
 MakeCell = Callable[..., Path]
 

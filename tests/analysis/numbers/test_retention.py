@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
+from kvsweep.analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
 
 
 @pytest.fixture

@@ -7,23 +7,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.compare import compare, in_words
-from analysis.compare import main as compare_main
-from analysis.load import load_run
-from analysis.numbers.findings import analyse
-from analysis.numbers.grids import find_grids
-from analysis.numbers.metrics import cell_metrics, graded_rows
-from analysis.numbers.reference import reference_folder
-from analysis.numbers.verdict import PanelVerdict, answers, panel_verdicts, read_summary, summary_verdicts
-from analysis.pictures.cost import cost_figure, lengths_by_step
-from analysis.pictures.noise import noise_figure
-from analysis.records import UserError
-from analysis.report.build import build_report, build_summary_report, main
-from analysis.report.drilldown import cells_data
-from analysis.report.page import run_page
+from kvsweep.analysis.compare import compare, in_words
+from kvsweep.analysis.compare import main as compare_main
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.findings import analyse
+from kvsweep.analysis.numbers.grids import find_grids
+from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
+from kvsweep.analysis.numbers.reference import REFERENCE
+from kvsweep.analysis.numbers.verdict import PanelVerdict, answers, panel_verdicts, read_summary, summary_verdicts
+from kvsweep.analysis.pictures.cost import cost_figure, lengths_by_step
+from kvsweep.analysis.pictures.noise import noise_figure
+from kvsweep.analysis.report.build import build_report, build_summary_report, main
+from kvsweep.analysis.report.drilldown import cells_data
+from kvsweep.analysis.report.page import run_page
+from kvsweep.base.errors import UserError
 
 MakeCell = Callable[..., Path]
-PUBLISHED = reference_folder() / "dynts_heatmaps.csv"
+PUBLISHED = REFERENCE / "dynts_heatmaps.csv"
 
 
 def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path) -> None:

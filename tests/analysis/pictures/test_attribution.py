@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.pictures.attribution import attribution_figure, attribution_table, shortened, visible
+from kvsweep.analysis.pictures.attribution import attribution_figure, attribution_table, shortened, visible
 
 VALUES = np.array([[0.12345, -3.5], [-1e-7, 12.3456]])
 

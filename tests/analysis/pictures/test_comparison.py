@@ -11,19 +11,19 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from scipy import stats
 
-from analysis.load import load_run
-from analysis.numbers.grids import shared_settings
-from analysis.numbers.metrics import cell_metrics
-from analysis.numbers.verdict import spread_in_words
-from analysis.pictures.comparison import (
+from kvsweep.analysis.format import PAGE_WIDTH, POLICY_TITLES
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.grids import shared_settings
+from kvsweep.analysis.numbers.metrics import cell_metrics
+from kvsweep.analysis.numbers.verdict import spread_in_words
+from kvsweep.analysis.pictures.comparison import (
     accuracy_memory_figure,
     pareto_front,
     policy_bars_figure,
     series,
     spread,
 )
-from analysis.pictures.style import policy_looks, save_figure
-from analysis.words import PAGE_WIDTH, POLICY_TITLES
+from kvsweep.analysis.pictures.style import policy_looks, save_figure
 
 MakeCell = Callable[..., Path]
 

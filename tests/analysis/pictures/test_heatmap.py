@@ -9,16 +9,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.load import load_run
-from analysis.numbers.grids import find_grids, missing_cells
-from analysis.numbers.metrics import cell_metrics
-from analysis.numbers.reference import published_grid
-from analysis.numbers.verdict import read_summary
-from analysis.pictures.budget import budget_figure
-from analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
-from analysis.pictures.style import save_figure
-from analysis.safe import file_name
-from analysis.words import Look
+from kvsweep.analysis.format import Look
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.grids import find_grids, missing_cells
+from kvsweep.analysis.numbers.metrics import cell_metrics
+from kvsweep.analysis.numbers.reference import published_grid
+from kvsweep.analysis.numbers.verdict import read_summary
+from kvsweep.analysis.pictures.budget import budget_figure
+from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
+from kvsweep.analysis.pictures.style import save_figure
+from kvsweep.base.escape import file_name
 
 MakeCell = Callable[..., Path]
 

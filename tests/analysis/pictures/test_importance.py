@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.pictures.importance import (
+from kvsweep.analysis.pictures.importance import (
     Layout,
     by_step,
     caption,

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from analysis.pictures.kept import (
+from kvsweep.analysis.pictures.kept import (
     correlation_text,
     kept_table,
     rank_correlation,
@@ -13,7 +13,8 @@ from analysis.pictures.kept import (
     retention,
     retention_figure,
 )
-from analysis.records import Eviction, UserError
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Eviction
 
 PIECES = ["<q>", "a", "b", "c", "d", "e"]
 EVICTIONS = [

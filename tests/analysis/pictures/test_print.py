@@ -10,12 +10,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from analysis.load import load_run
-from analysis.numbers.findings import analyse
-from analysis.pictures.attribution import attribution_figure
-from analysis.pictures.importance import Layout, importance_figure
-from analysis.report import gallery
-from analysis.words import PAGE_WIDTH, Look
+from kvsweep.analysis.format import PAGE_WIDTH, Look
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.findings import analyse
+from kvsweep.analysis.pictures.attribution import attribution_figure
+from kvsweep.analysis.pictures.importance import Layout, importance_figure
+from kvsweep.analysis.report import gallery
 
 MakeCell = Callable[..., Path]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from analysis.load import load_run
-from analysis.numbers.findings import analyse
-from analysis.pictures.kept import read_kept
-from analysis.records import Eviction
-from analysis.report.build import build_report
-from analysis.report.drilldown import drill_data
-from analysis.report.kept_page import kept_html
-from analysis.report.page import run_page
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.findings import analyse
+from kvsweep.analysis.pictures.kept import read_kept
+from kvsweep.analysis.report.build import build_report
+from kvsweep.analysis.report.drilldown import drill_data
+from kvsweep.analysis.report.kept_page import kept_html
+from kvsweep.analysis.report.page import run_page
+from kvsweep.base.records import Eviction
 
 MakeCell = Callable[..., Path]
 
@@ -71,7 +71,7 @@ def run(tmp_path: Path, make_cell: MakeCell) -> Path:
 @pytest.mark.parametrize("embedded", [True, False])
 def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not embedded:
-        monkeypatch.setattr("analysis.report.drilldown.MAX_EMBEDDED_BYTES", 0)
+        monkeypatch.setattr("kvsweep.analysis.report.drilldown.MAX_EMBEDDED_BYTES", 0)
     page = build_report(run)
     assert (page.parent / "data").exists() is not embedded
     browser.get_log("performance")
@@ -116,7 +116,7 @@ def test_tables_sort(run: Path, browser: Any) -> None:
 def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: MakeCell, browser: Any) -> None:
     from tokenizers import Tokenizer
 
-    from harness.toy.paths import WEIGHTS
+    from kvsweep.harness.toy.paths import WEIGHTS
 
     weights = WEIGHTS / "toy_qwen"
     tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.load import load_run
-from analysis.numbers.findings import analyse
-from analysis.records import CellProgress, TaskStatus
-from analysis.report.build import build_report, main, watch
-from analysis.report.drilldown import common_length, outcome_maps
-from analysis.report.page import run_page
-from analysis.report.tables import summary_table
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.findings import analyse
+from kvsweep.analysis.report.build import build_report, main, watch
+from kvsweep.analysis.report.drilldown import common_length, outcome_maps
+from kvsweep.analysis.report.page import run_page
+from kvsweep.analysis.report.tables import summary_table
+from kvsweep.base.records import CellProgress, TaskStatus
 
 MakeCell = Callable[..., Path]
 
@@ -105,7 +105,7 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
 def test_bar_charts_that_are_too_many_are_named(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("analysis.report.gallery.MAX_BARS", 1)
+    monkeypatch.setattr("kvsweep.analysis.report.gallery.MAX_BARS", 1)
     for ratio in (0.1, 0.2):
         for policy in ("dynts", "window", "random"):
             make_cell([[1], [0]], policy=policy, keep_ratio=ratio)
@@ -209,19 +209,19 @@ def run_without(packages: tuple[str, ...], program: str) -> None:
 
 def test_the_report_needs_no_torch(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]])
-    program = f"from analysis.report.build import build_report; build_report({str(tmp_path / 'run')!r})"
+    program = f"from kvsweep.analysis.report.build import build_report; build_report({str(tmp_path / 'run')!r})"
     run_without(("torch", "transformers", "triton"), program)
 
 
 def test_the_sweeps_summary_needs_no_plotting_and_no_statistics(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]])
     make_cell([[1], [0]], policy="dynts")
-    program = f"from analysis.report.tables import summary_table; summary_table({str(tmp_path / 'run')!r})"
+    program = f"from kvsweep.analysis.report.tables import summary_table; summary_table({str(tmp_path / 'run')!r})"
     run_without(("torch", "matplotlib", "seaborn", "statsmodels", "scipy", "jinja2"), program)
 
 
 def test_the_help_needs_neither_pandas_nor_plotting() -> None:
-    program = "from analysis.report.build import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    program = "from kvsweep.analysis.report.build import main\ntry: main(['--help'])\nexcept SystemExit: pass"
     run_without(("pandas", "numpy", "matplotlib", "seaborn", "statsmodels", "scipy", "jinja2"), program)
 
 
@@ -309,7 +309,7 @@ def test_the_watch_makes_the_page_again_until_the_sweep_ends(
             file.write("\n")
 
     steps = iter([more_rows, lambda: None, lambda: write_task(run, [folder], state="done")])
-    monkeypatch.setattr("analysis.report.build.time.sleep", lambda seconds: next(steps)())
+    monkeypatch.setattr("kvsweep.analysis.report.build.time.sleep", lambda seconds: next(steps)())
     made: list[str] = []
     watch(run, 5, lambda: made.append(load_run(run).state) or run)  # type: ignore[func-returns-value]
     assert made == ["running", "running", "stopped"]
@@ -324,7 +324,7 @@ def test_ctrl_c_ends_the_watch_with_one_sentence(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("analysis.report.build.time.sleep", interrupt)
+    monkeypatch.setattr("kvsweep.analysis.report.build.time.sleep", interrupt)
     with pytest.raises(SystemExit) as stop:
         main([str(tmp_path / "run"), "--watch", "7"])
     assert stop.value.code == 130

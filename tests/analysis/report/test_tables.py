@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.load import load_run
-from analysis.numbers.metrics import cell_metrics
-from analysis.report.build import main
-from analysis.report.tables import latex, markdown
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.metrics import cell_metrics
+from kvsweep.analysis.report.build import main
+from kvsweep.analysis.report.tables import latex, markdown
 
 MakeCell = Callable[..., Path]
 

@@ -17,12 +17,13 @@ import datasets
 import pytest
 from omegaconf import OmegaConf
 
-from analysis.records import UserError, content_hash
-from harness.benchmarks.config import BenchmarkConfig
-from harness.benchmarks.load import Benchmark, load_problems
-from harness.benchmarks.prompts import option_orders
-from harness.settings import CONF, build
-from harness.sweep.job import make_job
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import content_hash
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.benchmarks.load import Benchmark, load_problems
+from kvsweep.harness.benchmarks.prompts import option_orders
+from kvsweep.harness.settings import CONF, build
+from kvsweep.harness.sweep.plan.job import make_job
 
 ROOT = Path(__file__).resolve().parents[3]
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -133,7 +134,7 @@ class TestConfigs:
 class TestToy:
     @pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("toy_")], ids=lambda path: path.stem)
     def test_toy_problems_come_from_their_task(self, path: Path) -> None:
-        tasks = pytest.importorskip("harness.toy.tasks")
+        tasks = pytest.importorskip("kvsweep.harness.toy.tasks")
         benchmark = load_problems(BenchmarkConfig(**read_yaml(path)))
         toys = tasks.problems(path.stem.removeprefix("toy_"), count=120)
         assert [(p.id, p.prompt, int(p.gold)) for p in benchmark.problems] == [
@@ -142,7 +143,7 @@ class TestToy:
         assert benchmark.count == 120
 
     def test_an_unknown_task_is_one_sentence(self) -> None:
-        pytest.importorskip("harness.toy.tasks")
+        pytest.importorskip("kvsweep.harness.toy.tasks")
         mistake("benchmark.task=nope", source="toy", task="nope")
 
 
@@ -405,7 +406,7 @@ class TestHub:
     def test_the_real_loader_without_network_or_cache(self, tmp_path: Path) -> None:
         fields = read_yaml(CONF / "benchmark" / "aime25.yaml")
         code = (
-            "from harness.benchmarks.load import *; from analysis.records import UserError\n"
+            "from kvsweep.harness.benchmarks.load import *; from kvsweep.base.records import UserError\n"
             f"try: load_problems(BenchmarkConfig(**{fields!r}))\n"
             "except UserError as error: print(error)\n"
         )

@@ -9,8 +9,8 @@ from types import FrameType
 import jinja2
 import pytest
 
-from analysis.records import UserError
-from harness.benchmarks.prompts import MOST_CHARS, PROMPTS, read_prompt
+from kvsweep.base.errors import UserError
+from kvsweep.harness.benchmarks.prompts import MOST_CHARS, PROMPTS, read_prompt
 
 OPTIONS = {"A": "one", "B": "two", "C": "three", "D": "four"}
 

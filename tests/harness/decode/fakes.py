@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 import torch
 
-from compression.attention import attend_slots
-from compression.policies.full import FullCache
-from compression.policies.gkv import GKV
-from compression.policies.h2o import H2O
-from compression.policies.inertia import Inertia
-from compression.policies.last_use import LazyEviction
-from compression.policies.random import Random
-from compression.policies.rkv import RKV
-from compression.policies.rpc import RPC
-from compression.policies.snapkv import SnapKV
-from compression.policies.window import Window
-from compression.rows import CacheShape
-from harness.decode.engine import Engine
-from harness.decode.prefill import STEP_TOKENS
-from harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.compression.attention import attend_slots
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.gkv import GKV
+from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.inertia import Inertia
+from kvsweep.compression.policies.last_use import LazyEviction
+from kvsweep.compression.policies.random import Random
+from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.rpc import RPC
+from kvsweep.compression.policies.snapkv import SnapKV
+from kvsweep.compression.policies.window import Window
+from kvsweep.compression.rows import CacheShape
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.prefill import STEP_TOKENS
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0)
 NEW_TOKENS = 60

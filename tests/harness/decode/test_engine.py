@@ -14,41 +14,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
 
-from analysis.records import held_percents
-from compression.attention import use_slot_attention
-from compression.policies.ablations import Bottom, NoQuestion, NoWindow
-from compression.policies.caote import CAOTE
-from compression.policies.dynts import DynTS
-from compression.policies.gkv import GKV
-from compression.policies.h2o import H2O
-from compression.policies.inertia import Inertia
-from compression.policies.keydiff import KeyDiff
-from compression.policies.knorm import KNorm
-from compression.policies.lagkv import LagKV
-from compression.policies.last_use import LazyEviction, RaaS
-from compression.policies.longflow import LongFlow
-from compression.policies.random import Random
-from compression.policies.random_head import RandomHead
-from compression.policies.rkv import RKV
-from compression.policies.rpc import RPC
-from compression.policies.sepllm import SepLLM
-from compression.policies.snapkv import SnapKV
-from compression.policies.streaming_llm import StreamingLLM
-from compression.policies.tova import TOVA
-from compression.policies.triattention import TriAttention, save_statistics
-from compression.policies.vase import VaSE
-from compression.policies.window import Window
-from compression.policy import CacheView
-from compression.predictor import ImportancePredictor, load_predictor, save_predictor
-from compression.signals import AttentionMass, LastUse, RecentQueries, RowMemory
-from harness.decode.engine import Engine
-from harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, is_untouched
-from harness.decode.sampling import sequence_key, uniforms_of_rows
-from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel, load_model
-from harness.predictor.statistics import rotation_of
-from harness.toy.paths import WEIGHTS
-from harness.toy.tasks import TASKS, problems
+from kvsweep.base.records import held_percents
+from kvsweep.compression.attention import use_slot_attention
+from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
+from kvsweep.compression.policies.caote import CAOTE
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.gkv import GKV
+from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.inertia import Inertia
+from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.lagkv import LagKV
+from kvsweep.compression.policies.last_use import LazyEviction, RaaS
+from kvsweep.compression.policies.longflow import LongFlow
+from kvsweep.compression.policies.random import Random
+from kvsweep.compression.policies.random_head import RandomHead
+from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.rpc import RPC
+from kvsweep.compression.policies.sepllm import SepLLM
+from kvsweep.compression.policies.snapkv import SnapKV
+from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.policies.tova import TOVA
+from kvsweep.compression.policies.triattention import TriAttention, save_statistics
+from kvsweep.compression.policies.vase import VaSE
+from kvsweep.compression.policies.window import Window
+from kvsweep.compression.policy import CacheView
+from kvsweep.compression.predictor import ImportancePredictor, load_predictor, save_predictor
+from kvsweep.compression.signals import AttentionMass, LastUse, RecentQueries, RowMemory
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, is_untouched
+from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.predictor.statistics import rotation_of
+from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.toy.tasks import TASKS, problems
 from tests.harness.decode.fakes import FAKE_POLICIES, FULL, GREEDY, NEW_TOKENS, T1, FakeModel, fake_requests, run
 
 EOS, THINK_END = 96, 95

@@ -12,16 +12,16 @@ from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from compression.policies.dynts import DynTS
-from compression.policies.h2o import H2O
-from harness.decode.graphs import StepGraphs, bucket
-from harness.decode.request import Branch, Request, SamplingConfig, build_decoding
-from harness.decode.sampling import sample
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.settings import CONF
-from harness.toy.paths import WEIGHTS
-from harness.toy.tasks import TASKS, problems
+from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.h2o import H2O
+from kvsweep.harness.decode.graphs import StepGraphs, bucket
+from kvsweep.harness.decode.request import Branch, Request, SamplingConfig, build_decoding
+from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.settings import CONF
+from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.toy.tasks import TASKS, problems
 from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests, run
 
 ATEN = torch.ops.aten

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compression.predictor import ImportancePredictor
-from compression.rows import Prefill
-from harness.decode.engine import is_invariant
-from harness.decode.prefill import Prefiller
-from harness.decode.request import SamplingConfig
-from harness.decode.sampling import sample
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.settings import UserError
-from harness.toy.paths import WEIGHTS
-from kernels import reference
-from kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+from kvsweep.compression.predictor import ImportancePredictor
+from kvsweep.compression.rows import Prefill
+from kvsweep.harness.decode.engine import is_invariant
+from kvsweep.harness.decode.prefill import Prefiller
+from kvsweep.harness.decode.request import SamplingConfig
+from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.settings import UserError
+from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.kernels import reference
+from kvsweep.kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from scripts.hunt_differences import POLICIES, Plan, compare, observe, prepare
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from torch.nn import functional
 
-from analysis import loops
-from analysis.loops import find_loop
-from harness.decode import slots as slot_table
-from harness.decode.engine import Engine
-from harness.decode.request import DecodingConfig
+from kvsweep.base import loops
+from kvsweep.base.loops import find_loop
+from kvsweep.harness.decode import slots as slot_table
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import DecodingConfig
 from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests
 
 LIMIT = 60

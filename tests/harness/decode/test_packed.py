@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from compression.cache import SlotCache
-from compression.config import UNPACKED, CacheConfig
-from compression.policies.full import FullCache
-from compression.policies.rkv import RKV
-from compression.policies.window import Window
-from harness.decode.engine import Engine
-from harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.toy.paths import WEIGHTS
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.window import Window
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.toy.paths import WEIGHTS
 
 LIMIT = 60
 POLICIES = [

@@ -9,9 +9,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from analysis.records import UserError
-from harness.decode.request import ORDERS, SamplingConfig
-from harness.decode.sampling import sample, sequence_key, uniform
+from kvsweep.base.errors import UserError
+from kvsweep.harness.decode.request import ORDERS, SamplingConfig
+from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
 
 MASK = (1 << 64) - 1
 LARGEST = 1 - 2.0**-53

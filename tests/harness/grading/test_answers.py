@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from analysis.records import Completion, Problem
-from harness.grading.answers import Rule, answer_part, canonical_gold, extract_answer, judge, stated_answer
-from harness.grading.command import main
-from harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_rule
-from harness.grading.pool import Job
-from harness.models.thinking import ThinkTags
+from kvsweep.base.records import Completion, Problem
+from kvsweep.harness.grading.answers import Rule, answer_part, canonical_gold, extract_answer, judge, stated_answer
+from kvsweep.harness.grading.command import main
+from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_rule
+from kvsweep.harness.grading.pool import Job
+from kvsweep.harness.models.thinking import ThinkTags
 
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = os.environ.get("KVSWEEP_SHARED")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.grading.answers import explain, judge
-from harness.grading.expressions import compare, readable
-from harness.grading.pool import Pool
+from kvsweep.harness.grading.answers import explain, judge
+from kvsweep.harness.grading.expressions import compare, readable
+from kvsweep.harness.grading.pool import Pool
 from tests.harness.grading.test_answers import script
 
 mutants: ModuleType = script("grade_mutants")

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.records import Completion, Grade, Problem, UserError
-from harness.grading import command
-from harness.grading.answers import answer_part, canonical_gold, extract_answer, judge, last_box, parse_integer
-from harness.grading.grader import Grader
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Completion, Grade, Problem
+from kvsweep.harness.grading import command
+from kvsweep.harness.grading.answers import answer_part, canonical_gold, extract_answer, judge, last_box, parse_integer
+from kvsweep.harness.grading.grader import Grader
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -357,7 +358,7 @@ def injected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_worker_whose_parent_has_ended_dies_without_a_word() -> None:
     read, write = os.pipe()
     os.close(read)
-    program = "from harness.grading.pool import serve; serve('harness.grading.answers:judge')"
+    program = "from kvsweep.harness.grading.pool import serve; serve('kvsweep.harness.grading.answers:judge')"
     ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert ended.returncode == -signal.SIGPIPE
@@ -442,11 +443,11 @@ class TestWorkers:
         )
         cell = write_cell(tmp_path / "cell", [completion("ok")], {"p": "1"})
         (tmp_path / "caller.py").write_text(
-            "import torch\nfrom pathlib import Path\nfrom harness.grading.grader import Grader\n"
+            "import torch\nfrom pathlib import Path\nfrom kvsweep.harness.grading.grader import Grader\n"
             "with Grader(function='modules_judge:judge') as grader:\n"
             f"    grader.grade_cell(Path({str(cell)!r}))\n"
         )
-        env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{tmp_path}"}
         subprocess.run([sys.executable, str(tmp_path / "caller.py")], check=True, env=env, timeout=120)
         assert [ast.literal_eval(row.answer or "") for row in read_grades(cell)] == [[]]
 
@@ -528,7 +529,10 @@ class TestCommand:
     def test_as_a_program(self, tmp_path: Path) -> None:
         write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         run = subprocess.run(
-            [sys.executable, "-m", "harness.grading.command", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-m", "kvsweep.harness.grading.command", str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
         )
         assert (run.returncode, run.stderr) == (0, "")
         assert "correct 1" in run.stdout

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.inspect.attribution import cost, grad_x_input, removal
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.toy.paths import WEIGHTS
+from kvsweep.harness.inspect.attribution import cost, grad_x_input, removal
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.toy.paths import WEIGHTS
 
 STEPS = [range(12, 20), range(20, 37), range(37, 38), range(40, 60)]
 START = 61

@@ -11,20 +11,20 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.pictures.kept import read_kept, retention
-from analysis.records import UserError
-from compression.predictor import load_predictor
-from harness.inspect.attribution import removal
-from harness.inspect.command import main
-from harness.inspect.importance import importance
-from harness.inspect.reasoning_steps import derivations
-from harness.inspect.text import live, of_cell, of_file
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.predictor.kinds import LABEL_KINDS
-from harness.predictor.labels import label_trace
-from harness.predictor.traces import read_graded
-from harness.toy.paths import WEIGHTS
+from kvsweep.analysis.pictures.kept import read_kept, retention
+from kvsweep.base.errors import UserError
+from kvsweep.compression.predictor import load_predictor
+from kvsweep.harness.inspect.attribution import removal
+from kvsweep.harness.inspect.command import main
+from kvsweep.harness.inspect.importance import importance
+from kvsweep.harness.inspect.reasoning_steps import derivations
+from kvsweep.harness.inspect.text import live, of_cell, of_file
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.kinds import LABEL_KINDS
+from kvsweep.harness.predictor.labels import label_trace
+from kvsweep.harness.predictor.traces import read_graded
+from kvsweep.harness.toy.paths import WEIGHTS
 
 TEXT = "a is 4, b is 7.\n\nSo a is 4, b is 7, 4+7=1.\n\nSo c is 1. Check 4+7=1 ok. So c is 1. </think>c is 1 \\boxed{1}"
 
@@ -332,8 +332,8 @@ def test_help_and_refusals_import_neither_torch_nor_matplotlib(texts, tmp_path):
 import sys
 for name in ("torch", "transformers", "matplotlib"):
     sys.modules[name] = None
-from harness.inspect import command as inspect
-from harness.predictor import command as predictor
+from kvsweep.harness.inspect import command as inspect
+from kvsweep.harness.predictor import command as predictor
 for room, arguments, expected in {cases}:
     code = 0
     try:

@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compression.predictor import load_predictor
-from harness.decode.engine import Engine
-from harness.decode.request import Branch, DecodingConfig, Request
-from harness.decode.sampling import SamplingConfig
-from harness.inspect.importance import policy_scores
-from harness.inspect.text import InspectedText, NotInText
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.predictor.traces import Trace
-from harness.settings import CONF
-from harness.sweep.job import build_policies
+from kvsweep.compression.predictor import load_predictor
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
+from kvsweep.harness.decode.sampling import SamplingConfig
+from kvsweep.harness.inspect.importance import policy_scores
+from kvsweep.harness.inspect.text import InspectedText, NotInText
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.traces import Trace
+from kvsweep.harness.settings import CONF
+from kvsweep.harness.sweep.plan.job import build_policies
 
 START, END = 12, 60
 BY_USE = ("raas", "lazyeviction")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from analysis.records import UserError
-from harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs, token_range
+from kvsweep.base.errors import UserError
+from kvsweep.harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs, token_range
 
 
 def test_paragraphs_end_at_blank_lines():

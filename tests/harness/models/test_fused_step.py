@@ -9,10 +9,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from compression.attention import use_slot_attention
-from compression.cache import SlotCache
-from harness.models.fused_step import FusedStep
-from harness.models.load import shape_of
+from kvsweep.compression.attention import use_slot_attention
+from kvsweep.compression.cache import SlotCache
+from kvsweep.harness.models.fused_step import FusedStep
+from kvsweep.harness.models.load import shape_of
 
 SHARED = {
     "vocab_size": 50,

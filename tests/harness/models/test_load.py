@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
-from analysis.records import UserError
-from harness.models.config import ModelConfig
-from harness.models.load import load_model, read_architecture
-from harness.predictor.recipe import compose_config
-from harness.settings import build, plain
+from kvsweep.base.errors import UserError
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model, read_architecture
+from kvsweep.harness.predictor.recipe import compose_config
+from kvsweep.harness.settings import build, plain
 
 REAL = (
     "r1_qwen_7b",
@@ -160,7 +160,7 @@ SMALL_COPY = [
 @pytest.mark.parametrize("short", ["qwen", "llama"])
 def test_the_papers_heatmap_runs_scaled_down(short: str, kvsweep: Any, write_problems: Any, tmp_path: Path) -> None:
     """The experiment as it stands, with overrides alone: small copies, tiny budgets, two problems."""
-    from compression.predictor import ImportancePredictor, save_predictor
+    from kvsweep.compression.predictor import ImportancePredictor, save_predictor
 
     save_predictor(ImportancePredictor(128, (16, 8)), tmp_path / "predictor", {"made_for": "tests"})
     problems = write_problems([{"id": i, "problem": f"What is {i}+{i}?", "answer": 2 * i} for i in range(3)])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records import UserError
-from harness.models.thinking import ThinkTags, segment_text
+from kvsweep.base.errors import UserError
+from kvsweep.harness.models.thinking import ThinkTags, segment_text
 
 THINK = ThinkTags()
 THOUGHT = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from analysis.records import read_rows
-from compression.predictor import load_predictor, read_card
-from harness.predictor.command import main
-from harness.predictor.labels import shard_path
-from harness.predictor.recipe import read_settings
+from kvsweep.base.records import read_rows
+from kvsweep.compression.predictor import load_predictor, read_card
+from kvsweep.harness.predictor.command import main
+from kvsweep.harness.predictor.labels import shard_path
+from kvsweep.harness.predictor.recipe import read_settings
 
 TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "
 
@@ -65,7 +65,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
     main(["all", *settings])
     whole = load_predictor(tmp_path / "out/far_max").state_dict()
     (tmp_path / "out/far_max/checkpoint.pt").unlink()
-    import harness.predictor.train as stage
+    import kvsweep.harness.predictor.train as stage
 
     fit, calls = stage.fit_shard, []
 
@@ -103,7 +103,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.models.load.load_model", lambda config: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("kvsweep.harness.models.load.load_model", lambda config: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2

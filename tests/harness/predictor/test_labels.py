@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness.models.config import ModelConfig
-from harness.models.load import load_model
-from harness.predictor.kinds import LABEL_KINDS
-from harness.predictor.labels import label_trace, standardise, target
-from harness.predictor.traces import Trace
-from harness.toy.paths import WEIGHTS
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.kinds import LABEL_KINDS
+from kvsweep.harness.predictor.labels import label_trace, standardise, target
+from kvsweep.harness.predictor.traces import Trace
+from kvsweep.harness.toy.paths import WEIGHTS
 
 
 @pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])

@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from analysis.records import UserError
-from compression.attention import use_slot_attention
-from compression.policies.triattention import _read, read_statistics_card
-from harness.models.config import ModelConfig
-from harness.models.load import LoadedModel
-from harness.predictor.command import main
-from harness.predictor.labels import read_whole
-from harness.predictor.statistics import QueryMeans, rotation_of
+from kvsweep.base.errors import UserError
+from kvsweep.compression.attention import use_slot_attention
+from kvsweep.compression.policies.triattention import _read, read_statistics_card
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.predictor.command import main
+from kvsweep.harness.predictor.labels import read_whole
+from kvsweep.harness.predictor.statistics import QueryMeans, rotation_of
 
 SIZES = {
     "hidden_size": 48,
@@ -88,7 +88,7 @@ def test_the_stage_takes_any_text(tmp_path, tiny_model_dir, capsys):
 )
 def test_a_stage_without_its_text_is_refused(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("harness.models.load.load_model", lambda config: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("kvsweep.harness.models.load.load_model", lambda config: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as ended:
         main(["statistics", *arguments])
     assert ended.value.code == 2

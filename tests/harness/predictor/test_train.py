@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import harness.predictor.train as stage
-from analysis.records import UserError
-from harness.predictor.kinds import LABEL_KINDS
-from harness.predictor.labels import shard_path
-from harness.predictor.recipe import read_manifest, read_settings
+import kvsweep.harness.predictor.train as stage
+from kvsweep.base.errors import UserError
+from kvsweep.harness.predictor.kinds import LABEL_KINDS
+from kvsweep.harness.predictor.labels import shard_path
+from kvsweep.harness.predictor.recipe import read_manifest, read_settings
 
 LENGTHS = (50, 83)
 

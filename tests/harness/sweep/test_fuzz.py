@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.records import UserError
-from harness.benchmarks.config import BenchmarkConfig
-from harness.benchmarks.load import load_problems
-from harness.settings import build
+from kvsweep.base.errors import UserError
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.benchmarks.load import load_problems
+from kvsweep.harness.settings import build
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
 values = st.recursive(
@@ -110,9 +110,9 @@ VALUES = st.sampled_from(
 def test_the_command_says_one_sentence(
     overrides: list[tuple[str, str]], kvsweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import harness.sweep.run
+    import kvsweep.harness.sweep.run.execute
 
-    monkeypatch.setattr(harness.sweep.run, "run", lambda jobs: None)
+    monkeypatch.setattr(kvsweep.harness.sweep.run.execute, "run", lambda jobs: None)
     ended = kvsweep(
         "model=r1_qwen_7b",
         "model.random_weights=true",

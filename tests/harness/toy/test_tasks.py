@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from harness.toy.tasks import (
+from kvsweep.harness.toy.tasks import (
     EVAL_COUNT,
     TASKS,
     is_held_out,
@@ -83,7 +83,7 @@ def test_problems_are_pinned(task):
 
 def test_problems_are_the_same_in_another_process():
     # PYTHONHASHSEED changes the hash of strings, which must not reach the problems.
-    code = "from harness.toy.tasks import TASKS, problems; print([problems(task) for task in TASKS])"
+    code = "from kvsweep.harness.toy.tasks import TASKS, problems; print([problems(task) for task in TASKS])"
     run = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
     )

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from harness.toy.tasks import TASKS, training_problems
+from kvsweep.harness.toy.tasks import TASKS, training_problems
 from scripts.toy_completions import write_completion
 from scripts.toy_tokenizer import build_tokenizer
 

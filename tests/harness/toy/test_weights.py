@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from compression.policies.triattention import read_statistics_card
-from compression.predictor import load_predictor, read_card
-from harness.models.config import ModelConfig
-from harness.toy.paths import WEIGHTS
-from harness.toy.tasks import TASKS, problems
+from kvsweep.compression.policies.triattention import read_statistics_card
+from kvsweep.compression.predictor import load_predictor, read_card
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.toy.tasks import TASKS, problems
 from scripts.toy_tokenizer import build_tokenizer
 
 STATED_ONCE = ("chain", "add", "regs", "groups")

@@ -1,0 +1,1 @@
+"""What every package stands on: rows and files, errors, command lines, escaping."""

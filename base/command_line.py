@@ -1,0 +1,92 @@
+"""How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import visible
+
+FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
+# Faults of the machine or of a folder, which a user can mend and no program can.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG}
+_NO_WAY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR}
+
+
+@contextmanager
+def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[None]:
+    """Let a command's body end as a command should; usable as `with one_sentence(...)` and as a decorator of `main`.
+
+    A UserError ends the process with its sentence and BAD_INPUT, or with the error's own `exit_code` where it has one;
+    so does a disk that is full or may not be written to; memory that does not suffice ends it with FAILED;
+    Ctrl-C ends it with the sentence `interrupted` and INTERRUPTED; a closed stdout ends it with FAILED and no word.
+    From here on stdout and stderr show control characters as escapes (`guard_streams`).
+    """
+    guard_streams()
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter writes what is left in stdout as it exits, and would complain about the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(say(program, interrupted, INTERRUPTED))
+    except OSError as error:
+        if error.errno not in _NO_ROOM | _NO_WAY:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        reason = f"{place}{error.strerror}: mend that or name another folder, then run the same command again."
+        sys.exit(say(program, reason, BAD_INPUT))
+    except MemoryError:
+        sys.exit(say(program, "the memory does not suffice; what is stored stays.", FAILED))
+    except UserError as error:
+        sys.exit(say(program, str(error), getattr(error, "exit_code", BAD_INPUT)))
+
+
+def say(program: str, message: str, code: int) -> int:
+    """Print a message as one line on stderr and return the exit code."""
+    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+class VisibleStream:
+    """A text stream that writes `visible` text to another stream, and is that stream in every other respect.
+
+    A carriage return stays at the start of a write alone, where a progress bar has it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def rich_proxied_file(self) -> TextIO:
+        """The stream that `rich` draws its tables to, with control characters of its own; its texts come `visible`."""
+        return self._stream
+
+    def write(self, text: str) -> int:
+        """Write the text; returns its length."""
+        start = "\r" if text.startswith("\r") else ""
+        shown = start + visible(text.removeprefix(start))
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each of the texts."""
+        for line in lines:
+            self.write(line)
+
+
+def guard_streams() -> None:
+    """Put a `VisibleStream` around stdout and stderr of this process, where there is none yet."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, VisibleStream):
+            setattr(sys, name, VisibleStream(stream))

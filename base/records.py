@@ -1,0 +1,488 @@
+"""The files of a run: their names, the rows in them, the one reader and the one writer.
+
+The harness writes what is declared here and the analysis reads it. results/README.md describes the files.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, overload
+
+import msgspec
+import yaml
+
+from kvsweep.base.errors import BrokenCell, UserError
+
+StopReason = Literal["stop", "length", "loop"]
+Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
+OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "no_answer", "truncated", "grader_timeout")
+State = Literal["queued", "running", "done", "failed", "stopped"]
+CELL_FILE = "cell.yaml"
+PROVENANCE_FILE = "provenance.json"
+PROBLEMS_FILE = "problems.jsonl"
+COMPLETIONS_FILE = "completions.jsonl"
+GRADES_FILE = "grades.jsonl"
+STATS_FILE = "stats.jsonl"
+DONE_FILE = "DONE"
+STATUS_FOLDER = "status"
+# A file system shared over a network may show a change half a minute late.
+LOST_AFTER_S = 60.0
+Pair = tuple[str, int]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Shard:
+    """The part of a cell's (problem, draw) pairs that one writer takes: every `count`-th, from `index` (1, 2, ...).
+
+    Each shard writes files of its own. Readers take all of a cell's files together, so nothing is merged.
+
+    Raises:
+        UserError: no whole numbers with 1 <= index <= count.
+    """
+
+    index: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise UserError(f"shard={self} is out of range: of i/n, i must lie between 1 and n, as in shard=1/4.")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `i/n`."""
+        match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
+        if match is None:
+            raise UserError(f"shard={text} cannot be read: write it as i/n, the i-th of n parts, as in shard=1/4.")
+        return cls(index=int(match[1]), count=int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def of(self, items: Sequence[_T]) -> list[_T]:
+        """This shard's part of the items; each item belongs to exactly one shard of the same count."""
+        return list(items[self.index - 1 :: self.count])
+
+    def file(self, name: str) -> str:
+        """This shard's name for a cell's file: `completions.jsonl`, or `completions-1of4.jsonl`."""
+        if self.count == 1:
+            return name
+        stem, _, suffix = name.rpartition(".")
+        return f"{stem}-{self.index}of{self.count}.{suffix}" if stem else f"{name}-{self.index}of{self.count}"
+
+
+WHOLE = Shard()
+
+
+def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
+    """The files that hold a cell's `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
+    stem, _, suffix = name.rpartition(".")
+    found = {}
+    for path in directory.glob(f"{stem}-*of*.{suffix}"):
+        match = re.fullmatch(r"-(\d+)of(\d+)", path.name[len(stem) : -len(suffix) - 1])
+        if match is not None and 1 <= int(match[1]) <= int(match[2]):
+            found[Shard(index=int(match[1]), count=int(match[2]))] = path
+    if (directory / name).exists():
+        found[WHOLE] = directory / name
+    return dict(sorted(found.items(), key=lambda item: (item[0].count, item[0].index)))
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One JSON object. A reader ignores fields that this version does not know."""
+
+    separators: ClassVar[tuple[str, str]] = (",", ":")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, in the order of their declaration."""
+        return msgspec.to_builtins(self)
+
+    def to_line(self) -> str:
+        """The row as one line of ASCII."""
+        return json.dumps(self.to_dict(), separators=self.separators) + "\n"
+
+
+class PairRow(Row, frozen=True, kw_only=True):
+    """A row that belongs to one (problem, draw) pair of its cell."""
+
+    problem_id: str
+    draw: int
+
+    @property
+    def key(self) -> Pair:
+        """The pair."""
+        return (self.problem_id, self.draw)
+
+
+class Problem(Row, frozen=True, kw_only=True):
+    """One benchmark item. `prompt` is the user message, `gold` the reference answer as text."""
+
+    id: str
+    prompt: str
+    gold: str
+
+
+class Eviction(Row, frozen=True, kw_only=True):
+    """One eviction: cache lengths in tokens before and after it. `step` counts the generated tokens fed so far.
+
+    `held` says which tokens the cache holds after the eviction: see `held_percents`. Older rows have none.
+    """
+
+    step: int
+    length_before: int
+    length_after: int
+    held: list[int] = []
+
+
+class Completion(PairRow, frozen=True, kw_only=True):
+    """One generation: `token_ids` after the prompt, the stop token included. Lengths are in tokens.
+
+    `stop_reason` is "stop" for a text that the model ended, "length" for one cut off at the token limit, and "loop" for
+    one cut off because it had begun to loop (`base.loops.find_loop`; only with decoding.stop_on_loop).
+
+    Until its first eviction a completion is the one that every cell of its grid writes. `fork_step` is the step of that
+    eviction (as in `Eviction`), None where there was none.
+    """
+
+    text: str
+    token_ids: list[int]
+    num_tokens: int
+    prompt_tokens: int
+    thinking_tokens: int
+    stop_reason: StopReason
+    evictions: list[Eviction] = []
+    fork_step: int | None = None
+    peak_length: int
+    seed: int
+
+    @property
+    def shared_ids(self) -> list[int]:
+        """The tokens that every cell of the grid writes: all, or those drawn by the end of the first evicting step."""
+        return self.token_ids[: self.evictions[0].step + 1] if self.evictions else self.token_ids
+
+
+class Grade(PairRow, frozen=True, kw_only=True):
+    """The verdict on one completion. `correct` is 1 for the outcome "correct" and 0 for the others."""
+
+    # Grades were written with spaces from the first version on; DONE vouches for the size of their file.
+    separators: ClassVar[tuple[str, str]] = (", ", ": ")
+
+    answer: str | None
+    gold: str
+    outcome: Outcome
+    correct: int
+
+
+class DecodeStats(Row, frozen=True, kw_only=True):
+    """The cost of one stretch of decoding: wall seconds, live tokens (of rows that still wrote), KV bytes.
+
+    `decode_seconds` is the engine's time without `prefill_seconds`: forward, sampling, scoring, eviction and host
+    together. `first_token_seconds` is the time until its first step had drawn. A stretch may decode several cells at
+    once: `cells` is their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
+    """
+
+    wall_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    eviction_seconds: float
+    tokens: int
+    tokens_total: int
+    cells: int
+    completions: int
+    slots: int
+    steps: int
+    kv_bytes_allocated: int
+    kv_bytes_analytic: int
+    # Older rows have none of these.
+    forward_seconds: float | None = None
+    sampling_seconds: float | None = None
+    scoring_seconds: float | None = None
+    host_seconds: float | None = None
+    first_token_seconds: float | None = None
+
+
+class CellProgress(msgspec.Struct, kw_only=True):
+    """One cell within a task: its names for people, and how many of its completions are stored.
+
+    A model with `random_weights` has no Pass@1, because its answers mean nothing.
+    """
+
+    model: str
+    benchmark: str
+    policy: str
+    finished: int
+    expected: int
+    random_weights: bool = False
+
+
+class TaskStatus(msgspec.Struct, kw_only=True):
+    """The status file of one task, `<run_directory>/status/<task>.json`.
+
+    Attributes:
+        state: as the task wrote it last; a task that was killed still says "running".
+        heartbeat: seconds since the epoch at the last sign of life.
+        tokens: live tokens decoded since `started`.
+        made: completions stored since `started`.
+        error: the last lines of the error that ended the task.
+        command: the command that tries again; finished work is not repeated.
+    """
+
+    task: str
+    state: State
+    shard: str
+    command: str
+    cells: dict[str, CellProgress]
+    started: float = 0.0
+    heartbeat: float = 0.0
+    host: str = ""
+    pid: int = 0
+    scheduler_job: str | None = None
+    tokens: int = 0
+    made: int = 0
+    error: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read one task's file; raises ValueError where it is none."""
+        return decode(path.read_bytes(), cls)
+
+    def write(self, run_directory: Path) -> None:
+        """Replace the task's file."""
+        path = self.path(run_directory, self.task)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(msgspec.to_builtins(self)) + "\n")
+
+    @staticmethod
+    def path(run_directory: Path, task: str) -> Path:
+        """The file of the task with this name."""
+        return run_directory / STATUS_FOLDER / f"{task}.json"
+
+    def seen(self, now: float) -> State:
+        """The state seen from outside: a task that says "running" without a sign of life has stopped."""
+        if self.state != "running":
+            return self.state
+        if self.host == platform.node() and not Path(f"/proc/{self.pid}").exists() and Path("/proc/self").exists():
+            return "stopped"
+        return "running" if now - self.heartbeat < LOST_AFTER_S else "stopped"
+
+
+def view(kind: type[Row], *names: str, **types: Any) -> Any:
+    """A row type with some fields of `kind`. A reader skips the other fields, which is faster.
+
+    Args:
+        names: the fields; `problem_id` and `draw` come with every row of a pair.
+        types: fields with another type than `kind` gives them, such as a view of a row inside the row.
+    """
+    new: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
+    fields = [
+        (f.name, types.get(f.name, f.type), new(default=f.default, default_factory=f.default_factory))
+        for f in msgspec.structs.fields(kind)
+        if f.name in {*names, *types}
+    ]
+    base = PairRow if issubclass(kind, PairRow) else Row
+    return msgspec.defstruct(kind.__name__, fields, bases=(base,), frozen=True, kw_only=True)
+
+
+def held_percents(held: Sequence[int]) -> list[int]:
+    """Decode `Eviction.held`, runs `[percent, count, percent, count, ...]`: one entry per text position from 0 on.
+
+    An entry is the percent of (layer, kv head) pairs that still hold the position, rounded to a multiple of 10.
+
+    Raises:
+        ValueError: a run without its count.
+    """
+    return [percent for percent, count in zip(held[::2], held[1::2], strict=True) for _ in range(count)]
+
+
+def leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of nested dictionaries, each with the names that lead to it."""
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from leaves(item, (*path, name))
+        else:
+            yield (*path, name), item
+
+
+def content_hash(value: object) -> str:
+    """Sixteen hex digits of the SHA-256 of the value's canonical JSON: the same on every machine and in every run."""
+    canonical = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+# --- The one reader -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadLine:
+    """A line that is no row. As text it begins a sentence, which names the file, the line and the reason."""
+
+    path: Path
+    number: int
+    text: bytes
+    reason: str
+
+    def __str__(self) -> str:
+        try:
+            row = json.loads(self.text)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            return f"{self.path}:{self.number} is not a JSON object"
+        pair = f" ({row['problem_id']!r}, draw {row.get('draw')!r})" if "problem_id" in row else ""
+        return f"{self.path} row {self.number}{pair} is broken ({self.reason})"
+
+
+_P = TypeVar("_P", bound=PairRow)
+OnBad = Callable[[BadLine], object]
+
+
+def ignore(line: BadLine) -> None:
+    """Pass over a bad line in silence; for `on_bad`."""
+
+
+def refuse(line: BadLine) -> None:
+    """Raise a UserError that names the bad line; for `on_bad`."""
+    raise UserError(f"{line}: delete that line and run again to make its row anew.")
+
+
+@overload
+def read_rows(path: Path, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]: ...
+@overload
+def read_rows(path: Path, *, on_bad: OnBad = refuse) -> Iterator[dict[str, Any]]: ...
+def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse) -> Iterator[Any]:
+    """Yield the rows of a file of lines as `kind`; a missing file yields none, and an empty line is no row.
+
+    A broken line goes to `on_bad`. A broken last line without a newline is passed over in silence: its writer still
+    writes it, or has died, and the row will be made again.
+
+    Raises:
+        UserError: a broken line, unless `on_bad` takes it.
+    """
+    return (row for _, row in _numbered_rows(path, kind, on_bad))
+
+
+def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[int, _T]]:
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = _decode(line, decoder)
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                if line.strip():
+                    on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
+                continue
+            yield number, row
+
+
+def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
+    """Yield the rows of several files, each (problem, draw) pair once: of repeated rows the last one counts.
+
+    All readers follow this rule for repeats, with the files in the order of `shard_files`. The files are read twice, so
+    that only one row at a time is in memory.
+
+    Raises:
+        UserError: a broken line, unless `on_bad` takes it.
+    """
+    paths = list(paths)
+    last: dict[Pair, tuple[Path, int]] = {}
+    for path in paths:
+        last |= {row.key: (path, number) for number, row in _numbered_rows(path, PairRow, ignore)}
+    for path in paths:
+        for number, row in _numbered_rows(path, kind, on_bad):
+            if last.get(row.key) == (path, number):
+                yield row
+
+
+def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
+    """Yield the rows of a cell's file, of all its shards, as `latest_rows` does."""
+    return latest_rows(shard_files(directory, name).values(), kind, on_bad=on_bad)
+
+
+def decode(data: bytes, kind: type[_T]) -> _T:
+    """Read one JSON value as `kind`; raises ValueError where the data hold none."""
+    return _decode(data, msgspec.json.Decoder(kind))
+
+
+def _decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # A model may write half a surrogate pair, which is no text to msgspec; Python reads it.
+        return msgspec.convert(json.loads(data), decoder.type)
+
+
+def read_cell(folder: Path) -> Any:
+    """The contents of a cell's cell.yaml, a dictionary; raises OSError or BrokenCell where it has none."""
+    path = folder / CELL_FILE
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        text = path.read_text(encoding="utf-8")
+        # Names for parts of a file let a short file describe more than any memory holds; no cell has them.
+        named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
+        cell = None if named else yaml.load(text, loader)
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        cell = None
+    if not isinstance(cell, dict):
+        raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
+    return cell
+
+
+# --- The one writer -----------------------------------------------------------------------------------------
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add one row to a file of lines, behind the last whole line."""
+    drop_torn_line(path)
+    with path.open("ab") as file:
+        file.write(row.to_line().encode())
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line without a newline: its writer died."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb+") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            size, end = len(data), data.rfind(b"\n") + 1
+        if end < size:
+            file.truncate(end)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; it becomes `path` when the block ends well.
+
+    Readers see the old file or the new one, each whole, also after a crash of the machine.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file by the text in UTF-8, `?` for half a character; a file that says the same is left alone."""
+    data = text.encode(errors="replace")
+    if path.exists() and path.read_bytes() == data:
+        return
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)

@@ -1,0 +1,1 @@
+"""Start jobs: in this process, in several processes, on a cluster."""

@@ -1,0 +1,73 @@
+"""One point of the sweep and its id."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kvsweep.base.records import content_hash
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import Policy
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.kernels.implementation import Implementation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the sweep: all settings that decide its completions.
+
+    Attributes:
+        dataset_hash: hash of all problems of the benchmark, as the prompts ask them.
+    """
+
+    model: ModelConfig
+    benchmark: BenchmarkConfig
+    dataset_hash: str
+    policy: Policy
+    decoding: DecodingConfig
+    seed: int
+    impl: Implementation = "torch"
+    cache: CacheConfig = UNPACKED
+
+    @cached_property
+    def cell_id(self) -> str:
+        """Hash of all settings that can change the outputs, and of no other: not of draws, limit, slots or paths."""
+        policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
+        return content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
+
+    @property
+    def _conditions(self) -> dict[str, Any]:
+        """All settings but policy and cache. Cells whose conditions are the same can be compared."""
+        sampling = dataclasses.asdict(self.decoding.sampling)
+        return {
+            "model": self.model.identity(),
+            "dataset": self.dataset_hash,
+            "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling, **self._stop_rule},
+            "seed": self.seed,
+            # Implementations round differently. The reference is left out, so that ids from before `impl` stay valid.
+            **({"impl": self.impl} if self.impl != "torch" else {}),
+        }
+
+    @property
+    def _stop_rule(self) -> dict[str, bool]:
+        """The rule that ends looping texts; empty without the rule, so that ids from before the rule stay valid."""
+        return {"stop_on_loop": True} if self.decoding.stop_on_loop else {}
+
+    def describe(self) -> dict[str, Any]:
+        """The contents of cell.yaml, which people and the analysis read."""
+        decoding = dataclasses.asdict(self.decoding)
+        del decoding["stop_on_loop"]
+        return {
+            "cell_id": self.cell_id,
+            "condition": content_hash(self._conditions),
+            "model": self.model.describe(),
+            "benchmark": dataclasses.asdict(self.benchmark),
+            "dataset_hash": self.dataset_hash,
+            "policy": self.policy.describe(),
+            "decoding": {**decoding.pop("sampling"), **decoding, **self._stop_rule},
+            "impl": self.impl,
+            "seed": self.seed,
+            **self.cache.identity(),
+        }

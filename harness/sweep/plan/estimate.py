@@ -1,0 +1,148 @@
+"""An estimate of a sweep's memory and time (`kvsweep --dry-run`), and the number of tokens that a forked grid decodes.
+
+No model is loaded and no file written. The estimate uses the lengths and the speed of the completions that the run's
+cells have stored; where they have stored none, it takes every text to be `max_new_tokens` long and says so.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvsweep.base.records import (
+    COMPLETIONS_FILE,
+    STATS_FILE,
+    Completion,
+    DecodeStats,
+    ignore,
+    read_rows,
+    shard_files,
+    view,
+)
+from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.harness.sweep.plan.job import Job, head_dim_of, read_shape
+
+# An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
+_CHARACTERS_PER_TOKEN = 3
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_Length = view(Completion, "num_tokens")
+
+
+def first_eviction(policy: Policy, question_length: int) -> int | None:
+    """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""
+    trigger = policy.trigger(question_length)
+    if trigger is None:
+        return None
+    first = max(trigger, question_length) + 1
+    # A policy that frees nothing needs a row for every token of a text that is one token longer.
+    return (
+        None if policy.capacity(question_length, first + 1 - question_length) > first else first - 1 - question_length
+    )
+
+
+def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:
+    """Tokens to decode for a grid in one batch: each text once up to the last fork, and each branch from its own fork.
+
+    Every cell's texts count as long as those with the full cache, although compression may make texts longer. `lengths`
+    are the generated tokens of each (problem, draw), and `forks` each cell's `first_eviction`.
+    """
+    total = 0
+    for length in lengths:
+        steps = [length if fork is None else min(fork, length) for fork in forks]
+        total += max(steps) + sum(length - step for step in steps)
+    return total
+
+
+def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
+    """Tokens of the cells decoded one by one, over the tokens of the grid decoded in one batch."""
+    return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
+
+
+def measure(job: Job) -> tuple[list[int], float, float] | None:
+    """Measure what the job's cells have stored: lengths in tokens, tokens per second, bytes per completion.
+
+    The speed counts the live tokens of all cells together, prefill included. None where nothing is stored.
+    """
+    lengths: list[int] = []
+    size = seconds = tokens = 0.0
+    for cell in job.cells:
+        folder = job.run_directory / cell.cell_id
+        for path in shard_files(folder, COMPLETIONS_FILE).values():
+            size += path.stat().st_size
+            lengths += [row.num_tokens for row in read_rows(path, _Length, on_bad=ignore)]
+        for path in shard_files(folder, STATS_FILE).values():
+            for row in read_rows(path, DecodeStats, on_bad=ignore):
+                # Each cell of a stretch has a row of its own, which counts as its share of the stretch.
+                seconds += row.wall_seconds / row.cells
+                tokens += row.tokens_total / row.cells
+    if not lengths or not seconds:
+        return None
+    return lengths, tokens / seconds, size / len(lengths)
+
+
+def describe(jobs: Sequence[Job]) -> str:
+    """The estimate of each job as a paragraph, and the numbers of jobs and cells in all."""
+    cells = sum(len(job.cells) for job in jobs)
+    return "\n".join([*map(_describe_job, jobs), f"{len(jobs)} jobs, {cells} cells; nothing was run (--dry-run)."])
+
+
+def _describe_job(job: Job) -> str:
+    left, pairs = len(job.unfinished_cells()), len(job.own_pairs)
+    question = _question_tokens(job)
+    found = measure(job)
+    lengths = found[0] if found else [job.decoding.max_new_tokens]
+    forks = [first_eviction(cell.policy, question) for cell in job.cells]
+    tokens = forked_tokens(lengths, forks) * pairs / len(lengths) * left / len(job.cells)
+    fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
+    if found:
+        source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
+        _, pace, size = found
+        disk = size * pairs * len(job.cells) / 2**20
+        time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; disk: {disk:.1f} MiB in all"
+    else:
+        source = f"every text {lengths[0]} long at most"
+        time_and_disk = "time and disk: not known until a cell has stored something"
+    return (
+        f"{job.name}, shard {job.shard}: {len(job.cells)} cells ({len(job.cells) - left} done) of {pairs} completions\n"
+        f"  memory: {_memory(job, question)}\n"
+        f"{_sizes(job)}"
+        f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
+        f"  {time_and_disk}"
+    )
+
+
+def _question_tokens(job: Job) -> int:
+    """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
+    longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
+    file = Path(job.model.path) / "tokenizer.json"
+    if not file.is_file():
+        return len(longest) // _CHARACTERS_PER_TOKEN + 1
+    from tokenizers import Tokenizer
+
+    return len(Tokenizer.from_file(str(file)).encode(longest).ids)
+
+
+def _sizes(job: Job) -> str:
+    """The rows after an eviction and the tokens until the next one, a line for each size among the cells."""
+    policies = [cell.policy for cell in job.cells if isinstance(cell.policy, BudgetPolicy)]
+    counts = Counter((p.size, p.budget + 1 - p.size, p.local_window) for p in policies)
+    return "".join(
+        f"  size: {size} rows after an eviction, {tokens} tokens to the next, window {window} ({count} cells)\n"
+        for (size, tokens, window), count in sorted(counts.items())
+    )
+
+
+def _memory(job: Job, question: int) -> str:
+    shape, itemsize = read_shape(job.model), _BYTES[job.model.dtype]
+    layers, heads = shape.num_hidden_layers, shape.num_key_value_heads
+    head_dim = head_dim_of(shape)
+    sizes = {"layers": layers, "kv_heads": heads, "head_dim": head_dim, "itemsize": itemsize}
+    capacities = [cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells]
+    parts = [
+        f"{job.cache.bytes_per_slot(**sizes, capacity=rows) / 2**20:.1f} MiB a slot of {rows} tokens ({count} cells)"
+        for rows, count in sorted(Counter(capacities).items())
+    ]
+    form, row = job.cache.form(head_dim), f"{head_dim} x {itemsize}"
+    formula = f"2 x {layers} layers x {heads} heads x {form.row_bytes if form else row} bytes"
+    newest = f", and {job.cache.residual} rows of {row} a slot" if form else ""
+    slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
+    return f"{', '.join(parts)} ({formula} a token{newest}; a question of about {question}); {slots}"

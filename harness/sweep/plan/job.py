@@ -1,0 +1,431 @@
+"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program.
+
+Every mistake in the input is refused here, in one sentence, before a model is loaded. Neither torch nor transformers is
+imported for a model whose plain config.json lies on this disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Annotated, Any
+
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import folder_below
+from kvsweep.base.records import WHOLE, CellProgress, Pair, Shard, State, TaskStatus, content_hash
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policies.triattention import read_statistics_card
+from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
+from kvsweep.compression.predictor_card import read_card
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.benchmarks.load import Benchmark, load_problems
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.provenance import command_line
+from kvsweep.harness.settings import CONF, build, choices, conf_files, plain, whole_number
+from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.run.store import is_done
+from kvsweep.harness.sweep.watch.heartbeat import policy_label, task_name
+from kvsweep.harness.sweep.watch.tracker import UNTRACKED, TrackerConfig
+from kvsweep.kernels.implementation import Implementation, check_installed
+
+# For these architectures config.json names every size that is needed before the model is loaded.
+_PLAIN_ARCHITECTURES = {"llama", "qwen2", "qwen3"}
+_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridAxes:
+    """The axes of a grid; None leaves an axis at the single value that `policy` has."""
+
+    policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
+    keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
+    local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """The settings of the report that a sequential sweep needs as well.
+
+    Attributes:
+        margin: a setting holds if it costs fewer points of Pass@1 than this.
+    """
+
+    margin: Annotated[float, Field(gt=0, lt=100, description="a number of points")] = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The work of one process: the cells of one grid, on one model and one benchmark.
+
+    Attributes:
+        decoding, seed, impl, cache: those of every cell.
+        draws: completions per problem; in a round of a sequential job, those until the end of the round.
+        rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
+        margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
+        slots: sequences decoded at once, None for as many as fit.
+        invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
+        resolved: the whole configuration, for provenance.
+        shard: the part of the (problem, draw) pairs that this process takes.
+        command: the command line that makes this job.
+        tracker: the tracker that follows the job.
+    """
+
+    model: ModelConfig
+    benchmark: Benchmark
+    cells: tuple[Cell, ...]
+    decoding: DecodingConfig
+    seed: int
+    impl: Implementation
+    draws: int
+    slots: int | None
+    run_directory: Path
+    resolved: Mapping[str, Any]
+    invariant: bool | None = None
+    cache: CacheConfig = UNPACKED
+    shard: Shard = WHOLE
+    rounds: tuple[int, ...] = ()
+    margin: float | None = None
+    command: str = "kvsweep"
+    tracker: TrackerConfig = UNTRACKED
+
+    @property
+    def name(self) -> str:
+        """Model and benchmark, and bits where rows are packed, for progress and messages."""
+        bits = f" {self.cache.bits} bits" if self.cache.bits != 16 else ""
+        return f"{self.model.name} {self.benchmark.name}{bits}"
+
+    @property
+    def problem_ids(self) -> list[str]:
+        """The ids of the problems, in the benchmark's order."""
+        return [problem.id for problem in self.benchmark.problems]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """(problem_id, draw) of every completion that each cell must have."""
+        return list(itertools.product(self.problem_ids, range(self.draws)))
+
+    @property
+    def own_pairs(self) -> list[Pair]:
+        """The pairs of this job's shard, which has its part of every round."""
+        return [pair for job in self.in_rounds() for pair in job.new_pairs]
+
+    @property
+    def new_pairs(self) -> list[Pair]:
+        """The pairs of this job's shard in the job's last round."""
+        return self.shard.of(list(itertools.product(self.problem_ids, range(self.earlier_draws, self.draws))))
+
+    @property
+    def earlier_draws(self) -> int:
+        """The draws until the end of the round before the job's last one."""
+        return max((draws for draws in self.rounds if draws < self.draws), default=0)
+
+    def in_rounds(self) -> list[Job]:
+        """A job for each round up to `draws`; this job alone unless the job is sequential."""
+        return [replace(self, draws=draws) for draws in self.rounds if draws <= self.draws] or [self]
+
+    @property
+    def plan(self) -> str | None:
+        """A hash of all that decides, beside the grades, when a cell is decided; None unless the job is sequential."""
+        cell_ids = sorted(cell.cell_id for cell in self.cells)
+        return content_hash([cell_ids, self.problem_ids, self.rounds, self.margin]) if self.rounds else None
+
+    def unfinished_cells(self) -> list[Cell]:
+        """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
+        wanted = self.problem_ids, self.draws, self.plan
+        return [cell for cell in self.cells if not is_done(self.run_directory, cell, *wanted)]
+
+    def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
+        """A status of this job in which no completion is counted yet; `decided` has the draws of the decided cells."""
+        own_draws = [draw for _, draw in self.own_pairs]
+        cells = {
+            cell.cell_id: CellProgress(
+                model=self.model.name,
+                benchmark=self.benchmark.name,
+                policy=policy_label(cell.policy.identity()),
+                finished=0,
+                expected=sum(draw < decided.get(cell.cell_id, self.draws) for draw in own_draws),
+                random_weights=self.model.random_weights,
+            )
+            for cell in self.cells
+        }
+        return TaskStatus(
+            task=task_name(self.model.name, self.benchmark.name, cells, str(self.shard)),
+            state=state,
+            shard=str(self.shard),
+            command=self.command,
+            cells=cells,
+        )
+
+
+def make_job(config: DictConfig) -> Job:
+    """Check a composed configuration and make its job. The checks that take longest come last.
+
+    Raises:
+        UserError: any value that is missing, unknown or out of range; data that cannot be used.
+    """
+    model = build(ModelConfig, "model", config.model)
+    benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
+    decoding = build_decoding(config.decoding)
+    cache = build(CacheConfig, "cache", config.get("cache", {}))
+    seed = whole_number("seed", config.seed, least=0)
+    draws = whole_number("draws", config.draws, least=1)
+    slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
+    invariant = checked_invariance(config.invariant)
+    shard = Shard.parse(str(config.shard))
+    tracker = build(TrackerConfig, "tracker", config.tracker)
+    # Not check_available: the machine that submits a job to SLURM need not have a GPU.
+    impl = checked_implementation(config.impl, check_installed)
+    policies = build_policies(config)
+    margin = build(ReportConfig, "report", config.get("report", {})).margin
+    rounds = rounds_until(config.get("until"), draws, policies)
+    if rounds and cache.bits != 16:
+        raise UserError(
+            "until=decided compares cells with the full cache of unpacked rows, which cache.bits="
+            f"{cache.bits} does not decode: give until=null, or cache.bits=16."
+        )
+    benchmark = load_problems(benchmark_config)
+    check_predictors(model, policies)
+    check_packing(model, cache)
+    cells = [
+        Cell(
+            model=model,
+            benchmark=benchmark_config,
+            dataset_hash=benchmark.content_hash,
+            policy=policy,
+            decoding=decoding,
+            seed=seed,
+            impl=impl,
+            cache=cache,
+        )
+        for policy in policies
+    ]
+    return Job(
+        model=model,
+        benchmark=benchmark,
+        cells=tuple({cell.cell_id: cell for cell in cells}.values()),
+        decoding=decoding,
+        seed=seed,
+        impl=impl,
+        draws=draws,
+        rounds=rounds,
+        margin=margin if rounds else None,
+        slots=slots,
+        invariant=invariant,
+        cache=cache,
+        run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
+        resolved=plain(config),
+        shard=shard,
+        command=command_line(),
+        tracker=tracker,
+    )
+
+
+def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[int, ...]:
+    """The draws per problem until the end of each round, 2, 4, 8, ..., `draws`; none where all cells get all draws.
+
+    Raises:
+        UserError: `until` is neither null nor decided, or the grid has nothing to decide.
+    """
+    if until is None:
+        return ()
+    if until != "decided":
+        raise UserError(f"until={until} is unknown: choose decided, or null for all draws of every cell.")
+    if draws < 2:
+        raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
+    names = {policy.name for policy in policies}
+    if "full" not in names or len(names) < 2:
+        raise UserError(
+            f"until=decided compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone: "
+            "let grid.policy name full and another policy, or give until=null."
+        )
+    return doubled(draws)
+
+
+def doubled(draws: int) -> tuple[int, ...]:
+    """2, 4, 8, ... and at last `draws`, of which there are at least 2."""
+    return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
+
+
+def checked_implementation(name: Any, check: Callable[[str], None]) -> Implementation:
+    """The name, if `check` of kvsweep.kernels.implementation accepts it; else its ValueError becomes a UserError."""
+    try:
+        check(str(name))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return name
+
+
+def checked_invariance(value: Any) -> bool | None:
+    """The setting `invariant`: true, false, or None for "auto".
+
+    Raises:
+        UserError: another value.
+    """
+    if value != "auto" and not isinstance(value, bool):
+        raise UserError(f"invariant={value} is unknown: choose true, false or auto, which is true on the CPU alone.")
+    return None if value == "auto" else value
+
+
+def build_policies(config: DictConfig) -> list[Policy]:
+    """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
+
+    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
+    every, question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and
+    all other settings, come from each policy's own YAML.
+    """
+    grid = build(GridAxes, "grid", config.grid)
+    composed = plain(config.policy)
+    _refuse_two_sizes(composed, grid, config)
+    names = grid.policy or [composed["name"]]
+    axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
+    policies = []
+    for name, *point in itertools.product(names, *axes.values()):
+        values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
+        setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
+        if "question" in setting:
+            setting["question_on_top"] = None  # the older spelling of the same axis
+        policies.append(build_policy(_sized({**values, **setting})))
+    return list(dict.fromkeys(policies))
+
+
+def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
+    """Refuse a size that is given both by rows and every and by keep_ratio and budget."""
+    if composed.get("rows") is None and composed.get("every") is None:
+        return
+    usual = _policy_section("base/budget", config)
+    for name in ("keep_ratio", "budget"):
+        axis = getattr(grid, name)
+        given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
+        if axis or composed[name] not in (None, usual[name]):
+            raise UserError(
+                f"{given} contradicts policy.rows and policy.every, which say the same: leave one of them out."
+            )
+
+
+def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a policy, with keep_ratio and budget in place of rows and every."""
+    given = {name: settings[name] for name in ("rows", "every") if settings.get(name) is not None}
+    rest = {name: value for name, value in settings.items() if name not in ("rows", "every")}
+    if not given:
+        return rest
+    if len(given) == 1:
+        raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
+    sizes = {
+        name: whole_number(f"policy.{name}", value, least=1)
+        for name, value in {**given, "local_window": rest["local_window"]}.items()
+    }
+    try:
+        return {**rest, **size_of(**sizes)}
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def build_policy(values: Mapping[str, Any]) -> Policy:
+    """Make the policy whose class `_target_` names from the settings beside it."""
+    settings = dict(values)
+    cls = get_class(settings.pop("_target_"))
+    return build(cls, "policy", settings)
+
+
+def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
+    if name not in choices("policy"):
+        raise UserError(f"grid.policy={name} is unknown: choose from {', '.join(choices('policy'))}.")
+    values = plain(_policy_section(name, config))
+    shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
+    return {**values, **shared}
+
+
+def _policy_section(name: str, config: DictConfig) -> DictConfig:
+    """A policy's section within the configuration, so that ${model.predictor} and the like find what they name."""
+    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
+    return OmegaConf.merge(rest, {"policy": _policy_file(name)}).policy
+
+
+def _policy_file(name: str) -> DictConfig:
+    """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
+    own = OmegaConf.load(conf_files("policy").get(name, CONF / "policy" / f"{name}.yaml"))
+    assert isinstance(own, DictConfig)
+    bases = [base for base in own.pop("defaults", []) if base != "_self_"]
+    return OmegaConf.merge(*map(_policy_file, bases), own)  # type: ignore[return-value]
+
+
+def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
+    """Check the model, and the importance predictors and query statistics that were made for a model.
+
+    Raises:
+        UserError: the model cannot be had, or a predictor or statistics were made for another model.
+    """
+    hidden_size = read_shape(model).hidden_size
+    readers = {"predictor": (read_card, "a predictor"), "statistics": (read_statistics_card, "statistics")}
+    for kind, place in {(k, d) for k in readers for p in policies if (d := getattr(p, k, None))}:
+        read, what = readers[kind]
+        card = read(Path(place))
+        expected, weights = card["hidden_size"], model.identity()["weights"]
+        if expected != hidden_size:
+            raise UserError(
+                f"policy.{kind}={place} was made for hidden size {expected}, but model={model.name} has "
+                f"{hidden_size}: give {what} made for this model."
+            )
+        made_for = card.get("model_weights", weights)
+        # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
+        if made_for != weights and ("@" in made_for) == ("@" in weights):
+            raise UserError(
+                f"policy.{kind}={place} was made for {card.get('model')} ({made_for}), but "
+                f"model={model.name} is {weights}: give {what} made for this model."
+            )
+
+
+def check_packing(model: ModelConfig, cache: CacheConfig) -> None:
+    """Refuse a precision in which the model's rows cannot be stored."""
+    try:
+        cache.form(head_dim_of(read_shape(model)))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def head_dim_of(shape: Any) -> int:
+    """Numbers in a key of one head, from the architecture's fields."""
+    return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+
+
+def read_shape(model: ModelConfig) -> Any:
+    """The architecture's fields as attributes, hidden_size and the counts of layers and heads among them.
+
+    They come from the model's config.json where that file lies on this disk and names all of them, else through
+    transformers, which takes seconds to import.
+
+    Raises:
+        UserError: the architecture cannot be had, or describes a model that a slot cache cannot serve.
+    """
+    if not model.is_built:
+        with suppress(OSError, ValueError):
+            found = json.loads((Path(model.path) / "config.json").read_text())
+            if _is_plain(found):
+                return SimpleNamespace(**found)
+    from kvsweep.harness.models.load import read_architecture
+
+    return read_architecture(model)
+
+
+def _is_plain(config: Any) -> bool:
+    """True if a config.json names full attention in every layer and every size that is asked for."""
+    return (
+        isinstance(config, dict)
+        and config.get("model_type") in _PLAIN_ARCHITECTURES
+        and not config.get("use_sliding_window")
+        and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
+        and all(isinstance(config.get(name), int) for name in _SHAPE)
+    )

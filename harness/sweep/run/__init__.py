@@ -1,0 +1,1 @@
+"""Decode, store and grade the cells of a job."""

@@ -1,0 +1,263 @@
+"""Decode what the cells of one job lack, and store every completion as it ends."""
+
+import gc
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Completion, DecodeStats
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.harness.decode.engine import Engine, is_invariant
+from kvsweep.harness.decode.memory import auto_slots
+from kvsweep.harness.decode.request import Branch, Request, is_untouched, needed_capacity
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import LoadedModel, device_of, load_model
+from kvsweep.harness.provenance import describe_arithmetic, describe_stretch
+from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.job import Job, checked_implementation
+from kvsweep.harness.sweep.run.store import CellStore, Pair
+from kvsweep.harness.sweep.watch.heartbeat import Reporter
+from kvsweep.kernels.implementation import check_available
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCells:
+    """The unfinished cells of one job, open for writing.
+
+    Attributes:
+        stores: the cells' files, by cell_id.
+        reporter: keeps the job's status file.
+        progress: the progress bar of all jobs.
+    """
+
+    job: Job
+    stores: Mapping[str, CellStore]
+    reporter: Reporter
+    progress: tqdm
+
+    def lacks(self, cell_id: str, pair: Pair) -> bool:
+        """True if no shard has stored this completion of the cell."""
+        return pair not in self.stores[cell_id].finished_pairs
+
+    def append(self, cell_id: str, completion: Completion) -> None:
+        """Store a completion and count it."""
+        self.stores[cell_id].append(completion)
+        self.reporter.stored(cell_id)
+        self.progress.update()
+
+
+def decode(work: OpenCells) -> None:
+    """Decode what the cells lack, all cells side by side in one batch.
+
+    Raises:
+        UserError: the machine cannot run the job's implementation, or its memory does not hold one sequence.
+    """
+    job, pairs = work.job, work.job.own_pairs
+    cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
+    if not cells:
+        return
+    checked_implementation(job.impl, check_available)
+    invariant = is_invariant(job.invariant, device_of(job.model), job.impl)
+    stretch, model = describe_stretch(), loaded(job.model)
+    stretch["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
+    _record_provenance(work, cells, model, stretch)
+    limit = job.decoding.max_new_tokens
+    longest = max(len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems)
+    _warn_beyond_context(model, longest + limit)
+    _warn_of_lost_questions(cells, longest)
+
+    # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
+    # They come first, so that a sweep that is killed has its baseline. The other cells share every completion that is
+    # too short for their first eviction, and are given the tokens of every other completion up to it.
+    growing = {cell.cell_id for cell in cells if _grows(cell.policy, longest, limit)}
+    rest = [cell for cell in cells if cell.cell_id not in growing]
+    for group in ([cell for cell in cells if cell.cell_id in growing], rest):
+        lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
+        known = _furthest_texts(work.stores.values(), lacking)
+        for cell_id, completion in _untouched(work, group, known):
+            work.append(cell_id, completion)
+        _decode_group(work, model, group, known)
+
+
+def _grows(policy: Policy, longest: int, limit: int) -> bool:
+    """True if a text may need every row, or more rows than its first eviction finds."""
+    capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
+    return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
+
+
+@lru_cache(maxsize=1)
+def loaded(config: ModelConfig) -> LoadedModel:
+    """The model of this configuration, kept until another is asked for."""
+    return load_model(config)
+
+
+def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, stretch: Mapping[str, Any]) -> None:
+    job, code = work.job, stretch["code"]
+    newest, row = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, 1))
+    weights = sum(parameter.nbytes for parameter in model.network.parameters())
+    sizes = {"row": row - newest, "newest": newest, "weights": weights}
+    for cell in cells:
+        provenance = {
+            "dataset_hash": cell.dataset_hash,
+            "dataset_origin": job.benchmark.origin,
+            "expected": len(job.pairs),
+            "draws": job.draws,
+            **({"rounds": list(job.rounds), "margin": job.margin} if job.rounds else {}),
+            "random_weights": job.model.random_weights,
+            "thinking_opened_by": model.thinking_opened_by,
+            "bytes": sizes,
+            "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
+            "packages": code["packages"],
+            "hardware": stretch["hardware"],
+            "config": job.resolved,
+        }
+        work.stores[cell.cell_id].begin_stretch(provenance, stretch)
+
+
+def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
+    """For each of the pairs, the stored completion that shares the most tokens with the rest of the grid."""
+    known: dict[Pair, Completion] = {}
+    for store in stores:
+        for completion in store.read_completions(pairs):
+            other = known.get(completion.key)
+            if other is None or len(completion.shared_ids) > len(other.shared_ids):
+                known[completion.key] = completion
+    return known
+
+
+def _untouched(
+    work: OpenCells, cells: Iterable[Cell], known: Mapping[Pair, Completion]
+) -> Iterator[tuple[str, Completion]]:
+    """Yield (cell_id, completion) where a cell would write another cell's completion, because neither cell evicts."""
+    for cell in cells:
+        for pair, completion in known.items():
+            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
+                yield cell.cell_id, completion
+
+
+def _requests(
+    work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]
+) -> Iterator[Request]:
+    """One request per problem and draw that any cell lacks, with those cells as its branches."""
+    prompts = {problem.id: problem.prompt for problem in work.job.benchmark.problems}
+    for pair in work.job.own_pairs:
+        lacking = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
+        if lacking:
+            problem_id, draw = pair
+            yield Request(
+                problem_id=problem_id,
+                draw=draw,
+                prompt_ids=model.prompt_ids(prompts[problem_id]),
+                branches=tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in lacking),
+                forced=tuple(known[pair].shared_ids) if pair in known else (),
+            )
+
+
+def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
+    """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots.
+
+    Raises:
+        UserError: the memory runs out with a single slot.
+    """
+    job, slots, reason = work.job, work.job.slots, "slots= asks for them"
+    work.progress.set_description(job.name)
+    while requests := list(_requests(work, model, cells, known)):
+        wanted = [branch.cell_id for request in requests for branch in request.branches]
+        capacity = needed_capacity(requests, job.decoding)
+        one = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
+        if slots is None:
+            found = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
+            slots, reason = found.slots, found.reason
+        work.progress.write(
+            f"{job.name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
+            f"{one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB of keys and values ({reason})"
+        )
+        try:
+            _write(work, model, requests, slots)
+            return
+        except (RuntimeError, MemoryError) as error:
+            # The CPU's allocator raises a plain RuntimeError.
+            out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            if not out_of_memory and "DefaultCPUAllocator" not in str(error):
+                raise
+            if slots == 1:
+                raise UserError(
+                    f"{job.name}: the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB) "
+                    "beside the model: lower policy.budget or decoding.max_new_tokens, or take a larger device."
+                ) from error
+        # Outside the handler, because the error's traceback keeps the old cache alive.
+        gc.collect()
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        slots, reason = slots // 2, f"out of memory with {slots}"
+
+
+def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
+    """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
+    job = work.job
+    engine = Engine.sized_for(
+        requests,
+        model,
+        decoding=job.decoding,
+        seed=job.seed,
+        slots=slots,
+        impl=job.impl,
+        invariant=job.invariant,
+        cache=job.cache,
+    )
+    clock = engine.clock
+    work.reporter.counters.append(lambda: clock.tokens)
+    written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}
+    start = time.perf_counter()
+    for cell_id, completion in engine.generate(requests):
+        written[cell_id].append(completion.num_tokens)
+        pace = clock.tokens / (time.perf_counter() - start)
+        work.progress.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
+        work.append(cell_id, completion)
+    wall = time.perf_counter() - start
+    parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
+    seconds = {f"{part}_seconds": getattr(clock, part) for part in parts}
+    for cell_id, lengths in written.items():
+        work.stores[cell_id].append_stats(
+            DecodeStats(
+                wall_seconds=wall,
+                **seconds,
+                tokens=sum(lengths),
+                tokens_total=clock.tokens,
+                cells=len(written),
+                completions=len(lengths),
+                slots=slots,
+                steps=clock.steps,
+                kv_bytes_allocated=engine.cache.kv_bytes,
+                kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, job.cache),
+            )
+        )
+
+
+def _warn_beyond_context(model: LoadedModel, longest: int) -> None:
+    context = getattr(model.network.config, "max_position_embeddings", longest)
+    if longest > context:
+        tqdm.write(
+            f"note: a prompt and its completion may take {longest} tokens; {model.config.name} was made for {context}.",
+            file=sys.stderr,
+        )
+
+
+def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
+    pinned = [c.policy for c in cells if isinstance(c.policy, BudgetPolicy) and c.policy.question_rule == "pinned"]
+    rooms = [room for policy in pinned if (room := policy.size - policy.newest_kept) < longest]
+    if rooms:
+        tqdm.write(
+            f"note: {len(rooms)} of {len(cells)} cells pin the question and keep fewer tokens beside the newest (from "
+            f"{min(rooms)}) than the longest question has ({longest}), so question tokens are evicted too, as the "
+            "published rule has it; policy.question=on_top keeps them.",
+            file=sys.stderr,
+        )

@@ -1,0 +1,89 @@
+"""Grade completions while the job decodes, so that a running or killed sweep shows its Pass@1 so far."""
+
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from functools import cached_property
+from typing import Self
+
+from tqdm import tqdm
+
+from kvsweep.base.records import COMPLETIONS_FILE, GRADES_FILE, Completion, Pair, PairRow, decode, ignore, read_rows
+from kvsweep.harness.grading.grader import Grader, Standard, read_standard
+from kvsweep.harness.sweep.run.store import CellStore
+
+_LOOK_S = 0.5
+
+
+class GradeThread:
+    """A thread that reads the completions of open cells as they come, and appends their grades. A context manager.
+
+    The thread waits for the grading workers, and the decoding goes on meanwhile. `Grader.grade_cell` is left what has
+    no grade at the end: the last completions, all completions after an error here, and those that overran their time,
+    because a row has less of the processor beside the decoding than after it.
+
+    Args:
+        grader: the workers, which nothing else may use until the block ends.
+        stores: the open cells, whose grades nothing else may write until the block ends.
+    """
+
+    def __init__(self, grader: Grader, stores: Collection[CellStore]) -> None:
+        self._grader, self._cells = grader, [_OpenCell(store) for store in stores]
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while not self._end.wait(_LOOK_S):
+                for cell in self._cells:
+                    self._grade(cell)
+        except Exception as error:  # no error of the grading may stop the decoding
+            if not self._end.is_set():
+                note = f"note: all completions are graded after decoding, none beside it any more ({error})."
+                tqdm.write(note, file=sys.stderr)
+
+    def _grade(self, cell: "_OpenCell") -> None:
+        for completion in cell.ungraded():
+            if self._end.is_set():
+                return
+            [grade] = self._grader.grade([completion], cell.standard)
+            if grade.outcome != "grader_timeout":
+                cell.store.append_grade(grade)
+
+
+class _OpenCell:
+    """An open cell, and how many bytes of its completions have been read."""
+
+    def __init__(self, store: CellStore) -> None:
+        self.store, self._read = store, 0
+
+    @cached_property
+    def standard(self) -> Standard:
+        return read_standard(self.store.directory)
+
+    @cached_property
+    def _graded_before(self) -> set[Pair]:
+        path = self.store.directory / self.store.shard.file(GRADES_FILE)
+        return {row.key for row in read_rows(path, PairRow, on_bad=ignore)}
+
+    def ungraded(self) -> Iterator[Completion]:
+        """Yield the completions that came since the last call and have no grade."""
+        path = self.store.directory / self.store.shard.file(COMPLETIONS_FILE)
+        if path.stat().st_size == self._read:
+            return
+        with path.open("rb") as lines:
+            lines.seek(self._read)
+            for line in lines:
+                if not line.endswith(b"\n"):  # the line is still being written
+                    return
+                self._read += len(line)
+                if decode(line, PairRow).key not in self._graded_before:
+                    yield decode(line, Completion)

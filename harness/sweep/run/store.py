@@ -1,0 +1,271 @@
+"""The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
+
+`<results_dir>/<run_name>/<cell_id>/` holds cell.yaml, provenance.json, problems.jsonl, completions.jsonl, grades.jsonl,
+stats.jsonl and DONE; results/README.md has the schema. Each shard writes files of its own, such as
+completions-1of4.jsonl, and a reader takes the files of all shards together.
+
+Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
+on Lustre the mount option `flock`. A file system without such locks cannot keep two writers apart.
+"""
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import yaml
+from filelock import FileLock, Timeout
+
+from kvsweep.base import records
+from kvsweep.base.command_line import LOCKED
+from kvsweep.base.errors import UserError, plain_disk_errors
+from kvsweep.base.records import WHOLE, Completion, DecodeStats, Grade, Pair, PairRow, Problem, Shard, shard_files
+from kvsweep.harness.sweep.plan.cell import Cell
+
+LOCK_FILE = ".lock"
+
+# The most files that a process opens, and how many of them are not locks of cells.
+_MOST_FILES, _OTHER_FILES = 1 << 16, 96
+
+# A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
+_SYNC_SECONDS = 1.0
+
+
+class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The contents of DONE: the stored completions, and the sizes of the files that hold them.
+
+    Attributes:
+        plans: the sequential jobs for which these draws are enough, because they have decided the cell (`Job.plan`).
+    """
+
+    completions: int
+    draws: int
+    problems: list[str]
+    files: dict[str, int]
+    plans: list[str] = []
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
+        try:
+            done = records.decode((directory / records.DONE_FILE).read_bytes(), cls)
+        except (OSError, ValueError):
+            return None
+        return done if done.files == _sizes(directory) and records.PROBLEMS_FILE in done.files else None
+
+    def covers(self, problem_ids: Collection[str], draws: int) -> bool:
+        """True if all draws of all these problems are stored."""
+        return set(problem_ids) <= set(self.problems) and draws <= self.draws
+
+
+class CellLockedError(UserError):
+    """Another process writes the cell."""
+
+    exit_code = LOCKED
+
+
+class CellStore:
+    """One cell's folder, which the process of one shard writes to. A context manager.
+
+    Raises:
+        CellLockedError: on entering, when another process holds the shard, or a shard of another count.
+        UserError: a full disk, or one that cannot be written to.
+    """
+
+    def __init__(self, run_directory: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE) -> None:
+        self.cell, self.problems, self.shard = cell, problems, shard
+        self.directory = run_directory / cell.cell_id
+        self.finished_pairs: set[Pair] = set()
+        self._completions = self.directory / shard.file(records.COMPLETIONS_FILE)
+        self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
+        self._synced = 0.0
+
+    def __enter__(self) -> Self:
+        with plain_disk_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            try:
+                self._open()
+            except BaseException:
+                self._lock.release()
+                raise
+        return self
+
+    def _open(self) -> None:
+        records.replace_text(self.directory / records.CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
+        problems = "".join(problem.to_line() for problem in self.problems)
+        path = self.directory / records.PROBLEMS_FILE
+        # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
+        if not (path.exists() and path.read_bytes().startswith(problems.encode())):
+            records.replace_text(path, problems)
+        records.drop_torn_line(self._completions)
+        quarantine_broken_lines(self._completions)
+        self._completions.touch()
+        self.finished_pairs = stored_pairs(self.directory)
+
+    def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
+        """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted."""
+        if not wanted:
+            return iter(())
+        rows = records.read_shards(self.directory, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
+        return (row for row in rows if row.key in wanted)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with plain_disk_errors(self.directory):
+                self._sync()
+        finally:
+            self._lock.release()
+
+    def append(self, completion: Completion) -> None:
+        """Add one completion as one line. It survives a kill at once, and a crash of the machine after a second."""
+        assert self._lock.is_locked, "enter the store first"
+        assert completion.key not in self.finished_pairs, f"{completion.key} written twice"
+        with plain_disk_errors(self.directory):
+            records.append_row(self._completions, completion)
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                self._sync()
+        self.finished_pairs.add(completion.key)
+
+    def _sync(self) -> None:
+        with self._completions.open("rb") as file:
+            os.fsync(file.fileno())
+        self._synced = time.monotonic()
+
+    def append_grade(self, grade: Grade) -> None:
+        """Add the grade of a stored completion."""
+        with plain_disk_errors(self.directory):
+            records.append_row(self.directory / self.shard.file(records.GRADES_FILE), grade)
+
+    def append_stats(self, stats: DecodeStats) -> None:
+        """Add the cost of one stretch of decoding."""
+        with plain_disk_errors(self.directory):
+            records.append_row(self.directory / self.shard.file(records.STATS_FILE), stats)
+
+    def begin_stretch(self, provenance: dict[str, Any], stretch: Mapping[str, Any]) -> None:
+        """Record where the rows to come are from, beside the earlier stretches, and delete DONE."""
+        path = self.directory / self.shard.file(records.PROVENANCE_FILE)
+        with plain_disk_errors(self.directory):
+            earlier = _earlier_stretches(path)
+            (self.directory / records.DONE_FILE).unlink(missing_ok=True)
+            records.replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
+
+    def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
+        """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
+
+        DONE lists the problems, the draws and the sizes of the cell's files, so that `is_done` reads no rows. `plan` is
+        that of a sequential job for which these draws are enough.
+        """
+        pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
+        path = self.directory / records.DONE_FILE
+        # Read anew, because another shard's file may have lost rows since this process opened the cell.
+        self.finished_pairs = stored_pairs(self.directory)
+        with plain_disk_errors(self.directory):
+            if not pairs <= self.finished_pairs:
+                path.unlink(missing_ok=True)
+                return False
+            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=_sizes(self.directory))
+            if plan is not None:
+                earlier = Done.read(self.directory)
+                done = earlier if earlier and earlier.covers(problem_ids, draws) else done
+                done.plans = sorted({plan, *(earlier.plans if earlier else ())})
+            records.replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
+        return True
+
+    def _take_lock(self) -> None:
+        try:
+            self._lock.acquire()
+            for other in _locks_of_other_counts(self.directory, self.shard):
+                with other:
+                    pass
+        except Timeout as held:
+            self._lock.release()
+            owner = Path(f"{held.lock_file}.owner")
+            raise CellLockedError(
+                f"cell {self.cell.cell_id}, shard {self.shard}, is being written by "
+                f"{owner.read_text() if owner.exists() else 'another process'}: wait for it to end, stop it, or split "
+                "the cell with shard=i/n, the same n for all."
+            ) from None
+        Path(f"{self._lock.lock_file}.owner").write_text(f"process {os.getpid()} on {platform.node()}")
+
+
+def _earlier_stretches(path: Path) -> list[Any]:
+    """The stretches of a provenance file; a damaged file is moved aside, with a note."""
+    if not path.exists():
+        return []
+    try:
+        return records.decode(path.read_bytes(), dict[str, Any])["stretches"]
+    except (ValueError, KeyError, RecursionError):
+        aside = path.replace(path.with_name(f"{path.name}.quarantine"))
+        print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
+        return []
+
+
+def raise_open_files() -> None:
+    """Raise this process's limit of open files to what is allowed."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_allowed_files(), hard))
+
+
+def most_open_cells() -> int:
+    """How many cells, each with a lock, a process can hold open once it has raised its limit of open files."""
+    return max(1, _allowed_files() - _OTHER_FILES)
+
+
+def _allowed_files() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+
+
+def stored_pairs(directory: Path) -> set[Pair]:
+    """Read (problem_id, draw) of every completion of a cell that any shard has stored."""
+    files = shard_files(directory, records.COMPLETIONS_FILE).values()
+    return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
+
+
+def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
+    """True if DONE lists all these completions, or the plan of a sequential job; reads no rows."""
+    done = Done.read(run_directory / cell.cell_id)
+    return done is not None and (plan in done.plans or done.covers(problem_ids, draws))
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    names = (records.PROBLEMS_FILE, records.COMPLETIONS_FILE, records.GRADES_FILE)
+    return {path.name: path.stat().st_size for name in names for path in shard_files(directory, name).values()}
+
+
+def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
+    """The locks of shards of another count, whose writers could write the same pairs."""
+    for path in directory.glob(f"{LOCK_FILE}*"):
+        part = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2] if path.name != LOCK_FILE else "1"
+        if part.isdigit() and int(part) != shard.count:
+            yield FileLock(path, timeout=0)
+
+
+def quarantine_broken_lines(path: Path) -> None:
+    """Move lines that are no rows of a pair to `<file>.quarantine`, and print a note that they are made again."""
+    bad: list[records.BadLine] = []
+    deque(records.read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
+    if not bad:
+        return
+    quarantine = path.with_name(f"{path.name}.quarantine")
+    with quarantine.open("ab") as file:
+        file.writelines(line.text for line in bad)
+    numbers = {line.number for line in bad}
+    with path.open("rb") as lines, records.replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(line for number, line in enumerate(lines, start=1) if number not in numbers)
+    print(
+        f"note: {path} had {len(bad)} broken lines (first: line {bad[0].number}); they lie in {quarantine.name} now, "
+        "and their completions are made again.",
+        file=sys.stderr,
+    )

@@ -1,0 +1,92 @@
+"""The status file that each task keeps while it runs."""
+
+import os
+import platform
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import file_name
+from kvsweep.base.records import TaskStatus, content_hash
+
+HEARTBEAT_S = 5.0
+_ERROR_LINES = 12
+
+
+def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
+    """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
+    names = (file_name(model), file_name(benchmark), shard.replace("/", "of"))
+    return "-".join([*names, content_hash([sorted(cell_ids), shard])[:8]])
+
+
+class Reporter:
+    """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
+
+    A status that cannot be written does not stop the task. Each of `counters` returns the live tokens that one of the
+    task's engines has decoded so far.
+    """
+
+    def __init__(self, run_directory: Path, status: TaskStatus) -> None:
+        self.status, self._run_directory = status, run_directory
+        self.counters: list[Callable[[], int]] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.status.state, self.status.error = "running", None
+        self.status.host, self.status.pid = platform.node(), os.getpid()
+        self.status.scheduler_job = scheduler_job()
+        self.status.started = time.time()
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._end.set()
+        self._thread.join()
+        if error is None:
+            self.status.state = "done"
+        elif isinstance(error, Exception):
+            self.status.state, self.status.error = "failed", last_lines(error)
+        else:
+            self.status.state = "stopped"
+        self._write()
+
+    def stored(self, cell_id: str) -> None:
+        """Count one stored completion of a cell."""
+        self.status.cells[cell_id].finished += 1
+        self.status.made += 1
+
+    def _beat(self) -> None:
+        while not self._end.wait(HEARTBEAT_S):
+            self._write()
+
+    def _write(self) -> None:
+        self.status.heartbeat, self.status.tokens = time.time(), sum(count() for count in self.counters)
+        with suppress(OSError):
+            self.status.write(self._run_directory)
+
+
+def last_lines(error: BaseException) -> str:
+    """The text to show of an error: one sentence for a user's mistake, the end of the traceback for any other error."""
+    if isinstance(error, UserError):
+        return str(error)
+    return "\n".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-_ERROR_LINES:])
+
+
+def scheduler_job() -> str | None:
+    """The SLURM job of this process, as squeue names it; None outside SLURM."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+
+def policy_label(settings: Mapping[str, Any]) -> str:
+    """A policy's name and the settings that tell a grid's cells apart: `dynts 0.3 w64 b5000`."""
+    prefixes = {"keep_ratio": "", "local_window": "w", "budget": "b"}
+    values = [f"{prefix}{settings[key]}" for key, prefix in prefixes.items() if settings.get(key) is not None]
+    return " ".join([str(settings["name"]), *values])

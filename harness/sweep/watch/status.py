@@ -1,0 +1,382 @@
+"""The progress of a sweep, read from its tasks' status files; the command `kvsweep-status`.
+
+A scheduler calls a task completed that has raised. So each task keeps one small file,
+`<run_directory>/status/<task>.json`, and replaces it every few seconds while it lives. The progress of a sweep is read
+from these files and the cells' DONE, and Pass@1 so far from the cells' grades; no completion is read.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kvsweep.analysis.format import percent, percent_pm
+from kvsweep.base import records
+from kvsweep.base.command_line import FAILED, one_sentence
+from kvsweep.base.errors import BrokenCell, UserError
+from kvsweep.base.escape import visible
+from kvsweep.base.records import CellProgress, State, TaskStatus
+from kvsweep.harness.sweep.watch.heartbeat import policy_label
+from kvsweep.harness.sweep.watch.scheduler import read_tasks
+
+STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
+# A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
+WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
+
+
+_Verdict = records.view(records.Grade, "correct")
+
+
+@dataclass(kw_only=True)
+class CellStatus:
+    """The progress of one cell, all its shards together.
+
+    Attributes:
+        finished, expected, graded: numbers of completions that are stored, that there will be, and that have a grade.
+        pass_at_1, error: Pass@1 of the graded completions and its standard error; None where unknown.
+    """
+
+    cell_id: str
+    model: str
+    benchmark: str
+    policy: str
+    state: State
+    finished: int
+    expected: int
+    random_weights: bool = False
+    graded: int = 0
+    pass_at_1: float | None = None
+    error: float | None = None
+
+    @property
+    def ungraded(self) -> int:
+        """The completions that need a grade and have none."""
+        return 0 if self.random_weights else self.finished - min(self.graded, self.finished)
+
+
+@dataclass(kw_only=True)
+class SweepStatus:
+    """All cells and tasks of a run directory.
+
+    Attributes:
+        state: running or queued if a task is; else done if all cells are, else stopped.
+        tasks: the tasks, each with its state as seen from outside.
+        finished, expected: numbers of stored completions and of all completions of the sweep.
+        tokens_per_second: live tokens of the tasks that run now.
+        seconds: the time during which at least one task worked, of each task's last start.
+        seconds_left: time for the missing completions at the pace of the tasks that run now; None without such a pace.
+        failed: tasks that failed or stopped before all their cells were done.
+    """
+
+    directory: Path
+    state: State
+    cells: list[CellStatus]
+    tasks: list[TaskStatus]
+    finished: int
+    expected: int
+    tokens_per_second: float
+    seconds: float
+    seconds_left: float | None
+    failed: list[TaskStatus]
+
+
+def read_sweep(directory: Path) -> SweepStatus:
+    """Read a run directory's status files, DONE marks and grades.
+
+    Raises:
+        UserError: no such folder, or nothing of a sweep in it.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
+    tasks = read_tasks(directory)
+    cells = _cells_of_tasks(directory, tasks)
+    for path in directory.glob(f"*/{records.CELL_FILE}"):
+        if path.parent.name not in cells:
+            with suppress(BrokenCell, OSError, KeyError, TypeError):
+                cells[path.parent.name] = _cell_without_task(path.parent)
+    if not cells:
+        raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
+    for cell in cells.values():
+        _add_grades(cell, directory / cell.cell_id)
+    running = [(task, max(task.heartbeat - task.started, 1e-9)) for task in tasks if task.state == "running"]
+    pace = sum(task.made / seconds for task, seconds in running)
+    finished, expected = (sum(getattr(cell, name) for cell in cells.values()) for name in ("finished", "expected"))
+    return SweepStatus(
+        directory=directory,
+        state=_state({cell.state for cell in cells.values()}),
+        cells=sorted(cells.values(), key=lambda c: (c.model, c.benchmark, c.policy != "full", c.policy, c.cell_id)),
+        tasks=tasks,
+        finished=finished,
+        expected=expected,
+        tokens_per_second=sum(task.tokens / seconds for task, seconds in running),
+        seconds=_seconds_at_work(tasks),
+        seconds_left=(expected - finished) / pace if pace else None if expected > finished else 0.0,
+        failed=[
+            task
+            for task in tasks
+            if task.state in ("failed", "stopped") and any(cells[cell_id].state != "done" for cell_id in task.cells)
+        ],
+    )
+
+
+def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, CellStatus]:
+    by_cell: dict[str, list[TaskStatus]] = defaultdict(list)
+    for task in tasks:
+        for cell_id in task.cells:
+            by_cell[cell_id].append(task)
+    cells = {}
+    for cell_id, entries in by_cell.items():
+        # After a sweep was split in another way there are status files of both; the newest shows the present one.
+        newest = max(entries, key=lambda task: task.heartbeat)
+        parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
+        done = (directory / cell_id / records.DONE_FILE).exists()
+        states = {task.state for task in parts}
+        named = newest.cells[cell_id]
+        # Several experiments may share a cell; they count its completions each.
+        shards: dict[str, list[CellProgress]] = defaultdict(list)
+        for task in parts:
+            shards[task.shard].append(task.cells[cell_id])
+        finished, expected = (
+            sum(max(getattr(part, name) for part in shared) for shared in shards.values())
+            for name in ("finished", "expected")
+        )
+        cells[cell_id] = CellStatus(
+            cell_id=cell_id,
+            model=named.model,
+            benchmark=named.benchmark,
+            policy=named.policy,
+            state="done" if done else next((state for state in WORST_FIRST if state in states), "stopped"),
+            finished=expected if done else finished,
+            expected=expected,
+            random_weights=named.random_weights,
+        )
+    return cells
+
+
+def _cell_without_task(folder: Path) -> CellStatus:
+    settings = records.read_cell(folder)
+    done = folder / records.DONE_FILE
+    count = 0
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        count = int(json.loads(done.read_text())["completions"])
+    return CellStatus(
+        cell_id=folder.name,
+        model=settings["model"]["name"],
+        benchmark=settings["benchmark"]["name"],
+        policy=policy_label(settings["policy"]),
+        state="done" if done.exists() else "stopped",
+        finished=count,
+        expected=count,
+        random_weights=bool(settings["model"].get("random_weights")),
+    )
+
+
+def _add_grades(cell: CellStatus, folder: Path) -> None:
+    """Fill in Pass@1 so far. A task that was killed has stored and graded more than its status file says."""
+    files = records.shard_files(folder, records.GRADES_FILE).values()
+    cell.graded, score, error = pass_at_1(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    cell.finished = max(cell.finished, min(cell.graded, cell.expected))
+    if not cell.random_weights:
+        cell.pass_at_1, cell.error = score, error
+
+
+@cache
+def pass_at_1(files: tuple[tuple[Path, int, int], ...]) -> tuple[int, float | None, float | None]:
+    """The number of grades in files, their Pass@1 and its standard error; None where there are too few grades.
+
+    `files` are paths with sizes and times, so that --watch reads a file again if it has changed. The numbers are those
+    of `analysis.numbers.metrics.pass_at_1`, whose pandas takes longer to import than all else here.
+    """
+    correct: dict[records.Pair, int] = {}
+    for path, *_ in files:
+        correct |= {row.key: row.correct for row in records.read_rows(path, _Verdict, on_bad=records.ignore)}
+    problems: dict[str, list[int]] = defaultdict(list)
+    for (problem_id, _), right in correct.items():
+        problems[problem_id].append(right)
+    means = [sum(draws) / len(draws) for draws in problems.values()]
+    count = len(means)
+    if not count:
+        return 0, None, None
+    score = sum(means) / count
+    if count == 1:
+        return len(correct), score, None
+    return len(correct), score, math.sqrt(sum((mean - score) ** 2 for mean in means) / (count - 1) / count)
+
+
+def _state(states: set[State]) -> State:
+    if "running" in states:
+        return "running"
+    if "queued" in states:
+        return "queued"
+    return "done" if states == {"done"} else "stopped"
+
+
+def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
+    total = until = 0.0
+    for task in sorted(tasks, key=lambda task: task.started):
+        if task.started:
+            total += max(0.0, task.heartbeat - max(task.started, until))
+            until = max(until, task.heartbeat)
+    return total
+
+
+@one_sentence("kvsweep-status")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Console script: exit code 0, 1 if a task failed or stopped, 2 after a user's mistake, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="kvsweep-status", description="Show how far the sweep in DIR has come.")
+    parser.add_argument("dir", metavar="DIR", type=Path, help="a run's folder, such as results/runs/demo")
+    parser.add_argument("--cells", action="store_true", help="one line per cell")
+    parser.add_argument("--watch", action="store_true", help="keep showing it until nothing runs or waits")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between looks (default: 2)")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    arguments = parser.parse_args(argv)
+    sweep = read_sweep(arguments.dir)
+    if arguments.json:
+        print(json.dumps(as_json(sweep), indent=2))
+    else:
+        if arguments.watch:
+            sweep = _watch(arguments.dir, arguments.interval, per_cell=arguments.cells)
+        else:
+            _Console().print(render(sweep, per_cell=arguments.cells))
+        _print_failures(sweep)
+    sys.exit(FAILED if sweep.failed else 0)
+
+
+class _Console(Console):
+    """A console that shows every text as it is: without markup, and with escapes for control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
+
+
+def _watch(directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
+    with Live(console=_Console(), refresh_per_second=4) as live:
+        while True:
+            sweep = read_sweep(directory)
+            live.update(render(sweep, per_cell=per_cell))
+            if not any(cell.state in ("running", "queued") for cell in sweep.cells):
+                return sweep
+            time.sleep(max(interval, 0.1))
+
+
+def as_json(sweep: SweepStatus) -> dict[str, Any]:
+    """The sweep's status as plain values: totals, cells, tasks, and the commands that try the failed tasks again."""
+    return {
+        "directory": str(sweep.directory),
+        "state": sweep.state,
+        "finished": sweep.finished,
+        "expected": sweep.expected,
+        "tokens_per_second": sweep.tokens_per_second,
+        "seconds": sweep.seconds,
+        "seconds_left": sweep.seconds_left,
+        "states": dict(Counter(cell.state for cell in sweep.cells)),
+        "cells": [asdict(cell) for cell in sweep.cells],
+        "tasks": msgspec.to_builtins(sweep.tasks),
+        "retry": sorted({task.command for task in sweep.failed}),
+    }
+
+
+def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
+    """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
+    states = Counter(cell.state for cell in sweep.cells)
+    counts = [f"{states['done']} of {len(sweep.cells)} cells done"]
+    counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
+    left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=max(sweep.expected, 1), completed=sweep.finished, width=30),
+        f"{percent(sweep.finished / max(sweep.expected, 1))}%, {sweep.finished} of {sweep.expected} completions",
+    )
+    return Group(
+        f"{sweep.directory}: {sweep.state}",
+        bar,
+        ", ".join(counts),
+        f"elapsed {timedelta(seconds=round(sweep.seconds))}, left {left}, {sweep.tokens_per_second:.0f} tokens/s",
+        _cell_table(sweep.cells) if per_cell else _panel_table(sweep.cells),
+    )
+
+
+def _cell_table(cells: Sequence[CellStatus]) -> Table:
+    table = _table("policy", "state", "completions", "Pass@1 so far")
+    for names, panel in _panels(cells):
+        table.add_row(" ".join(names), style="bold")
+        for cell in panel:
+            table.add_row(cell.policy, cell.state, f"{cell.finished}/{cell.expected}", _score(cell))
+    return table
+
+
+def _panel_table(cells: Sequence[CellStatus]) -> Table:
+    table = _table("model", "benchmark", "cells", "completions", "full cache", "other cells")
+    for names, panel in _panels(cells):
+        full = [_score(cell) for cell in panel if cell.policy == "full"]
+        others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
+        table.add_row(
+            *names,
+            f"{sum(cell.state == 'done' for cell in panel)}/{len(panel)}",
+            f"{sum(cell.finished for cell in panel)}/{sum(cell.expected for cell in panel)}",
+            ", ".join(filter(None, full)),
+            f"{percent(min(others))} to {percent(max(others))}" if others else "",
+        )
+    if any(cell.pass_at_1 is not None for cell in cells):
+        table.caption = "full cache, other cells: Pass@1 so far in %; --cells shows each"
+    return table
+
+
+def _table(*heads: str) -> Table:
+    """A table that folds a long name and cuts none."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
+    for head in heads:
+        names = head in ("model", "benchmark", "policy", "state")
+        table.add_column(head, justify="left" if names else "right", overflow="fold")
+    return table
+
+
+def _panels(cells: Sequence[CellStatus]) -> list[tuple[tuple[str, str], list[CellStatus]]]:
+    panels: dict[tuple[str, str], list[CellStatus]] = defaultdict(list)
+    for cell in cells:
+        panels[cell.model, cell.benchmark].append(cell)
+    return list(panels.items())
+
+
+def _score(cell: CellStatus) -> str:
+    if cell.pass_at_1 is None:
+        return "no grade" if cell.ungraded else ""
+    return percent_pm(cell.pass_at_1, math.nan if cell.error is None else cell.error)
+
+
+def _print_failures(sweep: SweepStatus) -> None:
+    ungraded = sum(cell.ungraded for cell in sweep.cells)
+    if ungraded and sweep.state in ("stopped", "done"):
+        print(f"\nNot graded yet: {ungraded} completions. This grades them:\n    kvsweep-grade {sweep.directory}")
+    waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
+    held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
+    for (job, reason), count in held.items():
+        print(f"\n{count} queued as job {job}, {reason}")
+    for task in sweep.failed:
+        job = f", job {task.scheduler_job}" if task.scheduler_job else ""
+        print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")
+        if task.error:
+            print("\n".join(f"    {line}" for line in task.error.splitlines()))
+    for command in sorted({task.command for task in sweep.failed}):
+        print(f"\nTry again with (finished work is not repeated):\n    {command}")
+
+
+if __name__ == "__main__":
+    main()

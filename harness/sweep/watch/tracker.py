@@ -1,0 +1,232 @@
+"""Progress and results of each cell for Weights & Biases, trackio or MLflow; off unless asked for (`tracker=`).
+
+The tracker lives in a process of its own that reads the task's status file and the cells' result files, as
+`kvsweep-status` does. The job starts this process and sends it nothing, so a tracker that fails, hangs or asks for a
+password cannot disturb the job. At its end the job waits at most `patience_s` for the last values to arrive.
+"""
+
+import contextvars
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from tqdm import tqdm
+
+from kvsweep.base import records
+from kvsweep.base.errors import UserError
+from kvsweep.base.escape import visible
+from kvsweep.base.records import Completion, Shard, State, TaskStatus
+
+Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
+_LOOK_S = 0.5
+# MLflow's server refuses a longer value of a parameter.
+MLFLOW_CHARACTERS = 6000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerConfig:
+    """The tracker of a job; `conf/tracker/wandb.yaml` describes each field. A missing package raises a UserError."""
+
+    kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
+    project: str = "kvsweep"
+    interval_s: Seconds = 15.0
+    patience_s: Seconds = 20.0
+
+    def __post_init__(self) -> None:
+        if self.kind != "none" and find_spec(self.kind) is None:
+            raise UserError(
+                f"tracker={self.kind} needs the package {self.kind}, which is not installed: "
+                f"pip install 'kvsweep[{self.kind}]', or tracker=none."
+            )
+
+
+UNTRACKED = TrackerConfig()
+
+
+# --- In the job ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]) -> Iterator[None]:
+    """Let a tracker follow this process's task while the block runs. Enter it before the task's `Reporter`.
+
+    `task` names the task's status file, and each of `cells`, the cell_ids to follow, becomes a run of the tracker.
+    """
+    process = _start(config, run_directory, task, cells) if config.kind != "none" else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            try:
+                process.wait(config.patience_s)
+            except subprocess.TimeoutExpired:
+                # The tracker's own processes belong to its group.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                tqdm.write(_note(config.kind, f"not finished after {config.patience_s:g} s"), file=sys.stderr)
+
+
+def _start(
+    config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]
+) -> "subprocess.Popen[bytes] | None":
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    asked = [config.kind, config.project, config.interval_s, str(run_directory), task, os.getpid(), list(cells)]
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "kvsweep.harness.sweep.watch.tracker", json.dumps(asked)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C belongs to the job, and a tracker finds no terminal to ask at
+        )
+    except OSError as error:
+        tqdm.write(_note(config.kind, str(error)), file=sys.stderr)
+        return None
+
+
+def _note(kind: str, reason: str) -> str:
+    return f"note: tracker={kind} gets no more values ({reason}); the run goes on."
+
+
+# --- In the tracker's process -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrackerRun:
+    """One cell's run at a tracker: `log(values, step)` with ascending steps, then `finish(ok)`."""
+
+    log: Callable[[dict[str, float], int], object]
+    finish: Callable[[bool], object]
+
+
+def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of Weights & Biases; several are open side by side."""
+    import wandb
+
+    # Twenty cells would record the console and the machine twenty times.
+    settings = {"console": "off", "silent": True, "x_disable_stats": True}
+    run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
+    return TrackerRun(
+        log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish(exit_code=0 if ok else 1)
+    )
+
+
+def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of trackio, which has no failed runs."""
+    import trackio
+
+    # In one context a second `init` would end the run before it.
+    context = contextvars.Context()
+    run = context.run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
+    return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
+
+
+def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of MLflow by its client, because the fluent functions know only one open run."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    found = client.get_experiment_by_name(project)
+    experiment = client.create_experiment(project) if found is None else found.experiment_id
+    run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
+    for path, value in records.leaves(config):
+        client.log_param(run_id, ".".join(path), str(value)[:MLFLOW_CHARACTERS])
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            client.log_metric(run_id, key, value, step=step)
+
+    return TrackerRun(log=log, finish=lambda ok: client.set_terminated(run_id, "FINISHED" if ok else "FAILED"))
+
+
+TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "trackio": trackio_run, "mlflow": mlflow_run}
+
+
+def follow(
+    kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
+) -> None:
+    """Report a task's cells to a tracker until the task ends. Any error of the tracker's package passes through."""
+    path = TaskStatus.path(run_directory, task)
+    while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
+        time.sleep(_LOOK_S)  # the task has not begun: this is an earlier task's file
+    runs = {}
+    for cell_id in cells:
+        settings = {**records.read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
+        cell = status.cells[cell_id]
+        part = "" if status.shard == str(records.WHOLE) else f" {status.shard}"
+        name = f"{cell.model} {cell.benchmark} {cell.policy}{part}"
+        runs[cell_id] = TRACKERS[kind](project=project, group=run_directory.name, name=name, config=settings)
+    step = 0
+    state: State = "running"
+    while state == "running":
+        step += 1
+        for cell_id, run in runs.items():
+            run.log(_progress(status, cell_id), step)
+        until = time.monotonic() + interval_s
+        while state == "running" and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
+            status = TaskStatus.read(path)
+            state = status.seen(time.time())
+    for cell_id, run in runs.items():
+        result = cell_result(run_directory / cell_id, Shard.parse(status.shard))
+        run.log({**_progress(status, cell_id), **result}, step + 1)
+        run.finish(state == "done")
+
+
+def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
+    cell = status.cells[cell_id]
+    speed = status.tokens / max(status.heartbeat - status.started, 1e-9)
+    return {"completions": cell.finished, "progress": cell.finished / cell.expected, "tokens_per_second": speed}
+
+
+_Lengths = records.view(Completion, "num_tokens", "prompt_tokens", "peak_length")
+
+
+def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
+    """One cell's results so far, of one shard; empty without grades.
+
+    `kept_memory` is as in the report, `kv_bytes_allocated` the largest KV cache of any stretch, all slots together.
+    """
+    latest = partial(records.latest_rows, on_bad=records.ignore)
+    grades = Counter(row.outcome for row in latest([folder / shard.file(records.GRADES_FILE)], records.Grade))
+    if not grades:
+        return {}
+    values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
+    if not records.read_cell(folder)["model"].get("random_weights"):
+        values["pass_at_1"] = grades["correct"] / grades.total()
+    rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))
+    peak, full = sum(row.peak_length for row in rows), sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
+    stretches = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)
+    allocated = max((row.kv_bytes_allocated for row in stretches), default=0)
+    return {**values, "kept_memory": min(peak / full, 1.0), "kv_bytes_allocated": allocated}
+
+
+def main() -> None:
+    """Follow a run as a process of its own, whose one argument is a JSON list of the arguments of `follow`."""
+    kind, project, interval_s, run_directory, *rest = json.loads(sys.argv[1])
+    # The tracker's package may print lines, which must not appear between the lines of the job.
+    terminal = os.fdopen(os.dup(2), "w")
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    try:
+        follow(kind, project, interval_s, Path(run_directory), *rest)
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        print(visible(_note(kind, f"{type(error).__name__}: {reason}")), file=terminal, flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

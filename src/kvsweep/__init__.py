@@ -1,0 +1,1 @@
+"""Sweeps of KV-cache compression for reasoning language models."""

@@ -1,0 +1,50 @@
+"""How a command ends: its exit code, and one sentence on stderr."""
+
+import errno
+
+import pytest
+
+from kvsweep.base.command_line import BAD_INPUT, FAILED, INTERRUPTED, LOCKED, one_sentence
+from kvsweep.base.errors import UserError
+
+
+class Locked(UserError):
+    exit_code = LOCKED
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (UserError("x=1 is\nwrong:  use 2."), BAD_INPUT, "x=1 is wrong: use 2."),
+        (Locked("held."), LOCKED, "held."),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted; go on."),
+        (MemoryError(), FAILED, "the memory does not suffice; what is stored stays."),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            BAD_INPUT,
+            "No space left on device: mend that or name another folder, then run the same command again.",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "a/b"),
+            BAD_INPUT,
+            "a/b: Read-only file system: mend that or name another folder, then run the same command again.",
+        ),
+    ],
+)
+def test_an_end_in_one_sentence(
+    error: BaseException, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @one_sentence("kvsweep-x", "interrupted; go on.")
+    def main() -> None:
+        raise error
+
+    for _ in range(2):  # a decorated main can be called again
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code
+        assert capsys.readouterr().err == f"kvsweep-x: error: {sentence}\n"
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    with pytest.raises(ValueError, match="a bug"), one_sentence("kvsweep-x"):
+        raise ValueError("a bug")

@@ -1,0 +1,92 @@
+"""The estimate of --dry-run against the work that the engine then did."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.random import Random
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import read_architecture, shape_of
+from kvsweep.harness.sweep.plan.estimate import first_eviction, forked_tokens, saving
+from kvsweep.harness.toy.paths import WEIGHTS
+
+
+def test_forked_tokens_by_hand() -> None:
+    # A text of 10: shared up to step 6, one branch goes on from 6 and one from 4.
+    assert forked_tokens([10], [4, 6]) == 6 + 6 + 4
+    assert forked_tokens([3], [4, 6]) == 3, "ends before any cell evicts"
+    assert forked_tokens([10], [None, None]) == 10
+    assert forked_tokens([10], [4]) == 10, "one cell alone saves nothing"
+    assert saving([10, 3], [4, 6]) == 2 * 13 / 19
+
+
+def test_the_first_eviction_of_a_policy() -> None:
+    policy = Random(name="random", keep_ratio=0.5, local_window=8, budget=50)
+    on_top = Random(name="random", keep_ratio=0.5, local_window=8, budget=50, question_on_top=True)
+    assert first_eviction(FullCache(name="full"), 20) is None
+    assert first_eviction(policy, 20) == 30
+    assert first_eviction(on_top, 20) == 50
+    never = Random(name="random", keep_ratio=1.0, local_window=8, budget=50)
+    assert first_eviction(never, 20) is None
+
+
+GRID = ["grid.policy=[random,window]", "grid.keep_ratio=[0.3,0.5]", "policy.local_window=16", "policy.budget=128"]
+
+
+def test_the_calculation_agrees_with_the_engine(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    """On the toy model's own texts: decoded tokens as the engine counts them, forks as the rows tell them."""
+    arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question_on_top=true", *GRID]
+    assert kvsweep(*arguments, "decoding.max_new_tokens=200", f"results_dir={tmp_path}").code == 0
+    cells = list((tmp_path / "default").glob("*/cell.yaml"))
+    rows = [[json.loads(line) for line in c.with_name("completions.jsonl").read_text().splitlines()] for c in cells]
+    stats = json.loads(cells[0].with_name("stats.jsonl").read_text())
+    texts: dict[str, list[tuple[int, int | None]]] = {}
+    for row in (row for cell in rows for row in cell):
+        texts.setdefault(row["problem_id"], []).append((row["num_tokens"], row["fork_step"]))
+    expected = 0
+    for branches in texts.values():
+        steps = [length if fork is None else fork for length, fork in branches]
+        assert {fork for _, fork in branches} <= {128, 129, None}
+        expected += max(steps) + sum(length - step for (length, _), step in zip(branches, steps, strict=True))
+    assert stats["tokens_total"] == pytest.approx(expected, rel=0.02)
+    lengths = [max(length for length, _ in branches) for branches in texts.values()]
+    assert forked_tokens(lengths, [128] * 4) == pytest.approx(expected, rel=0.15), "compressed texts differ in length"
+
+
+def test_the_command_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path, no_model: None) -> None:
+    arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", *GRID, f"results_dir={tmp_path}/runs"]
+    ended = kvsweep(*arguments, "--dry-run")
+    assert ended.code == 0
+    for part in ("4 cells (0 done) of 6 completions", "times fewer", "not known until", "3 layers x 2 heads x 32"):
+        assert part in ended.out
+    assert not (tmp_path / "runs").exists()
+    assert kvsweep("--dry-run", *arguments, "policy.budget=-1").code == 2
+
+
+@pytest.mark.parametrize("model", ["toy_qwen", "toy_llama"])
+def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    """The estimate reads config.json by hand; transformers reads the same file, and the cache counts its own bytes."""
+    shape = shape_of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model))), "bfloat16")
+    ended = kvsweep(
+        "--dry-run",
+        f"model={model}",
+        "model.dtype=bfloat16",
+        "policy.budget=2000",
+        "decoding.max_new_tokens=9000",
+        f"results_dir={tmp_path}",
+    )
+    assert f"{SlotCache.bytes_per_slot(shape, 2001) / 2**20:.1f} MiB a slot of 2001 tokens" in ended.out
+
+
+def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+    arguments = [*tiny, "policy=full", f"results_dir={tmp_path}"]
+    assert kvsweep(*arguments).code == 0
+    ended = kvsweep(*arguments, "draws=2", "--dry-run")
+    assert "1 cells (0 done) of 6 completions" in ended.out
+    assert "tokens/s; disk:" in ended.out
+    assert "(1 done)" in kvsweep(*arguments, "--dry-run").out

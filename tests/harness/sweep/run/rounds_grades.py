@@ -1,0 +1,24 @@
+"""Grades for texts that mean nothing: a text is right until evictions spoil it, more likely the more there are."""
+
+from zlib import crc32
+
+from kvsweep.base.records import Grade
+from kvsweep.harness.grading.grader import Grader
+
+
+def grade(self, completions, golds, kind, rule):
+    for row in completions:
+        right = int(crc32(bytes(str(row.token_ids), "ascii")) % 8 >= 2 * len(row.evictions))
+        yield Grade(
+            problem_id=row.problem_id,
+            draw=row.draw,
+            answer=None,
+            gold=golds[row.problem_id],
+            outcome="correct" if right else "wrong",
+            correct=right,
+        )
+
+
+def install():
+    """Grade by this rule in the process that calls."""
+    Grader._grade = grade
