@@ -35,6 +35,8 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(say(program, interrupted, INTERRUPTED))
+    except UserError as error:
+        sys.exit(say(program, str(error), getattr(error, "exit_code", BAD_INPUT)))
     except OSError as error:
         if error.errno not in _NO_ROOM | _NO_WAY:
             raise
@@ -43,8 +45,6 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         sys.exit(say(program, reason, BAD_INPUT))
     except MemoryError:
         sys.exit(say(program, "the memory does not suffice; what is stored stays.", FAILED))
-    except UserError as error:
-        sys.exit(say(program, str(error), getattr(error, "exit_code", BAD_INPUT)))
 
 
 def say(program: str, message: str, code: int) -> int:

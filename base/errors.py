@@ -15,6 +15,10 @@ class UserError(ValueError):
         super().__init__(" ".join(message.splitlines()))
 
 
+class UnusableFileError(UserError, OSError):
+    """A place where a plain file belongs and something else lies; no file of its kind is like that."""
+
+
 class BrokenCell(UserError, yaml.YAMLError):
     """A cell.yaml that describes no cell."""
 
@@ -28,6 +32,8 @@ def plain_disk_errors(directory: Path) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        raise
     except OSError as error:
         place = directory
         if isinstance(error, IsADirectoryError):  # a folder stands where the file belongs

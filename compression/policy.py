@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvsweep.kernels.implementation import operations
@@ -127,6 +128,10 @@ class Policy(ABC):
     @abstractmethod
     def select(self, view: CacheView) -> Selection:
         """Choose the rows to keep."""
+
+    def files(self) -> dict[Path, str]:
+        """The files of weights that the policy reads, each with the hash of its contents."""
+        return {}
 
     def identity(self) -> dict[str, Any]:
         """Everything about the policy that can change a completion, for `cell_id`; contents in place of paths."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kvsweep.base.files import digests
 from kvsweep.compression.policy import BudgetPolicy, CacheView, Question
 from kvsweep.compression.predictor_card import WEIGHTS_FILE, read_card
 from kvsweep.compression.signals import PredictedImportance, Signal
@@ -60,16 +59,16 @@ class DynTS(BudgetPolicy):
         """[length] predicted importance, NaN at prompt tokens."""
         return view.signals[self._importance]
 
+    def files(self) -> dict[Path, str]:
+        """The predictor's weights."""
+        path = Path(str(self.predictor)) / WEIGHTS_FILE
+        return {path: digests([path])[0]}
+
     def identity(self) -> dict[str, Any]:
         """The fields, with the predictor's weights hashed in place of its path."""
-        return {**super().identity(), "predictor": _digest(Path(self._importance.directory) / WEIGHTS_FILE)}
+        return {**super().identity(), "predictor": next(iter(DynTS.files(self).values()))}
 
     @property
     def _importance(self) -> PredictedImportance:
         assert self.predictor is not None
         return PredictedImportance(self.predictor)
-
-
-@cache
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kvsweep.base.files import digests
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policy import CacheView
 
@@ -56,10 +56,14 @@ class Oracle(DynTS):
         known = (view.positions < same) & ~true.isnan()
         return torch.where(known, true, predicted)
 
+    def files(self) -> dict[Path, str]:
+        """The predictor's weights and the labels."""
+        path = Path(str(self.labels))
+        return {**super().files(), path: digests([path])[0]}
+
     def identity(self) -> dict[str, Any]:
         """The fields, with contents hashed in place of paths."""
-        content = hashlib.sha256(Path(str(self.labels)).read_bytes()).hexdigest()[:16]
-        return {**super().identity(), "labels": content}
+        return {**super().identity(), "labels": [*self.files().values()][1]}
 
 
 def save_labels(path: Path, traces: dict[str, Trace]) -> None:

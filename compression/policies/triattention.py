@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kvsweep.base.files import digests
 from kvsweep.compression.policies.variant import VariantPolicy
 from kvsweep.compression.policy import CacheView, Question
 
@@ -89,10 +89,14 @@ class TriAttention(VariantPolicy):
         deviation = ((shifted**2 * competes).sum(dim=-1, keepdim=True) / count).sqrt()
         return shifted / deviation.clamp(min=1e-6)
 
+    def files(self) -> dict[Path, str]:
+        """The statistics."""
+        path = Path(str(self.statistics))
+        return {path: digests([path])[0]}
+
     def identity(self) -> dict[str, Any]:
         """The fields, with the statistics' content in place of their path."""
-        content = hashlib.sha256(Path(str(self.statistics)).read_bytes()).hexdigest()[:16]
-        return {**super().identity(), "statistics": content}
+        return {**super().identity(), "statistics": next(iter(self.files().values()))}
 
 
 def save_statistics(path: Path, tensors: dict[str, Tensor], card: dict[str, Any]) -> None:

@@ -158,7 +158,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     grade = next((row for row in graded if row.key == completion.key), None)
     source = of_completion(folder, question, completion, overrides, grade)
     used = read_cell(folder)["model"]["weights"]
-    if overrides and source.model.identity()["weights"] != used:
+    if source.model.identity()["weights"] != used:
         raise UserError(f"model.path={source.model.path} holds other weights than {folder} was run with: correct it.")
     return source
 

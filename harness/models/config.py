@@ -1,15 +1,14 @@
 """The configuration of a model and its identity. Importing this does not import torch."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from kvsweep.base.errors import UserError
+from kvsweep.base.files import digests
 from kvsweep.base.records import content_hash
 from kvsweep.harness.models.thinking import ThinkTags
 
@@ -17,8 +16,6 @@ DType = Literal["float32", "bfloat16", "float16"]
 # What a stand-in tokenizer must have a token for.
 ROLES = ("bos", "eos", "user", "assistant")
 
-# Hashing all of a large checkpoint file would take minutes, so this many evenly spread blocks of it are hashed.
-_BLOCKS, _BLOCK_BYTES = 256, 1 << 16
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 
@@ -68,14 +65,19 @@ class ModelConfig:
         """The tags around the thinking."""
         return ThinkTags(start=self.think_start, end=self.think_end)
 
+    def files(self) -> dict[Path, str]:
+        """The files of a checkpoint on this disk, by name, each with the hash of all contents up to its end."""
+        if self.is_built or not Path(self.path).is_dir():
+            return {}
+        files = sorted(path for path in Path(self.path).iterdir() if path.suffix in _CHECKPOINT_FILES)
+        return dict(zip(files, digests(files, named=True), strict=True))
+
     def identity(self) -> dict[str, Any]:
         """Everything about the model that can change a completion: weights, precision, tag that ends the thinking."""
         if self.is_built:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
-        elif Path(self.path).is_dir():
-            weights = _directory_digest(Path(self.path))
         else:
-            weights = f"{self.path}@{self.revision}"
+            weights = [f"{self.path}@{self.revision}", *self.files().values()][-1]
         # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         return {
@@ -89,16 +91,3 @@ class ModelConfig:
     def describe(self) -> dict[str, Any]:
         """The model's entry in cell.yaml: names, identity, and the tags by which grading finds the answer."""
         return {"name": self.name, "title": self.title, "think_start": self.think_start, **self.identity()}
-
-
-@cache
-def _directory_digest(directory: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(p for p in directory.iterdir() if p.suffix in _CHECKPOINT_FILES):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}".encode())
-        with path.open("rb") as file:
-            for offset in range(0, size, max(_BLOCK_BYTES, -(-size // _BLOCKS))):
-                file.seek(offset)
-                digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()[:16]

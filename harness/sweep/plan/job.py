@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Annotated, Any
@@ -79,6 +79,7 @@ class Job:
         invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
         resolved: the whole configuration, for provenance.
         shard: the part of the (problem, draw) pairs that this process takes.
+        inputs: the files of weights that the cells' ids were made of, each with its hash (`input_files`).
         command: the command line that makes this job.
         tracker: the tracker that follows the job.
     """
@@ -98,6 +99,7 @@ class Job:
     shard: Shard = WHOLE
     rounds: tuple[int, ...] = ()
     margin: float | None = None
+    inputs: Mapping[Path, str] = field(default_factory=dict)
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
 
@@ -141,6 +143,20 @@ class Job:
         """A hash of all that decides, beside the grades, when a cell is decided; None unless the job is sequential."""
         cell_ids = sorted(cell.cell_id for cell in self.cells)
         return content_hash([cell_ids, self.problem_ids, self.rounds, self.margin]) if self.rounds else None
+
+    def check_inputs(self) -> None:
+        """Refuse to write rows under ids that were made of other files.
+
+        Raises:
+            UserError: a file of weights is not what it was when the job was made.
+        """
+        found = input_files(self.model, [cell.policy for cell in self.cells])
+        for path in sorted({*found, *self.inputs}):
+            if found.get(path) != self.inputs.get(path):
+                raise UserError(
+                    f"{path} has changed since the cells of {self.name} were planned: restore the file, or run the "
+                    "command again for cells of its new contents."
+                )
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
@@ -197,6 +213,7 @@ def make_job(config: DictConfig) -> Job:
             f"{cache.bits} does not decode: give until=null, or cache.bits=16."
         )
     benchmark = load_problems(benchmark_config)
+    inputs = input_files(model, policies)
     check_predictors(model, policies)
     check_packing(model, cache)
     cells = [
@@ -212,7 +229,7 @@ def make_job(config: DictConfig) -> Job:
         )
         for policy in policies
     ]
-    return Job(
+    job = Job(
         model=model,
         benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
@@ -228,9 +245,17 @@ def make_job(config: DictConfig) -> Job:
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
         shard=shard,
+        inputs=inputs,
         command=command_line(),
         tracker=tracker,
     )
+    job.check_inputs()
+    return job
+
+
+def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
+    """The files of weights on this disk that the outputs depend on, each with its hash."""
+    return model.files() | {path: digest for policy in policies for path, digest in policy.files().items()}
 
 
 def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[int, ...]:

@@ -213,6 +213,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
         invariant=job.invariant,
         cache=job.cache,
     )
+    job.check_inputs()  # from here on, all weights are in memory
     clock = engine.clock
     work.reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}

@@ -52,6 +52,7 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
     status = job.status("running", decided)
     with ExitStack() as stack:
         try:
+            job.check_inputs()
             stores = {
                 cell.cell_id: stack.enter_context(
                     CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard)

@@ -108,7 +108,10 @@ def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir
     folder = next(tmp_path.glob("*/*/cell.yaml")).parent
     here.rename(tmp_path / "there")
     source = of_cell(folder, None, 0, [f"model.path={tmp_path / 'there'}"])
-    assert source.read(load_model(source.model)).trace == of_cell(folder, None, 0).read(model).trace
+    same = of_cell(folder, None, 0, [f"model.path={tiny_model_dir}"])
+    assert source.read(load_model(source.model)).trace == same.read(model).trace
+    with pytest.raises(UserError, match="holds other weights"):
+        of_cell(folder, None, 0)
     (other,) = source.policies(["random"])
     assert (other.budget, other.local_window, other.keep_ratio) == (64, 8, 0.4)
     with pytest.raises(UserError, match="holds other weights"):
