@@ -69,13 +69,17 @@ def describe_arithmetic(*, invariant: bool, impl: str, dtype: str) -> dict[str, 
     }
 
 
+def describe_machine() -> dict[str, Any]:
+    """This machine and this code, for the last line of a benchmark."""
+    return {"code": describe_code(), "hardware": describe_hardware()}
+
+
 def describe_stretch() -> dict[str, Any]:
     """This process: the time now, its command, code and machine."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
-        "code": describe_code(),
-        "hardware": describe_hardware(),
+        **describe_machine(),
     }
 
 

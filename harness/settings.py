@@ -61,6 +61,14 @@ def own_overrides() -> list[str]:
     return [f"hydra.searchpath=[{own.as_uri()}]"]
 
 
+def compose_config(*overrides: str, name: str = "config") -> DictConfig:
+    """The configuration `conf/<name>.yaml` with KEY=VALUE overrides, as the command line composes it."""
+    from hydra import compose, initialize_config_dir  # hydra takes as long as the rest of this module
+
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        return compose(name, [*own_overrides(), *overrides])
+
+
 def _choices(group: str) -> str:
     """The names in a group of the configuration, as `kvsweep --help` shows them."""
     return textwrap.fill(", ".join(choices(group)), width=92, subsequent_indent=" " * 13)

@@ -33,7 +33,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from scripts.toy_tokenizer import build_tokenizer
+    from scripts.train.toy_tokenizer import build_tokenizer
 
     directory = tmp_path_factory.mktemp("tiny_model")
     tokenizer = build_tokenizer()

@@ -1,4 +1,4 @@
-"""The short form of scripts/attack.py; the long one's figures are in results/published/."""
+"""The short form of scripts/attack/attack.py; the long one's figures are in results/published/."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.slow
 def test_no_attack_gets_through() -> None:
     ended = subprocess.run(
-        [sys.executable, "scripts/attack.py"],
+        [sys.executable, "scripts/attack/attack.py"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         capture_output=True,

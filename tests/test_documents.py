@@ -108,7 +108,7 @@ def test_blocks_and_commands_are_found() -> None:
     assert len(TYPED) >= 12
     assert "kvsweep -m experiment=methods" in TYPED
     assert "kvsweep-status results/runs/heatmap_r1_qwen --watch" in TYPED
-    assert "python scripts/bench_engine.py" in INLINE
+    assert "python scripts/bench/bench_engine.py" in INLINE
 
 
 # --- Shell --------------------------------------------------------------------------------------------------
@@ -233,7 +233,8 @@ def test_every_file_that_is_named_exists(code: str) -> None:
     if code in ("compression/policies/oldest.py", "conf/policy/oldest.yaml"):  # which a newcomer is to write
         return
     if "/" not in code and code.endswith(".py"):
-        code = f"scripts/{code}"
+        (place,) = (ROOT / "scripts").rglob(code)
+        code = place.relative_to(ROOT).as_posix()
     assert (ROOT / code).exists() or ("/" not in code and code in FILES_OF_RUNS)
 
 

@@ -11,7 +11,7 @@ The interval is Tango's score interval for the difference of paired proportions 
 17:891). It takes its variance from the hypothesis that it tests, so it has a width even where no pair differs. Tango's
 pairs are independent. Here the table of pairs is scaled to the number of independent pairs that have the variance of
 the design (Yang, Sun and Hardin 2012, Biometrics 68:1254), with the degrees of freedom of that variance
-(Korn and Graubard 1998, Survey Methodology 24:193). scripts/simulate_statistics.py measures the errors.
+(Korn and Graubard 1998, Survey Methodology 24:193). scripts/study/simulate_statistics.py measures the errors.
 
 The sweep imports this module between two rounds, so it needs numpy and scipy.special alone.
 """

@@ -30,9 +30,8 @@ from kvsweep.compression.predictor_card import read_card
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.answers import judge
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.predictor.recipe import compose_config
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
-from kvsweep.harness.settings import build, choices, plain_config_errors
+from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.plan.job import Job, build_policies, check_predictors, make_job, read_shape
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
             where = f"{path}:{number}"
             if not {"problem", "text"} <= row.keys():
                 raise UserError(f"{where} must name problem and text.")
-            config = compose_config("config", overrides)
+            config = compose_config(*overrides)
             model = build(ModelConfig, "model", config.model)
             return TextSource(model=model, config=config, read=partial(_of_row, row, name, where))
     raise UserError(f"--problem {problem_id} --draw {draw} is not in {path}: name the id of a row, or its line number.")
@@ -220,7 +219,7 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
 
     Settings of more cells than one, or no such problem, raise a UserError.
     """
-    config = compose_config("config", overrides)
+    config = compose_config(*overrides)
     job = make_job(config)
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")

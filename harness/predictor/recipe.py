@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 from pydantic import Field
 
 from kvsweep.base.errors import UserError
@@ -15,7 +13,7 @@ from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.kinds import LABEL_KINDS, LabelKind
-from kvsweep.harness.settings import CONF, build, choices, own_overrides, plain_config_errors
+from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.kernels.implementation import Implementation, check_available
 
@@ -96,7 +94,7 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     name = names[-1] if names else "toy"
     if name not in choices("predictor"):
         raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices('predictor'))}.")
-    config = compose_config(f"predictor/{name}", [a for a in arguments if not a.startswith("recipe=")])
+    config = compose_config(*(a for a in arguments if not a.startswith("recipe=")), name=f"predictor/{name}")
     # conf/predictor/r1.yaml leaves the file open, which only the writing of traces needs.
     benchmark = config.get("benchmark")
     chosen = benchmark and (benchmark.path is not None or benchmark.source != "file")
@@ -106,12 +104,6 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
         decoding=build_decoding(config.decoding),
         benchmark=build(BenchmarkConfig, "benchmark", benchmark) if chosen else None,
     )
-
-
-def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
-    """The configuration `conf/<name>.yaml` with KEY=VALUE overrides."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return compose(name, [*own_overrides(), *overrides])
 
 
 def read_manifest(recipe: Recipe) -> dict[str, Any]:

@@ -15,7 +15,7 @@ KERNELS = ["decode_attention", "packed_attention", "compact", "importance_labels
 
 def bench(*arguments, first="", interpret="1"):
     """The script's own process; `first` is a statement run before it."""
-    program = f"import runpy\n{first}\nrunpy.run_path('scripts/bench_kernels.py', run_name='__main__')"
+    program = f"import runpy\n{first}\nrunpy.run_path('scripts/bench/bench_kernels.py', run_name='__main__')"
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "TRITON_INTERPRET": interpret}
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)

@@ -20,7 +20,7 @@ from kvsweep.harness.settings import UserError
 from kvsweep.harness.toy.paths import WEIGHTS
 from kvsweep.kernels import reference
 from kvsweep.kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
-from scripts.hunt_differences import POLICIES, Plan, compare, observe, prepare
+from scripts.attack.hunt_differences import POLICIES, Plan, compare, observe, prepare
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 THREADS = pytest.mark.parametrize("threads", [1, 2])

@@ -239,7 +239,7 @@ class TestRule:
 
 class TestWorkers:
     def test_hostile_texts_neither_hang_nor_crash(self) -> None:
-        """The long form: scripts/grade_audit.py --hostile 10000."""
+        """The long form: scripts/attack/grade_audit.py --hostile 10000."""
         texts = script("grade_audit").hostile_texts(40, seed=1)
         rule = {"answer_from": "whole_text"}
         jobs = [

@@ -13,8 +13,7 @@ import yaml
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model, read_architecture
-from kvsweep.harness.predictor.recipe import compose_config
-from kvsweep.harness.settings import build, plain
+from kvsweep.harness.settings import build, compose_config, plain
 
 REAL = (
     "r1_qwen_7b",
@@ -29,7 +28,7 @@ SMALL = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 128, "
 
 
 def config(name: str, small: bool = True, **fields: Any) -> ModelConfig:
-    values = plain(compose_config("config", [f"model={name}"]).model)
+    values = plain(compose_config(f"model={name}").model)
     if small:
         values["config"].update(SMALL)
         values.update(random_weights=True, dtype="float32", threads=1)

@@ -14,7 +14,7 @@ from kvsweep.harness.toy.tasks import (
     problems,
     training_problems,
 )
-from scripts.toy_completions import write_completion
+from scripts.train.toy_completions import write_completion
 
 PINNED = {
     "chain": "d7ec5a06fae657e26b7c54d797e3ed09a7e26ad646d3f9863f3fe9975ce66476",

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from kvsweep.harness.toy.tasks import TASKS, training_problems
-from scripts.toy_completions import write_completion
-from scripts.toy_tokenizer import build_tokenizer
+from scripts.train.toy_completions import write_completion
+from scripts.train.toy_tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from kvsweep.compression.predictor import load_predictor, read_card
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.toy.paths import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
-from scripts.toy_tokenizer import build_tokenizer
+from scripts.train.toy_tokenizer import build_tokenizer
 
 STATED_ONCE = ("chain", "add", "regs", "groups")
 MODELS = {
@@ -55,7 +55,9 @@ def test_files_are_small_and_told_of(name):
     folder = WEIGHTS / name
     assert (folder / "model.safetensors").stat().st_size <= 3_000_000
     record = json.loads((folder / "training.json").read_text())
-    assert record["command"].startswith("python scripts/train_toy_models.py --arch ")
+    assert record["command"].startswith(
+        "python scripts/train_toy_models.py --arch "
+    )  # the place of the script when the weights were made
     assert {"seed", "tokens", "final_loss", "accuracy_by_size", "versions"} <= record.keys()
     rows = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
     assert rows[-1]["tokens"] == record["tokens"]

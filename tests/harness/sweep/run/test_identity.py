@@ -17,7 +17,7 @@ from kvsweep.base.files import digests
 from kvsweep.base.records import COMPLETIONS_FILE
 from kvsweep.harness.inspect.text import of_cell
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.predictor.recipe import compose_config
+from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.sweep.run.execute import run
 from kvsweep.harness.toy.paths import WEIGHTS
@@ -74,7 +74,7 @@ def rows(place: Path) -> list[bytes]:
 
 def shipped(settings: list[str], *more: str) -> Job:
     """The job as a scheduler hands it to a task: its ids were made earlier, by another process."""
-    return pickle.loads(pickle.dumps(make_job(compose_config("config", [*settings, *more]))))
+    return pickle.loads(pickle.dumps(make_job(compose_config(*settings, *more))))
 
 
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)

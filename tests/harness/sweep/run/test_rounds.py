@@ -14,7 +14,7 @@ import yaml
 from kvsweep.analysis.numbers.decisions import decide_rounds
 from kvsweep.base.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.sweep import launch
+from kvsweep.harness.sweep.launch import launch
 from kvsweep.harness.sweep.plan.job import make_job, rounds_until
 from kvsweep.harness.sweep.watch.status import read_sweep
 from tests.harness.sweep.run import rounds_grades

@@ -30,7 +30,7 @@ from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader, Standard
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import LoadedModel, load_model
-from kvsweep.harness.sweep import grade_thread
+from kvsweep.harness.sweep.run import grade_thread
 from kvsweep.harness.sweep.run.store import CellStore
 from kvsweep.harness.toy.tasks import problems as toy_problems
 
@@ -375,7 +375,7 @@ def test_more_draws_extend_a_cell(
 
 
 def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvsweep.harness.sweep import run
+    from kvsweep.harness.sweep.run import execute as run
     from kvsweep.harness.sweep.run.store import CellStore
 
     command("benchmark=toy_add")

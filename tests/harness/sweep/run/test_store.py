@@ -507,7 +507,7 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert 3 <= before.count(b"\n") < len(rows)
     assert not (run / cell_id / "DONE").exists()
 
-    from kvsweep.harness.sweep import store as store_module
+    from kvsweep.harness.sweep.run import store as store_module
 
     appended: list[tuple[str, int]] = []
     append = store_module.CellStore.append

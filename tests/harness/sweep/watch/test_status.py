@@ -15,7 +15,7 @@ import yaml
 from kvsweep.analysis.numbers import metrics
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import CellProgress, Grade, TaskStatus
-from kvsweep.harness.sweep import heartbeat, status
+from kvsweep.harness.sweep.watch import heartbeat, status
 from kvsweep.harness.sweep.watch.heartbeat import Reporter, policy_label, task_name
 from kvsweep.harness.sweep.watch.status import main, read_sweep
 

@@ -16,8 +16,8 @@ import pytest
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import CellProgress, TaskStatus
 from kvsweep.harness.settings import build
-from kvsweep.harness.sweep import tracker
 from kvsweep.harness.sweep.plan.job import make_job
+from kvsweep.harness.sweep.watch import tracker
 from kvsweep.harness.sweep.watch.tracker import TRACKERS, TrackerConfig, tracked
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -1,10 +1,10 @@
 """Live tokens per second of the engine on an embedded model, beside transformers.generate and a padded evicting loop.
 
-    python scripts/bench_engine.py --model toy_qwen --problems 160 --slots 1 20 64 96 --batches 20 1 80 --rounds 5
-    python scripts/bench_engine.py --curve           # milliseconds of a step against generated length, full and dynts
-    python scripts/bench_engine.py --sizes 50 2000   # tokens/s and memory against the number of problems
-    python scripts/bench_engine.py --workers 2       # two processes on shards beside one process
-    python scripts/bench_engine.py --invariance --slots 1 20 64  # invariant=true beside false, per second of CPU time
+    python scripts/bench/bench_engine.py --model toy_qwen --problems 160 --slots 1 20 64 96 --batches 20 1 80 --rounds 5
+    python scripts/bench/bench_engine.py --curve         # milliseconds of a step against generated length
+    python scripts/bench/bench_engine.py --sizes 50 2000  # tokens/s and memory against the number of problems
+    python scripts/bench/bench_engine.py --workers 2     # two processes on shards beside one process
+    python scripts/bench/bench_engine.py --invariance --slots 1 20 64  # beside false, in CPU time
 
 All contenders decode the same problems with the same sampling on one thread, one after the other in each round;
 figures are medians over rounds. Only tokens that end up in a completion count, not those that a padded batch computes
@@ -29,7 +29,6 @@ from typing import Any
 
 import matplotlib
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -46,8 +45,9 @@ from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.load import LoadedModel, load_model
-from kvsweep.harness.provenance import describe_code, describe_hardware
-from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
+from kvsweep.harness.provenance import describe_machine
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.plan.job import Job, make_job
 
 Prompts = list[tuple[int, ...]]
 
@@ -107,8 +107,7 @@ PARTS = ("prefill", "forward", "sampling", "scoring", "eviction", "host")
 def prepare(args: argparse.Namespace, problems: int) -> tuple[Job, LoadedModel, Prompts]:
     overrides = [f"model={args.model}", "benchmark=toy_chain", "experiment=demo"]
     overrides += [f"benchmark.count={problems}", f"benchmark.limit={problems}"]
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        job = make_job(compose("config", overrides=[*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"]))
+    job = make_job(compose_config(*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"))
     model = load_model(replace(job.model, threads=1))
     return job, model, [model.prompt_ids(p.prompt) for p in job.benchmark.problems]
 
@@ -378,7 +377,7 @@ def work(args: argparse.Namespace, shard: Shard, barrier: Any, results: Any) -> 
 
 
 def report(args: argparse.Namespace, figures: dict[str, object]) -> None:
-    print(json.dumps({**vars(args), **figures, "hardware": describe_hardware(), "code": describe_code()}))
+    print(json.dumps({**vars(args), **figures, **describe_machine()}))
 
 
 def parse_args() -> argparse.Namespace:

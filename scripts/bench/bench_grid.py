@@ -1,6 +1,6 @@
 """A grid in one batch, its common beginning decoded once, against one cell after the other.
 
-    python scripts/bench_grid.py --model toy_qwen --benchmark toy_chain --problems 60 --rounds 3
+    python scripts/bench/bench_grid.py --model toy_qwen --benchmark toy_chain --problems 60 --rounds 3
 
 Both ways decode the same cells (experiment=demo without the full cache) with the same engine, alternating. The script
 compares the completions and ends without a figure if they differ. It prints a table of medians; the last line is one
@@ -14,23 +14,21 @@ import sys
 import time
 from collections.abc import Sequence
 
-from hydra import compose, initialize_config_dir
-
 from kvsweep.base.records import Completion
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.load import LoadedModel, load_model
-from kvsweep.harness.provenance import describe_code, describe_hardware
-from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
+from kvsweep.harness.provenance import describe_machine
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.plan.job import Job, make_job
 
 Written = dict[tuple[str, str, int], Completion]
 
 
 def main() -> None:
     args = parse_args()
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        overrides = [f"model={args.model}", f"benchmark={args.benchmark}", f"benchmark.limit={args.problems}"]
-        job = make_job(compose("config", overrides=[*overrides, "experiment=demo", "grid.policy=[dynts]"]))
+    overrides = [f"model={args.model}", f"benchmark={args.benchmark}", f"benchmark.limit={args.problems}"]
+    job = make_job(compose_config(*overrides, "experiment=demo", "grid.policy=[dynts]"))
     model = load_model(job.model)
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in job.cells)
     ways = {"grid": [branches], "cell by cell": [(branch,) for branch in branches]}
@@ -73,7 +71,7 @@ def report(args: argparse.Namespace, seconds: dict[str, float], decoded: dict[st
     }
     print(f"cell by cell / grid: {ratios['seconds']:.2f} in seconds, {ratios['tokens']:.2f} in tokens decoded")
     figures = {"seconds": seconds, "decoded": decoded, "ratios": ratios}
-    print(json.dumps({**vars(args), **figures, "hardware": describe_hardware(), "code": describe_code()}))
+    print(json.dumps({**vars(args), **figures, **describe_machine()}))
 
 
 def parse_args() -> argparse.Namespace:

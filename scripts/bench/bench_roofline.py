@@ -1,9 +1,10 @@
 """The decode step over its floor: the time to read the weights and the live keys and values once.
 
-    python scripts/bench_roofline.py model=r1_qwen_7b --slots 1 32 256 --lengths 1024 5001 16384 --impl triton
-    python scripts/bench_roofline.py model=r1_llama_8b model.config.num_hidden_layers=2 model.config.hidden_size=256 \\
-        model.config.intermediate_size=512 model.config.num_attention_heads=4 model.config.num_key_value_heads=2 \\
-        model.config.head_dim=64 model.config.vocab_size=1000 model.dtype=float32 --slots 1 4 --lengths 64 256
+    python scripts/bench/bench_roofline.py model=r1_qwen_7b --slots 1 32 256 --lengths 1024 5001 16384 --impl triton
+    python scripts/bench/bench_roofline.py model=r1_llama_8b model.config.num_hidden_layers=2 \\
+        model.config.hidden_size=256 model.config.intermediate_size=512 \\
+        model.config.num_attention_heads=4 model.config.num_key_value_heads=2 model.config.head_dim=64 \\
+        model.config.vocab_size=1000 model.dtype=float32 --slots 1 4 --lengths 64 256
 
 The weights are random: speed and memory do not depend on them. The floor is bytes over the copy bandwidth measured here
 (a copy of 1 GiB, or 256 MiB on a CPU; bytes read plus bytes written). A step is forward, logits and sampling, without
@@ -18,7 +19,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from kvsweep.compression.cache import SlotCache
@@ -28,15 +28,13 @@ from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import LoadedModel, load_model
-from kvsweep.harness.provenance import describe_code, describe_hardware
-from kvsweep.harness.settings import build
-from kvsweep.harness.sweep.plan.job import CONF
+from kvsweep.harness.provenance import describe_machine
+from kvsweep.harness.settings import build, compose_config
 
 
 def main() -> None:
     args = parse_args()
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = compose("config", overrides=[*args.overrides, "model.random_weights=true"])
+    config = compose_config(*args.overrides, "model.random_weights=true")
     model = load_model(build(ModelConfig, "model", config.model))
     weights = weight_bytes(model)
     bandwidth = copy_bandwidth(model.device)
@@ -55,7 +53,7 @@ def main() -> None:
             figures = f"{1000 * seconds:10.3f}{1000 * floor:10.3f}{seconds / floor:7.2f}{slots / seconds:11.0f}"
             print(f"{slots:6}{length:8}{figures}{kv / 2**30:9.3f}", flush=True)
     told = {"weights": weights, "bandwidth": bandwidth, "rows": rows}
-    print(json.dumps({**vars(args), **told, "hardware": describe_hardware(), "code": describe_code()}))
+    print(json.dumps({**vars(args), **told, **describe_machine()}))
 
 
 def weight_bytes(model: LoadedModel) -> int:

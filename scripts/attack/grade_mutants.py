@@ -1,7 +1,7 @@
 # ruff: noqa: E501, E731
 """Answers whose grade is known without a label: made from a gold, by changes that keep its meaning or break it.
 
-    python scripts/grade_mutants.py --cases 2000 --golds graded_outputs.jsonl aime24.jsonl
+    python scripts/attack/grade_mutants.py --cases 2000 --golds graded_outputs.jsonl aime24.jsonl
 
 A *mutant* of a gold is wrong (a digit changed, an item dropped, a bracket closed), a *rewrite* of a gold is right
 (spacing, `\\left`, the order of a set). Generated cases are built from their parts, so that both are known by

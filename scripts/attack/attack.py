@@ -2,11 +2,11 @@
 
 The commands are killed at random moments, meet full disks, damaged files, hostile rows and small limits, and each
 result is compared with that of an undisturbed run. All commands write to a pseudo-terminal. A find becomes a line of
-scripts/attack_corpus.jsonl. Prints one table and, as its last line, one JSON object; exit code 1 says that a number
-that must be zero is not.
+attack_corpus.jsonl beside this file. Prints one table and, as its last line, one JSON object; exit code 1 says that a
+number that must be zero is not.
 
-    python scripts/attack.py          the short form, which CI runs
-    python scripts/attack.py --long   200 kills, every line of the corpus, 8 kinds of damage, 3 states of the disk
+    python scripts/attack/attack.py         the short form, which CI runs
+    python scripts/attack/attack.py --long  200 kills, every line of the corpus, 8 kinds of damage, 3 full disks
 """
 
 import argparse
@@ -37,7 +37,7 @@ import yaml
 
 from kvsweep.base.records import COMPLETIONS_FILE, PairRow, decode, shard_files
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).with_name("attack_corpus.jsonl")
 GRID = [
     "model=toy_qwen",

@@ -1,6 +1,6 @@
 """How many completions of two run directories are the same, token by token, for each policy and in all.
 
-    python scripts/same_texts.py results/runs/on_cpu results/runs/on_gpu
+    python scripts/bench/same_texts.py results/runs/on_cpu results/runs/on_gpu
 
 Cells pair by cell_id. For texts that differ, the median place of the first differing token is given. Exit code 1 says
 that some text differs or that the runs share none.

@@ -4,7 +4,7 @@ Lengths are lognormal, cut at 16,384 new tokens; budget 5,000 with the question 
 of 150 tokens; all 20 cells (keep_ratio x local_window) first evict at the same step. A compressed text is taken to be
 as long as the full cache's. The last line is one JSON object.
 
-    python scripts/grid_saving.py
+    python scripts/bench/grid_saving.py
 """
 
 import json

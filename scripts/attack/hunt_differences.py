@@ -1,8 +1,8 @@
 """Hunt for completions that depend on what was decoded beside them, bit for bit.
 
-    python scripts/hunt_differences.py --models toy_qwen toy_llama --rows 200000
-    python scripts/hunt_differences.py --dtype bfloat16 --rows 20000    # on a GPU: --impl triton
-    python scripts/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
+    python scripts/attack/hunt_differences.py --models toy_qwen toy_llama --rows 200000
+    python scripts/attack/hunt_differences.py --dtype bfloat16 --rows 20000    # on a GPU: --impl triton
+    python scripts/attack/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
 
 Each round decodes one grid through the harness, first as the reference, with 100 slots, whole and in order, and then
 several times with other slots, as shards, in another order of problems, with other cells beside, on one thread or two,
@@ -29,7 +29,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 from tqdm import tqdm
 
@@ -37,8 +36,9 @@ from kvsweep.base.records import COMPLETIONS_FILE, Completion, PairRow, Shard, d
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.sampling import uniform
 from kvsweep.harness.provenance import describe_hardware
-from kvsweep.harness.sweep import decode_cells
-from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.plan.job import Job, make_job
+from kvsweep.harness.sweep.run import decode_cells
 from kvsweep.harness.sweep.run.store import CellStore
 from kvsweep.harness.sweep.watch.heartbeat import Reporter
 
@@ -289,8 +289,7 @@ def prepare(
         f"policy.question={question}",
         f"results_dir={folder}",
     ]
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return make_job(compose("config", overrides=overrides))
+    return make_job(compose_config(*overrides))
 
 
 def observe(make: Callable[..., Job], plan: Plan, dice: random.Random, watch: Row | None = None) -> Seen:

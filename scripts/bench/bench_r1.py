@@ -1,7 +1,7 @@
 """Whole texts at the sizes of an R1 distillation: DynTS beside the full cache and transformers, each on its own.
 
-    python scripts/bench_r1.py model=r1_qwen_7b --contenders dynts full padded generate continuous --impl triton
-    python scripts/bench_r1.py model=r1_llama_8b model.config.num_hidden_layers=2 model.config.hidden_size=256 \
+    python scripts/bench/bench_r1.py model=r1_qwen_7b --contenders dynts full padded generate continuous --impl triton
+    python scripts/bench/bench_r1.py model=r1_llama_8b model.config.num_hidden_layers=2 model.config.hidden_size=256 \
         model.config.intermediate_size=512 model.config.num_attention_heads=4 model.config.num_key_value_heads=2 \
         model.config.head_dim=64 model.config.vocab_size=1000 model.dtype=float32 policy.budget=96 \
         policy.local_window=32 --tokens 256 --question 40 --seconds 20 --batches 4
@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from bench_engine import PARTS, Peer, ask
-from hydra import compose, initialize_config_dir
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -43,9 +42,8 @@ from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding, needed_capacity
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import LoadedModel, load_model
-from kvsweep.harness.provenance import describe_code, describe_hardware
-from kvsweep.harness.settings import build
-from kvsweep.harness.sweep.plan.job import CONF
+from kvsweep.harness.provenance import describe_machine
+from kvsweep.harness.settings import build, compose_config
 
 CONTENDERS = ("dynts", "full", "padded", "generate", "continuous")
 
@@ -71,7 +69,7 @@ def main() -> None:
     for label, rate in rates.items():
         if rate:
             print(f"dynts / {label}: {rates.get('dynts', 0.0) / rate:.2f} times the live tokens/s")
-    print(json.dumps({**vars(args), "found": found, "hardware": describe_hardware(), "code": describe_code()}))
+    print(json.dumps({**vars(args), "found": found, **describe_machine()}))
 
 
 def short(value: object) -> str:
@@ -87,10 +85,10 @@ def in_own_process(contender: str, batch: int) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         overrides = ["model=r1_qwen_7b", "decoding=dynts", "policy.keep_ratio=0.4", "policy.local_window=2000"]
         fixed = ["model.random_weights=true", f"decoding.max_new_tokens={args.tokens}", f"model.predictor={folder}"]
-        config = compose("config", overrides=[*overrides, *args.overrides, *fixed])
+        config = compose_config(*overrides, *args.overrides, *fixed)
         model = load_model(build(ModelConfig, "model", config.model))
         torch.manual_seed(0)
         widths = args.head_widths

@@ -1,6 +1,6 @@
 """Peak extra memory of the label pass by length, beside the formula in its docstring.
 
-    python scripts/bench_labels.py
+    python scripts/bench/bench_labels.py
 
 Each length runs in a process of its own, on the queries and keys of a random layer with 8 query and 2 key heads of 32,
 in float32, with all three kinds of label. The figure is the growth of the largest resident size, median of five.

@@ -1,6 +1,6 @@
 """How often the step that derives a value has the largest attribution of that value's digit in the answer.
 
-    python scripts/attribution_of_steps.py [--model toy_qwen] [--problems 100] [--method removal]
+    python scripts/study/attribution_of_steps.py [--model toy_qwen] [--problems 100] [--method removal]
 
 Problems of toy_chain (where a value is derived once, in a step of its own) with worked completions, the model's own
 training form. The answer restates three values, `c is 5, d is 2, e is 7. ...`; each is a digit with a known step.
@@ -12,18 +12,17 @@ import sys
 from pathlib import Path
 from random import Random
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kvsweep.harness.inspect.attribution import grad_x_input, removal
 from kvsweep.harness.inspect.reasoning_steps import token_range
 from kvsweep.harness.inspect.text import InspectedText
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.predictor.recipe import compose_config
 from kvsweep.harness.predictor.traces import trace_of_text
-from kvsweep.harness.settings import build
+from kvsweep.harness.settings import build, compose_config
 from kvsweep.harness.toy.tasks import problems
-from scripts.toy_completions import write_completion
+from scripts.train.toy_completions import write_completion
 
 _STEP = r"([a-p])=[a-p]\+[a-p]: .*?So \1 is \d\. "
 
@@ -34,7 +33,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--method", choices=("removal", "grad_x_input"), default="removal")
     options = parser.parse_args()
-    model = load_model(build(ModelConfig, "model", compose_config("config", [f"model={options.model}"]).model))
+    model = load_model(build(ModelConfig, "model", compose_config(f"model={options.model}").model))
     attribute = removal if options.method == "removal" else grad_x_input
     digits = hits = whole = 0
     for problem in problems("chain", options.problems):

@@ -1,8 +1,8 @@
 """Each Triton kernel beside its peers, and beside the machine's copy bandwidth and rate of matrix products.
 
-    python scripts/bench_kernels.py --output results/published/kernels.md
-    python scripts/bench_kernels.py --kernels decode_attention --slots 32 --tokens 4096
-    TRITON_INTERPRET=1 python scripts/bench_kernels.py --tiny      # no GPU: whether the script works, never a time
+    python scripts/bench/bench_kernels.py --output results/published/kernels.md
+    python scripts/bench/bench_kernels.py --kernels decode_attention --slots 32 --tokens 4096
+    TRITON_INTERPRET=1 python scripts/bench/bench_kernels.py --tiny  # no GPU: whether the script works, no times
 
 A time is the median of CUDA events around one replay of a CUDA graph, with the L2 cache emptied before each replay
 (`do_bench`). A peer that cannot be captured runs from Python and is marked `eager`. A contender that takes over 0.3 s
@@ -51,7 +51,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.rows import CacheShape
-from kvsweep.harness.provenance import describe_code, describe_hardware
+from kvsweep.harness.provenance import describe_code, describe_hardware, describe_machine
 from kvsweep.kernels import reference
 from kvsweep.kernels.implementation import check_available
 from kvsweep.kernels.packing import pack_rows
@@ -132,7 +132,7 @@ def main() -> None:
     print(page)
     if args.output:
         args.output.write_text(page)
-    machine = {"hardware": describe_hardware(), "code": describe_code(), "limits": limits}
+    machine = {**describe_machine(), "limits": limits}
     print(json.dumps({"times_mean_nothing": interpreted, "refused": refused, "kernels": tables, **machine}))
     sys.exit(1 if refused else 0)
 

@@ -1,6 +1,6 @@
 """Why policies rank as they do: of the rows that the answer looks up, how many does the first eviction leave?
 
-    python scripts/answer_lookups.py --model toy_qwen --problems 20
+    python scripts/study/answer_lookups.py --model toy_qwen --problems 20
 
 Completions with the full cache are attended once more, whole. A look-up is a (layer, key head, token) that a query of
 the answer gives more than half of its attention, among the tokens after the question and before the newest 48 where
@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -22,7 +21,8 @@ from kvsweep.compression.policy import CacheView, Policy, Selection
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.load import LoadedModel, load_model
-from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.plan.job import Job, make_job
 
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs", "toy_groups")
 CERTAIN = 0.5
@@ -49,10 +49,9 @@ def main() -> None:
     args = parse_args()
     model, counts = None, defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     for benchmark in BENCHMARKS:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            overrides = ["experiment=methods_on_top", f"model={args.model}", f"benchmark={benchmark}"]
-            overrides += [f"benchmark.limit={args.problems}", "grid.keep_ratio=[0.3]"]
-            job = make_job(compose("config", overrides=overrides))
+        overrides = ["experiment=methods_on_top", f"model={args.model}", f"benchmark={benchmark}"]
+        overrides += [f"benchmark.limit={args.problems}", "grid.keep_ratio=[0.3]"]
+        job = make_job(compose_config(*overrides))
         model = model or load_model(job.model)
         for name, *figures in compare(job, model):
             counts[name] = [a + b for a, b in zip(counts[name], figures, strict=True)]

@@ -1,7 +1,7 @@
 """Seconds and memory at the sizes that README promises: many cells in one job, a large page, a large export.
 
-    python scripts/bench_sizes.py                all; about ten minutes and 4 GB of disk
-    python scripts/bench_sizes.py --only page
+    python scripts/bench/bench_sizes.py                all; about ten minutes and 4 GB of disk
+    python scripts/bench/bench_sizes.py --only page
 
 Each command runs as a process of its own. Prints a line per command and, as its last line, one JSON object.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from bench_report import write_cell
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FILES = 256
 MANY = [
     "model=toy_qwen",

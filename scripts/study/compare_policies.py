@@ -1,6 +1,6 @@
 """Compare the policies of one run with one of them, paired over the problems of all benchmarks together.
 
-    python scripts/compare_policies.py results/runs/labels --reference dynts_far_max --output table.csv
+    python scripts/study/compare_policies.py results/runs/labels --reference dynts_far_max --output table.csv
 
 Pairs are the same (benchmark, problem, draw) at the same keep_ratio, local_window and budget. Errors, intervals and p
 are those of `analysis.numbers.inference.paired_tests`, Holm over the policies of one setting.

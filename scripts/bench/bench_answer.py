@@ -1,6 +1,6 @@
 """The price of an answer: which settings of the demo's grid hold, found in four ways, each timed to its conclusion.
 
-    python scripts/bench_answer.py --model toy_qwen --benchmark toy_chain --problems 100 --draws 8 --rounds 3
+    python scripts/bench/bench_answer.py --model toy_qwen --benchmark toy_chain --problems 100 --draws 8 --rounds 3
 
 - paper: a plain loop over transformers, as the DynTS code has it: one cell after the other, static batches of 20 that
   are padded to the longest row after every eviction, and all draws.
@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from bench_engine import Peer, stock_network
-from hydra import compose, initialize_config_dir
 from torch import Tensor
 from tqdm import tqdm
 
@@ -40,8 +39,9 @@ from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.harness.decode.sampling import sequence_key, uniform
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.load import LoadedModel
-from kvsweep.harness.provenance import describe_code, describe_hardware
-from kvsweep.harness.sweep.plan.job import CONF, Job, make_job
+from kvsweep.harness.provenance import describe_machine
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.sweep.run.decode_cells import loaded
 from kvsweep.harness.sweep.run.execute import run
 from kvsweep.harness.sweep.run.rounds import stored_scores
@@ -103,8 +103,7 @@ def the_job(args: argparse.Namespace, folder: str) -> Job:
     overrides += [f"draws={args.draws}", f"report.margin={args.margin}", f"results_dir={folder}", "model.threads=1"]
     if args.way == "sequential":
         overrides.append("until=decided")
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return make_job(compose("config", overrides=["experiment=demo", *overrides]))
+    return make_job(compose_config("experiment=demo", *overrides))
 
 
 def decoded_tokens(job: Job) -> int:
@@ -188,7 +187,7 @@ def report(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> 
         print(
             f"{way:12}{counts}; of {len(decided)} cells decided here and by {args.ways[0]}, {same} have the same label"
         )
-    told = {"figures": medians, "each_round": found, "hardware": describe_hardware(), "code": describe_code()}
+    told = {"figures": medians, "each_round": found, **describe_machine()}
     print(json.dumps({**vars(args), **told}))
 
 

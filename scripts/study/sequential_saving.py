@@ -1,7 +1,7 @@
 """The draws and tokens that `until=decided` saves on a finished run, and whether its decisions are those of all draws.
 
     kvsweep -m experiment=demo draws=8 run_name=demo8
-    python scripts/sequential_saving.py results/runs/demo8
+    python scripts/study/sequential_saving.py results/runs/demo8
 
 A sequential sweep writes some of the rows of the run with all draws, and which ones follows from those rows. So the
 script reads the run and decides round by round; nothing is decoded. For each model and benchmark it prints the labels

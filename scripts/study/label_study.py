@@ -1,6 +1,6 @@
 """The label study on the embedded models: label the evaluation's own texts for the oracles, then run the sweep.
 
-    python scripts/label_study.py [launcher=local launcher.shards=2 ...]
+    python scripts/study/label_study.py [launcher=local launcher.shards=2 ...]
 
 The script passes its arguments on to `kvsweep -m experiment=labels`, and does not make again what exists. The oracles'
 files go to results_dir/oracle/MODEL/BENCHMARK, where conf/policy/oracle_*.yaml look for them.
@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.predictor.command import run
-from kvsweep.harness.predictor.recipe import compose_config, read_settings
-from kvsweep.harness.settings import build
+from kvsweep.harness.predictor.recipe import read_settings
+from kvsweep.harness.settings import build, compose_config
 
 MODELS = ("toy_qwen", "toy_llama")
 
@@ -25,7 +25,7 @@ def main() -> None:
     settings = ["experiment=labels", *(o for o in overrides if not o.startswith("launcher"))]
     for model in MODELS:
         for task in ("chain", "add", "regs", "groups"):
-            config = compose_config("config", [*settings, f"model={model}", f"benchmark=toy_{task}"])
+            config = compose_config(*settings, f"model={model}", f"benchmark=toy_{task}")
             for label in ("answer", "far_max"):
                 write_labels(config, label)
     subprocess.run(

@@ -1,6 +1,6 @@
 """Prints what a run of bytes_toy says: Pass@1 by bytes, and pairs of settings of nearly the same bytes, as Markdown.
 
-python scripts/bytes_table.py results/runs/bytes_toy
+python scripts/study/bytes_table.py results/runs/bytes_toy
 """
 
 import argparse

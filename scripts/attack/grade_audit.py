@@ -1,6 +1,7 @@
 """How the grader judges recorded outputs of real models: agreement with the audited truth, and what it disagrees on.
 
-    python scripts/grade_audit.py graded_outputs.jsonl --audit results/published/grading_audit.csv --hostile 10000
+    python scripts/attack/grade_audit.py graded_outputs.jsonl --audit results/published/grading_audit.csv \\
+        --hostile 10000
 
 The rows have `benchmark`, `gold`, `tail` (the text's end), `label` (the recorder's verdict) and for some `audit` (a
 careful one, which is trusted first; --audit adds more of these by id). They carry no thinking tags, so the whole tail

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Every claim about GPUs, measured on one: tests, grids, whole texts at R1 sizes, kernels, a sweep beside its estimate.
 #
-#     scripts/gpu_day.sh OUT                    # all parts, about an hour on one large GPU
-#     scripts/gpu_day.sh OUT tests r1_qwen_7b   # these parts alone
-#     SMALL=1 scripts/gpu_day.sh OUT            # small shapes, on the CPU too: whether the script works, never a time
+#     scripts/bench/gpu_day.sh OUT                    # all parts, about an hour on one large GPU
+#     scripts/bench/gpu_day.sh OUT tests r1_qwen_7b   # these parts alone
+#     SMALL=1 scripts/bench/gpu_day.sh OUT            # small shapes, on the CPU too: whether the script works, never a time
 #
 # A part takes less than ten minutes and may run again alone. Its output is OUT/PART.log, its tables lie beside it, and
 # OUT/summary.txt has a line for each part. Send the folder. The package must be installed (`make setup`); nothing is
 # downloaded, and weights at R1 sizes are random, on which speed and memory do not depend.
 set -u -o pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 [ $# -ge 1 ] || { sed -n '2,11p' "$0"; exit 2; }
 OUT=$(realpath -m "$1")
 shift
@@ -17,7 +17,7 @@ mkdir -p "$OUT"
 SMALL=${SMALL:-}
 PYTHON=${PYTHON:-python}
 KVSWEEP="$PYTHON -c 'from kvsweep.harness.console import kvsweep; kvsweep()'"
-export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+export PYTHONPATH=$PWD/src:$PWD PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
 # The parts' sizes: those of the claims, or such as a CPU does in minutes.
 if [ -n "$SMALL" ]; then
@@ -59,13 +59,13 @@ greedy() { # the same tokens on the CPU and here, in float32
     eval "$KVSWEEP $grid model.device=cpu results_dir=$OUT/runs run_name=greedy_cpu" || return
     for impl in $IMPLS; do
         eval "$KVSWEEP $grid impl=$impl results_dir=$OUT/runs run_name=greedy_$impl" || return
-        $PYTHON scripts/same_texts.py "$OUT/runs/greedy_cpu" "$OUT/runs/greedy_$impl" || return
+        $PYTHON scripts/bench/same_texts.py "$OUT/runs/greedy_cpu" "$OUT/runs/greedy_$impl" || return
     done
 }
 
 texts_of() { # whole texts at R1 sizes beside transformers; the peers in a part of their own
     # shellcheck disable=SC2086
-    $PYTHON scripts/bench_r1.py "model=$1" $SHAPE $TEXTS --impl $IMPL --contenders "${@:2}"
+    $PYTHON scripts/bench/bench_r1.py "model=$1" $SHAPE $TEXTS --impl $IMPL --contenders "${@:2}"
 }
 r1_qwen_7b() { texts_of r1_qwen_7b dynts full padded; }
 r1_qwen_7b_peers() { texts_of r1_qwen_7b generate continuous; }
@@ -73,23 +73,23 @@ r1_llama_8b() { texts_of r1_llama_8b dynts full padded; }
 r1_llama_8b_peers() { texts_of r1_llama_8b generate continuous; }
 invariant() { # the price of the same bits in every batch
     # shellcheck disable=SC2086
-    $PYTHON scripts/bench_r1.py model=r1_qwen_7b $SHAPE $TEXTS --impl $IMPL --contenders dynts full $INVARIANT
+    $PYTHON scripts/bench/bench_r1.py model=r1_qwen_7b $SHAPE $TEXTS --impl $IMPL --contenders dynts full $INVARIANT
 }
 
 kernels() { # every kernel beside its peers and the copy bandwidth
     # shellcheck disable=SC2086
-    TRITON_INTERPRET=$INTERPRET $PYTHON scripts/bench_kernels.py $KERNELS
+    TRITON_INTERPRET=$INTERPRET $PYTHON scripts/bench/bench_kernels.py $KERNELS
 }
 
 steps() { # a step over the time to read weights and cache once
     for model in r1_qwen_7b r1_llama_8b; do
         # shellcheck disable=SC2086
-        $PYTHON scripts/bench_roofline.py "model=$model" $SHAPE $STEP --impl $IMPL || return
+        $PYTHON scripts/bench/bench_roofline.py "model=$model" $SHAPE $STEP --impl $IMPL || return
     done
 }
 
 hunt() { # completions that depend on their neighbours, bit for bit
-    $PYTHON scripts/hunt_differences.py --dtype bfloat16 --impl $IMPL --rows $ROWS --problems 20
+    $PYTHON scripts/attack/hunt_differences.py --dtype bfloat16 --impl $IMPL --rows $ROWS --problems 20
 }
 
 sweep() { # the paper's grid at a twentieth, and the estimate of --dry-run beside what it took

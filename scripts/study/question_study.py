@@ -2,7 +2,7 @@
 
     kvsweep -m experiment=methods && kvsweep -m experiment=methods_free
     kvsweep -m experiment=methods_pinned && kvsweep -m experiment=methods_on_top
-    python scripts/question_study.py results/runs --output results/published/methods
+    python scripts/study/question_study.py results/runs --output results/published/methods
 
 A policy's cells that hold about as many rows (`PAIRS`: a keep ratio inside the budget of 192 and one with the question
 on top of 128) are paired by problem over all four benchmarks. Writes question.csv and a picture per ratio, and prints

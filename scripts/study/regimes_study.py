@@ -1,7 +1,7 @@
 """When importance matters: each policy where a value is stated once beside the same where the text restates it.
 
     kvsweep -m experiment=regimes
-    python scripts/regimes_study.py results/runs/regimes --output results/published/regimes
+    python scripts/study/regimes_study.py results/runs/regimes --output results/published/regimes
 
 Writes regimes.csv (a row per model and policy: Pass@1 in both benchmarks with its standard error over problems, the
 ranks, and the difference) and regimes.png. The benchmarks have problems of their own, so the error of a difference is

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 r"""Train a toy model from scratch on the toy tasks, on one CPU core in about half an hour.
 
-    python scripts/train_toy_models.py --arch qwen  --out harness/toy/weights/toy_qwen
-    python scripts/train_toy_models.py --arch llama --out harness/toy/weights/toy_llama
-    python scripts/train_toy_models.py --arch qwen --out harness/toy/weights/toy_qwen_restated \
+    python scripts/train/train_toy_models.py --arch qwen  --out harness/toy/weights/toy_qwen
+    python scripts/train/train_toy_models.py --arch llama --out harness/toy/weights/toy_llama
+    python scripts/train/train_toy_models.py --arch qwen --out harness/toy/weights/toy_qwen_restated \
         --start harness/toy/weights/toy_qwen --tasks chain,add,regs,groups,restated \
         --tokens 6000000 --lr 1e-3 --ramp 0.2
 
@@ -36,11 +36,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kvsweep.harness.toy.tasks import TASKS, ToyProblem, training_problems
-from scripts.toy_completions import write_completion
-from scripts.toy_tokenizer import MAX_LENGTH, build_tokenizer
+from scripts.train.toy_completions import write_completion
+from scripts.train.toy_tokenizer import MAX_LENGTH, build_tokenizer
 
 ToyModel = Qwen2ForCausalLM | LlamaForCausalLM
 
@@ -289,7 +289,7 @@ class Training:
             options |= {"start": self.args.start, "lr": self.args.lr, "ramp": self.args.ramp}
             options["tasks"] = ",".join(self.args.tasks)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        return f"python scripts/{Path(__file__).name} {shlex.join(words)}"
+        return f"python scripts/train/{Path(__file__).name} {shlex.join(words)}"
 
     def save(self) -> None:
         """Write the directory that `from_pretrained` reads, with bf16 weights and a record of the training."""
