@@ -62,16 +62,3 @@ def use_slot_attention(model: nn.Module) -> None:
 
     AttentionInterface.register(SLOT_ATTENTION, slot_attention)
     model.set_attn_implementation(SLOT_ATTENTION)  # type: ignore[operator]
-
-
-def check_attention(config: Any) -> None:
-    """Refuse a model whose attention over a slot cache would be wrong.
-
-    Raises:
-        ValueError: some layers have sliding-window attention or no attention.
-    """
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise ValueError(
-            f"model type {config.model_type} has layers of kind {', '.join(sorted(kinds))}: only full attention works."
-        )

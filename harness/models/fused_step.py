@@ -15,8 +15,6 @@ from torch.nn import functional
 from kvsweep.compression.attention import attend_slots
 from kvsweep.compression.cache import SlotCache
 
-_FAMILIES = {"llama", "qwen2", "qwen3"}
-
 
 @dataclass(frozen=True)
 class _Layer:
@@ -31,7 +29,7 @@ class _Layer:
 
 
 class FusedStep:
-    """The decode step of a network, whose weights it fuses in place: they become views of the fused ones."""
+    """The decode step of a network whose spec is `fusable`. It fuses the weights in place: they become views."""
 
     # The engine calls this in inference mode. Tensors made in inference mode could never be used with autograd again.
     @torch.inference_mode(False)
@@ -43,13 +41,6 @@ class FusedStep:
         self.q_heads = network.config.num_attention_heads
         self.kv_heads = network.config.num_key_value_heads
         self.layers = [_fuse(layer) for layer in base.layers]
-
-    @staticmethod
-    def can_fuse(network: Any) -> bool:
-        """True if the network is of a known family and has no biases in its MLP."""
-        config = network.config
-        plain = config.hidden_act == "silu" and not getattr(config, "mlp_bias", False)
-        return config.model_type in _FAMILIES and plain
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of one token per live slot, tokens and positions [tokens].

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvsweep.base.errors import UserError
-from kvsweep.compression.attention import check_attention, use_slot_attention
+from kvsweep.compression.attention import use_slot_attention
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.fused_step import FusedStep
+from kvsweep.harness.models.spec import ModelSpec, cannot_load, read_architecture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -36,9 +37,14 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerFast
 
     @cached_property
+    def spec(self) -> ModelSpec:
+        """The facts of the model's config."""
+        return ModelSpec.of(self.network.config)
+
+    @cached_property
     def shape(self) -> CacheShape:
         """Shape of the model's key-value rows."""
-        return shape_of(self.network.config, self.config.dtype)
+        return self.spec.cache_shape(self.config.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +67,7 @@ class LoadedModel:
     @cached_property
     def separators(self) -> Tensor:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
-        texts = [self.decode([i]) for i in range(self.network.config.vocab_size)]
+        texts = [self.decode([i]) for i in range(self.spec.vocab_size)]
         separate = [bool(text) and text.strip(" ") in {"", *_SEPARATORS} for text in texts]
         start = getattr(self.tokenizer, "bos_token_id", None)
         if start is not None:
@@ -112,12 +118,11 @@ class LoadedModel:
     @cached_property
     def capturable(self) -> bool:
         """True if a decode step never waits for the device, so that a CUDA graph can hold it."""
-        kind = getattr(getattr(self.network.base_model, "rotary_emb", None), "rope_type", "default")
-        return self._fused_step is not None and kind != "longrope" and "dynamic" not in kind
+        return self._fused_step is not None
 
     @cached_property
     def _fused_step(self) -> FusedStep | None:
-        return FusedStep(self.network) if FusedStep.can_fuse(self.network) else None
+        return FusedStep(self.network) if self.spec.fusable else None
 
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of a decode step that the cache has begun, after the final norm.
@@ -170,7 +175,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file: each library raises what it likes
-        raise _cannot_load(config, error) from error
+        raise cannot_load(config, error) from error
     if config.is_built:
         _check_vocabulary(config, len(tokenizer))
         # The id in the config belongs to the model's real tokenizer.
@@ -197,76 +202,13 @@ def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
         raise UserError(f"model.config.vocab_size={vocabulary} is below the stand-in tokenizer's {tokens}: raise it.")
 
 
-def shape_of(architecture: Any, dtype: str) -> CacheShape:
-    """Shape of the key-value rows of an architecture, in a precision such as "float32"."""
-    c = architecture
-    return CacheShape(
-        layers=c.num_hidden_layers,
-        q_heads=c.num_attention_heads,
-        kv_heads=c.num_key_value_heads,
-        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
-        dtype=getattr(torch, dtype),
-    )
-
-
-def read_architecture(config: ModelConfig) -> Any:
-    """Read the architecture alone: from `config` if the model is built from that, else from the model's config.json.
-
-    Raises:
-        UserError: it cannot be read or built, or its attention does not work over a slot cache.
-    """
-    from transformers import AutoConfig
-
-    try:
-        if config.is_built:
-            architecture = _build_architecture(config)
-        else:
-            architecture = AutoConfig.from_pretrained(config.path, revision=config.revision, trust_remote_code=False)
-        check_attention(architecture)
-    except OSError as error:
-        raise _cannot_load(config, error) from error
-    except ValueError as error:
-        raise UserError(f"model={config.name}: {error}") from error
-    return architecture
-
-
-def _build_architecture(config: ModelConfig) -> Any:
-    """Build the architecture that `config` describes.
-
-    Raises:
-        UserError: transformers does not know the architecture, or its fields do not fit each other.
-    """
-    from transformers import AutoConfig
-
-    values = dict(config.config or {})
-    kind = values.pop("model_type")
-    try:
-        architecture = AutoConfig.for_model(kind, **values)
-    except Exception as error:  # Each architecture checks its own fields and raises what it likes.
-        reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
-        raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
-    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        value = values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
-    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
-        raise UserError(
-            f"model.config.num_key_value_heads={groups} must divide num_attention_heads={heads}: correct it."
-        )
-    return architecture
-
-
-def _cannot_load(config: ModelConfig, error: Exception) -> UserError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return UserError(
-        f"model={config.name} cannot be loaded from {config.path} ({reason}): give a local directory with safetensors "
-        "as model.path=, or log in to the hub and accept the model's terms."
-    )
-
-
 def device_of(config: ModelConfig) -> torch.device:
     """The device that a model of this configuration is loaded to."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
+
+
+def shape_of(architecture: Any, dtype: str) -> CacheShape:
+    """Shape of the key-value rows of an architecture; docs/python.md asks by this name until it moves."""
+    return ModelSpec.of(architecture).cache_shape(dtype)

@@ -86,13 +86,13 @@ def label_trace(
 
 def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict[str, Any]:
     """Write the missing shards of labels; return the manifest. Other labels in the folder raise a UserError."""
-    hidden_size = model.network.config.hidden_size
+    hidden_size = model.spec.hidden_size
     tokens = sum(t.think_end - t.think_start for t in traces)
     mib = tokens * (hidden_size * model.shape.dtype.itemsize + 4 * len(LABEL_KINDS)) / 2**20
     print(f"labels: {len(traces)} traces, {tokens} thinking tokens, {mib:.1f} MiB on disk", flush=True)
     per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))
     shards = [traces[i : i + per_shard] for i in range(0, len(traces), per_shard)]
-    manifest = {
+    manifest: dict[str, Any] = {
         "model": model.config.identity(),
         "min_distance": recipe.min_distance,
         "hidden_size": hidden_size,

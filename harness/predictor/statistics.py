@@ -84,7 +84,7 @@ def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel)
     path = recipe.out / "statistics.safetensors"
     rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
     card = {
-        "hidden_size": model.network.config.hidden_size,
+        "hidden_size": model.spec.hidden_size,
         "model": model.config.name,
         "model_weights": model.config.identity()["weights"],
         "text": Path(recipe.text).name if recipe.text else "traces",

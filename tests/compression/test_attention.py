@@ -1,8 +1,8 @@
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from kvsweep.compression.attention import check_attention, use_slot_attention
+from kvsweep.compression.attention import use_slot_attention
 
 TINY = {
     "hidden_size": 32,
@@ -30,10 +30,3 @@ def test_a_step_without_its_cache_is_refused():
     model(torch.zeros(1, 5, dtype=torch.int64), past_key_values=cache)
     with pytest.raises(ValueError, match="slot_cache"):
         model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
-
-
-def test_sliding_window_models_are_refused():
-    sliding = Qwen2Config(num_hidden_layers=4, use_sliding_window=True, sliding_window=8, max_window_layers=2, **TINY)
-    with pytest.raises(ValueError, match="sliding_attention"):
-        check_attention(sliding)
-    check_attention(Qwen2Config(num_hidden_layers=4, **TINY))

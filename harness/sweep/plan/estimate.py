@@ -19,11 +19,11 @@ from kvsweep.base.records import (
     view,
 )
 from kvsweep.compression.policy import BudgetPolicy, Policy
-from kvsweep.harness.sweep.plan.job import Job, head_dim_of, read_shape
+from kvsweep.harness.models.spec import BYTES, read_spec
+from kvsweep.harness.sweep.plan.job import Job
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _Length = view(Completion, "num_tokens")
 
 
@@ -132,9 +132,8 @@ def _sizes(job: Job) -> str:
 
 
 def _memory(job: Job, question: int) -> str:
-    shape, itemsize = read_shape(job.model), _BYTES[job.model.dtype]
-    layers, heads = shape.num_hidden_layers, shape.num_key_value_heads
-    head_dim = head_dim_of(shape)
+    spec, itemsize = read_spec(job.model), BYTES[job.model.dtype]
+    layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim
     sizes = {"layers": layers, "kv_heads": heads, "head_dim": head_dim, "itemsize": itemsize}
     capacities = [cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells]
     parts = [

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from hydra.utils import get_class
@@ -31,6 +29,7 @@ from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.provenance import command_line
 from kvsweep.harness.settings import CONF, build, choices, conf_files, plain, whole_number
 from kvsweep.harness.sweep.plan.cell import Cell
@@ -38,10 +37,6 @@ from kvsweep.harness.sweep.run.store import is_done
 from kvsweep.harness.sweep.watch.heartbeat import policy_label, task_name
 from kvsweep.harness.sweep.watch.tracker import UNTRACKED, TrackerConfig
 from kvsweep.kernels.implementation import Implementation, check_installed
-
-# For these architectures config.json names every size that is needed before the model is loaded.
-_PLAIN_ARCHITECTURES = {"llama", "qwen2", "qwen3"}
-_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +388,7 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     Raises:
         UserError: the model cannot be had, or a predictor or statistics were made for another model.
     """
-    hidden_size = read_shape(model).hidden_size
+    hidden_size = read_spec(model).hidden_size
     readers = {"predictor": (read_card, "a predictor"), "statistics": (read_statistics_card, "statistics")}
     for kind, place in {(k, d) for k in readers for p in policies if (d := getattr(p, k, None))}:
         read, what = readers[kind]
@@ -416,41 +411,9 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
 def check_packing(model: ModelConfig, cache: CacheConfig) -> None:
     """Refuse a precision in which the model's rows cannot be stored."""
     try:
-        cache.form(head_dim_of(read_shape(model)))
+        cache.form(read_spec(model).head_dim)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def head_dim_of(shape: Any) -> int:
-    """Numbers in a key of one head, from the architecture's fields."""
-    return getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-
-
-def read_shape(model: ModelConfig) -> Any:
-    """The architecture's fields as attributes, hidden_size and the counts of layers and heads among them.
-
-    They come from the model's config.json where that file lies on this disk and names all of them, else through
-    transformers, which takes seconds to import.
-
-    Raises:
-        UserError: the architecture cannot be had, or describes a model that a slot cache cannot serve.
-    """
-    if not model.is_built:
-        with suppress(OSError, ValueError):
-            found = json.loads((Path(model.path) / "config.json").read_text())
-            if _is_plain(found):
-                return SimpleNamespace(**found)
-    from kvsweep.harness.models.load import read_architecture
-
-    return read_architecture(model)
-
-
-def _is_plain(config: Any) -> bool:
-    """True if a config.json names full attention in every layer and every size that is asked for."""
-    return (
-        isinstance(config, dict)
-        and config.get("model_type") in _PLAIN_ARCHITECTURES
-        and not config.get("use_sliding_window")
-        and set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
-        and all(isinstance(config.get(name), int) for name in _SHAPE)
-    )
+read_shape = read_spec  # harness/inspect/text.py asks by this name until it moves

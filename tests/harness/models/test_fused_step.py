@@ -12,7 +12,7 @@ from transformers import (
 from kvsweep.compression.attention import use_slot_attention
 from kvsweep.compression.cache import SlotCache
 from kvsweep.harness.models.fused_step import FusedStep
-from kvsweep.harness.models.load import shape_of
+from kvsweep.harness.models.spec import ModelSpec
 
 SHARED = {
     "vocab_size": 50,
@@ -51,7 +51,7 @@ def make(config, dtype=torch.float32):
 
 def steps(network, dtype, step):
     """Hidden states of 12 steps over three slots that stand at different lengths and positions."""
-    shape = shape_of(network.config, "float32" if dtype == torch.float32 else "bfloat16")
+    shape = ModelSpec.of(network.config).cache_shape("float32" if dtype == torch.float32 else "bfloat16")
     cache = SlotCache(shape, slots=4, capacity=40, device=torch.device("cpu"))
     cache.live = 3
     for slot, length in enumerate((0, 5, 17)):
@@ -80,7 +80,7 @@ def by_modules(network):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
 def test_the_fused_step_is_the_modules_step(config, dtype, tolerance):
     network = make(config, dtype)
-    assert FusedStep.can_fuse(network)
+    assert ModelSpec.of(network.config).fusable
     expected = list(steps(network, dtype, by_modules(network)))
     fused = list(steps(network, dtype, FusedStep(network)))
     for one, other in zip(fused, expected, strict=True):
@@ -119,5 +119,5 @@ def weight_bytes(network):
 
 def test_other_families_are_left_to_their_modules():
     sizes = {**SHARED, "num_key_value_heads": 14}
-    assert not FusedStep.can_fuse(make(PhiConfig(**sizes)))
-    assert not FusedStep.can_fuse(make(LlamaConfig(**SHARED, mlp_bias=True)))
+    assert not ModelSpec.of(PhiConfig(**sizes)).fusable
+    assert not ModelSpec.of(LlamaConfig(**SHARED, mlp_bias=True)).fusable

@@ -11,7 +11,7 @@ from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.random import Random
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import read_architecture, shape_of
+from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.sweep.plan.estimate import first_eviction, forked_tokens, saving
 from kvsweep.harness.toy.paths import WEIGHTS
 
@@ -71,7 +71,9 @@ def test_the_command_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path, n
 @pytest.mark.parametrize("model", ["toy_qwen", "toy_llama"])
 def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], tmp_path: Path) -> None:
     """The estimate reads config.json by hand; transformers reads the same file, and the cache counts its own bytes."""
-    shape = shape_of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model))), "bfloat16")
+    shape = ModelSpec.of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model)))).cache_shape(
+        "bfloat16"
+    )
     ended = kvsweep(
         "--dry-run",
         f"model={model}",

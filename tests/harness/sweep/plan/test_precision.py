@@ -8,7 +8,7 @@ import yaml
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import CacheConfig
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import read_architecture, shape_of
+from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.toy.paths import WEIGHTS
 
 DECIDED = "until=decided draws=2 grid.policy=[full,dynts]"
@@ -63,9 +63,9 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(setting, message, kv
 
 
 def test_the_estimate_counts_the_bytes_of_packed_rows(kvsweep, tmp_path):
-    shape = shape_of(
-        read_architecture(ModelConfig(name="toy_qwen", title="", path=str(WEIGHTS / "toy_qwen"))), "float32"
-    )
+    shape = ModelSpec.of(
+        read_architecture(ModelConfig(name="toy_qwen", title="", path=str(WEIGHTS / "toy_qwen")))
+    ).cache_shape("float32")
     ended = kvsweep(
         "--dry-run", "cache.bits=2", "policy.budget=4000", "decoding.max_new_tokens=9000", f"results_dir={tmp_path}"
     )

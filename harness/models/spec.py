@@ -1,0 +1,243 @@
+"""The facts of a model that a slot cache depends on, read once from its config, and the refusal of other models.
+
+Importing this imports neither torch nor transformers. A config.json of a plain family is read without them too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kvsweep.base.errors import UserError
+from kvsweep.harness.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from kvsweep.compression.rows import CacheShape
+
+# full: rows that policies compete for; window: the newest rows alone; linear: a state of fixed size.
+LayerKind = Literal["full", "window", "linear"]
+
+_KINDS: dict[str, LayerKind] = {
+    "full_attention": "full",
+    "attention": "full",
+    "sliding_attention": "window",
+    "linear_attention": "linear",
+    "mamba": "linear",
+    "conv": "linear",
+}
+# The families whose config.json names every size, once it has these fields.
+_PLAIN = {"llama", "qwen2", "qwen3"}
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+_FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model that a slot cache serves.
+
+    Attributes:
+        family: the config's model_type.
+        layer_kinds: the kind of each layer's attention.
+        positions: tokens of the longest text that the model was made for, None where its config names no number.
+        limited: whether a text longer than `positions` would be decoded otherwise than by the model's own code.
+        fusable: whether `harness.models.fused_step` computes the model's step.
+    """
+
+    family: str
+    layer_kinds: tuple[LayerKind, ...]
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    positions: int | None
+    limited: bool
+    fusable: bool
+
+    @classmethod
+    def of(cls, config: Any) -> ModelSpec:
+        """The spec of a transformers config, or of the fields of a plain family's config.json.
+
+        Raises:
+            UserError: a slot cache does not serve such a model.
+        """
+        facts = _Facts(config)
+        family = str(facts["model_type"])
+        layers = facts.size("num_hidden_layers")
+        windows = facts["sliding_window"] and facts["use_sliding_window"] is not False
+        named = facts["layer_types"] or ["sliding_attention" if windows else "full_attention"] * layers
+        if others := sorted({kind for kind in named if _KINDS.get(kind) != "full"}):
+            raise _refused(family, f"layers of kind {', '.join(others)}, and only full attention works")
+        for field, what in _REFUSED_FIELDS.items():
+            if facts[field]:
+                raise _refused(family, f"{what} ({field}={facts[field]})")
+        ropes = _rope_types(facts["rope_parameters"] or facts["rope_scaling"])
+        if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
+            raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
+        heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
+        limited = not ropes <= _FIXED_ROPES
+        return cls(
+            family=family,
+            layer_kinds=tuple(_KINDS[kind] for kind in named),
+            q_heads=heads,
+            kv_heads=facts.size("num_key_value_heads", heads),
+            head_dim=facts.size("head_dim", hidden // heads),
+            hidden_size=hidden,
+            vocab_size=facts.size("vocab_size"),
+            positions=_longest(facts, ropes),
+            limited=limited,
+            fusable=family in _PLAIN
+            and not limited
+            and facts["hidden_act"] in (None, "silu")
+            and not facts["mlp_bias"],
+        )
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return len(self.layer_kinds)
+
+    def cache_shape(self, dtype: str) -> CacheShape:
+        """The shape of the key-value rows in a precision such as "float32"."""
+        import torch
+
+        from kvsweep.compression.rows import CacheShape
+
+        return CacheShape(
+            layers=self.layers,
+            q_heads=self.q_heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=getattr(torch, dtype),
+        )
+
+
+_REFUSED_FIELDS = {
+    "attn_logit_softcapping": "a softcap of attention logits",
+    "attention_chunk_size": "attention in chunks",
+    "kv_lora_rank": "latent attention (MLA)",
+    "is_encoder_decoder": "an encoder",
+    "add_cross_attention": "cross attention",
+    "alibi": "attention biases by distance",
+}
+
+
+def _refused(family: str, what: str) -> UserError:
+    return UserError(f"model type {family} has {what}: choose a model that docs/python.md lists.")
+
+
+class _Facts:
+    """The fields of a config, None where it lacks one."""
+
+    def __init__(self, config: Any) -> None:
+        self._get = config.get if isinstance(config, Mapping) else lambda name: getattr(config, name, None)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._get(name)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1, or the default where the config has none."""
+        value = default if self[name] is None else self[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
+        return value
+
+
+def _rope_types(rope: Mapping[str, Any] | None) -> set[str]:
+    """The types of the rotary embeddings, which a config names for all layers or for each kind of layer."""
+    parts = [part for part in (rope or {}).values() if isinstance(part, Mapping)] or [rope or {}]
+    return {str(part.get("rope_type", part.get("type", "default"))) for part in parts}
+
+
+def _longest(facts: _Facts, ropes: set[str]) -> int | None:
+    longest = facts["max_position_embeddings"]
+    rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
+    original = facts["original_max_position_embeddings"] or rope.get("original_max_position_embeddings")
+    return original if "longrope" in ropes and original else longest
+
+
+def read_spec(config: ModelConfig) -> ModelSpec:
+    """The spec of a model whose weights need not lie on this disk.
+
+    It comes from the config.json of `path` where that file lies on this disk and names all sizes, else through
+    transformers, which takes seconds to import.
+
+    Raises:
+        UserError: the config cannot be had, or describes a model that a slot cache does not serve.
+    """
+    if not config.is_built and (found := _plain_config(Path(config.path) / "config.json")):
+        return ModelSpec.of(found)
+    return ModelSpec.of(read_architecture(config))
+
+
+def _plain_config(file: Path) -> Mapping[str, Any] | None:
+    """The fields of a config.json that needs no defaults of transformers; None for any other file."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or found.get("model_type") not in _PLAIN:
+        return None
+    needed = (*_SIZES, "head_dim") if found["model_type"] == "qwen3" else _SIZES
+    return found if all(isinstance(found.get(name), int) for name in needed) else None
+
+
+def read_architecture(config: ModelConfig) -> Any:
+    """The transformers config of a model: made of `config` if the model is built from that, else of its config.json.
+
+    Raises:
+        UserError: it cannot be read or built, or a slot cache does not serve such a model.
+    """
+    from transformers import AutoConfig
+
+    try:
+        if config.is_built:
+            architecture = _build_architecture(config)
+        else:
+            architecture = AutoConfig.from_pretrained(config.path, revision=config.revision, trust_remote_code=False)
+        ModelSpec.of(architecture)
+    except OSError as error:
+        raise cannot_load(config, error) from error
+    except ValueError as error:
+        raise UserError(f"model={config.name}: {error}") from error
+    return architecture
+
+
+def _build_architecture(config: ModelConfig) -> Any:
+    """Build the architecture that `config` describes.
+
+    Raises:
+        UserError: transformers does not know the architecture, or its fields do not fit each other.
+    """
+    from transformers import AutoConfig
+
+    values = dict(config.config or {})
+    kind = values.pop("model_type")
+    try:
+        architecture = AutoConfig.for_model(kind, **values)
+    except Exception as error:  # Each architecture checks its own fields and raises what it likes.
+        reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
+        raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
+    for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        value = values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
+        raise UserError(
+            f"model.config.num_key_value_heads={groups} must divide num_attention_heads={heads}: correct it."
+        )
+    return architecture
+
+
+def cannot_load(config: ModelConfig, error: Exception) -> UserError:
+    """The sentence for a model that cannot be read."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return UserError(
+        f"model={config.name} cannot be loaded from {config.path} ({reason}): give a local directory with safetensors "
+        "as model.path=, or log in to the hub and accept the model's terms."
+    )
