@@ -215,7 +215,7 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
         try:
-            value = in_one_line(records.decode(path.read_bytes(), dict[str, Any]))
+            value = in_one_line(records.read_provenance(path))
             msgspec.convert(value, _Provenance)
             whole = {**value, **whole, "stretches": [*whole.get("stretches", []), *value.get("stretches", [])]}
         except (OSError, ValueError, RecursionError):

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """A mistake that the user can mend. The message is one sentence: the value, what is allowed, the way out."""
 
     def __init__(self, message: str) -> None:
@@ -21,6 +21,10 @@ class UnusableFileError(UserError, OSError):
 
 class BrokenCell(UserError, yaml.YAMLError):
     """A cell.yaml that describes no cell."""
+
+
+class OtherSchemaError(UserError):
+    """A file of another schema than the one that this version reads."""
 
 
 @contextmanager

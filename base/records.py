@@ -1,6 +1,6 @@
 """The files of a run: their names, the rows in them, the one reader and the one writer.
 
-The harness writes what is declared here and the analysis reads it. results/README.md describes the files.
+The harness writes what is declared here and the analysis reads it. docs/files.md describes the files.
 """
 
 import hashlib
@@ -10,16 +10,19 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import msgspec
 import yaml
 
-from kvsweep.base.errors import BrokenCell, UserError
+from kvsweep.base.errors import BrokenCell, OtherSchemaError, UserError
 
+# The number of this layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread
+# raises it.
+SCHEMA = 1
 StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "no_answer", "truncated", "grader_timeout")
@@ -98,20 +101,22 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One JSON object. A reader ignores fields that this version does not know."""
-
-    separators: ClassVar[tuple[str, str]] = (",", ":")
+    """A JSON object. A reader ignores fields that this version does not know."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, in the order of their declaration."""
         return msgspec.to_builtins(self)
 
+
+class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
+    """A row with a line of its own, which begins with the schema's number."""
+
     def to_line(self) -> str:
         """The row as one line of ASCII."""
-        return json.dumps(self.to_dict(), separators=self.separators) + "\n"
+        return json.dumps(self.to_dict(), separators=(",", ":")) + "\n"
 
 
-class PairRow(Row, frozen=True, kw_only=True):
+class PairRow(StoredRow, frozen=True, kw_only=True):
     """A row that belongs to one (problem, draw) pair of its cell."""
 
     problem_id: str
@@ -123,7 +128,7 @@ class PairRow(Row, frozen=True, kw_only=True):
         return (self.problem_id, self.draw)
 
 
-class Problem(Row, frozen=True, kw_only=True):
+class Problem(StoredRow, frozen=True, kw_only=True):
     """One benchmark item. `prompt` is the user message, `gold` the reference answer as text."""
 
     id: str
@@ -134,13 +139,13 @@ class Problem(Row, frozen=True, kw_only=True):
 class Eviction(Row, frozen=True, kw_only=True):
     """One eviction: cache lengths in tokens before and after it. `step` counts the generated tokens fed so far.
 
-    `held` says which tokens the cache holds after the eviction: see `held_percents`. Older rows have none.
+    `held` says which tokens the cache holds after the eviction: see `held_percents`.
     """
 
     step: int
     length_before: int
     length_after: int
-    held: list[int] = []
+    held: list[int]
 
 
 class Completion(PairRow, frozen=True, kw_only=True):
@@ -159,8 +164,8 @@ class Completion(PairRow, frozen=True, kw_only=True):
     prompt_tokens: int
     thinking_tokens: int
     stop_reason: StopReason
-    evictions: list[Eviction] = []
-    fork_step: int | None = None
+    evictions: list[Eviction]
+    fork_step: int | None
     peak_length: int
     seed: int
 
@@ -173,16 +178,13 @@ class Completion(PairRow, frozen=True, kw_only=True):
 class Grade(PairRow, frozen=True, kw_only=True):
     """The verdict on one completion. `correct` is 1 for the outcome "correct" and 0 for the others."""
 
-    # Grades were written with spaces from the first version on; DONE vouches for the size of their file.
-    separators: ClassVar[tuple[str, str]] = (", ", ": ")
-
     answer: str | None
     gold: str
     outcome: Outcome
     correct: int
 
 
-class DecodeStats(Row, frozen=True, kw_only=True):
+class DecodeStats(StoredRow, frozen=True, kw_only=True):
     """The cost of one stretch of decoding: wall seconds, live tokens (of rows that still wrote), KV bytes.
 
     `decode_seconds` is the engine's time without `prefill_seconds`: forward, sampling, scoring, eviction and host
@@ -193,7 +195,12 @@ class DecodeStats(Row, frozen=True, kw_only=True):
     wall_seconds: float
     prefill_seconds: float
     decode_seconds: float
+    forward_seconds: float
+    sampling_seconds: float
+    scoring_seconds: float
     eviction_seconds: float
+    host_seconds: float
+    first_token_seconds: float
     tokens: int
     tokens_total: int
     cells: int
@@ -202,12 +209,6 @@ class DecodeStats(Row, frozen=True, kw_only=True):
     steps: int
     kv_bytes_allocated: int
     kv_bytes_analytic: int
-    # Older rows have none of these.
-    forward_seconds: float | None = None
-    sampling_seconds: float | None = None
-    scoring_seconds: float | None = None
-    host_seconds: float | None = None
-    first_token_seconds: float | None = None
 
 
 class CellProgress(msgspec.Struct, kw_only=True):
@@ -288,7 +289,7 @@ def view(kind: type[Row], *names: str, **types: Any) -> Any:
         for f in msgspec.structs.fields(kind)
         if f.name in {*names, *types}
     ]
-    base = PairRow if issubclass(kind, PairRow) else Row
+    base = next(base for base in (PairRow, StoredRow, Row) if issubclass(kind, base))
     return msgspec.defstruct(kind.__name__, fields, bases=(base,), frozen=True, kw_only=True)
 
 
@@ -342,6 +343,8 @@ class BadLine:
 
 
 _P = TypeVar("_P", bound=PairRow)
+# How each line of this schema begins, as `StoredRow.to_line` writes it.
+_BEGIN = f'{{"schema":{SCHEMA},'.encode()
 OnBad = Callable[[BadLine], object]
 
 
@@ -374,8 +377,11 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[
     if not path.exists():
         return
     decoder = msgspec.json.Decoder(kind)
+    is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if is_stored and not line.startswith(_BEGIN):
+                _check_line(line, f"{path}:{number}")
             try:
                 row = _decode(line, decoder)
             except (ValueError, RecursionError) as error:
@@ -385,6 +391,32 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[
                     on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
                 continue
             yield number, row
+
+
+def _check_line(line: bytes, where: str) -> None:
+    """Refuse a line of another schema; a line that is no JSON object is left to its reader."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(row := json.loads(line), dict):
+            check_schema(row, where)
+
+
+def check_schema(found: Mapping[str, Any], where: object) -> None:
+    """Refuse contents of a file that name another schema than this version's, or none.
+
+    Raises:
+        OtherSchemaError: the sentence names `where` and says what to do.
+    """
+    schema = found.get("schema")
+    if type(schema) is int and schema > SCHEMA:
+        raise OtherSchemaError(
+            f"{where} has schema {schema} and this kvsweep reads schema {SCHEMA}: install the kvsweep that wrote it, "
+            "or a newer one."
+        )
+    if type(schema) is not int or schema != SCHEMA:
+        raise OtherSchemaError(
+            f"{where} has {'no schema' if schema is None else f'schema {schema}'} and this kvsweep reads schema "
+            f"{SCHEMA}: an older kvsweep wrote it; run the sweep again under another run_name."
+        )
 
 
 def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
@@ -427,7 +459,12 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 def read_cell(folder: Path) -> Any:
-    """The contents of a cell's cell.yaml, a dictionary; raises OSError or BrokenCell where it has none."""
+    """The contents of a cell's cell.yaml, a dictionary.
+
+    Raises:
+        OSError, BrokenCell: the folder has no such file, or one that describes no cell.
+        OtherSchemaError: the cell was written with another schema.
+    """
     path = folder / CELL_FILE
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -439,7 +476,31 @@ def read_cell(folder: Path) -> Any:
         cell = None
     if not isinstance(cell, dict):
         raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
+    check_schema(cell, path)
     return cell
+
+
+def check_run(run_directory: Path) -> None:
+    """Refuse a run directory with a cell that was written with another schema; a broken cell is passed over.
+
+    Raises:
+        OtherSchemaError: of the first such cell.
+    """
+    for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
+        with suppress(OSError, BrokenCell):
+            read_cell(path.parent)
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """The contents of a provenance file.
+
+    Raises:
+        OSError, ValueError: no such file, or one that holds no JSON object.
+        OtherSchemaError: the file was written with another schema.
+    """
+    found = decode(path.read_bytes(), dict[str, Any])
+    check_schema(found, path)
+    return found
 
 
 # --- The one writer -----------------------------------------------------------------------------------------

@@ -45,9 +45,6 @@ def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction])
     """Decode the tokens that each eviction of a completion left; raises a UserError if none is stored."""
     if not evictions:
         raise UserError("this completion was never evicted: all of it stayed; choose another, or a smaller budget.")
-    if not all(e.held for e in evictions):
-        older = "this run did not store which tokens each eviction left (it is of an older version)"
-        raise UserError(f"{older}: run the cell again.")
     held = np.full((len(evictions), len(pieces)), np.nan)
     for row, eviction in zip(held, evictions, strict=True):
         percents = held_percents(eviction.held)[: len(pieces)]

@@ -19,9 +19,9 @@ from kvsweep.base.records import (
     Completion,
     Grade,
     Problem,
-    decode,
     ignore,
     read_cell,
+    read_provenance,
     read_rows,
     read_shards,
 )
@@ -167,7 +167,7 @@ def of_completion(
 ) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
     try:
-        stored = decode((folder / PROVENANCE_FILE).read_bytes(), dict[str, Any])["config"]
+        stored = read_provenance(folder / PROVENANCE_FILE)["config"]
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(f"{folder / PROVENANCE_FILE} names no configuration: run the cell again.") from error
     policy, own = stored["policy"], read_cell(folder)["policy"]

@@ -63,8 +63,9 @@ def collect_jobs() -> tuple[list[Job], LauncherConfig]:
     """Compose and check every job of the command line before any of them runs.
 
     Raises:
-        UserError: the first mistake in any job.
+        UserError: the first mistake in any job, or a run directory with cells of another schema.
     """
+    from kvsweep.base.records import check_run
     from kvsweep.harness.settings import build, plain_config_errors
     from kvsweep.harness.sweep.launch.launch import LauncherConfig
     from kvsweep.harness.sweep.plan.job import make_job
@@ -87,6 +88,8 @@ def collect_jobs() -> tuple[list[Job], LauncherConfig]:
         raise mistakes[0]
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
+    for directory in {job.run_directory for job in jobs}:
+        check_run(directory)
     return jobs, launchers[0] if launchers else LauncherConfig()
 
 

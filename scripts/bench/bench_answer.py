@@ -163,6 +163,8 @@ class PaperLoop(Peer):
             prompt_tokens=prompt_tokens,
             thinking_tokens=len(ids),
             stop_reason="stop" if end else "length",
+            evictions=[],
+            fork_step=None,
             peak_length=prompt_tokens + len(ids),
             seed=self.seed,
         )

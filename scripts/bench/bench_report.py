@@ -41,6 +41,7 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
         else {"name": "dynts", "keep_ratio": round(ratio, 1), "local_window": window, "budget": 128}
     )
     cell = {
+        "schema": 1,
         "model": {"name": f"model{panel % 2}", "title": f"Model {panel % 2}"},
         "benchmark": {"name": f"bench{panel // 2}", "title": f"Bench {panel // 2}"},
         "policy": policy,
@@ -50,7 +51,9 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
     }
     (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
     config = {"model": {"path": str(MODEL)}}
-    (folder / "provenance.json").write_text(json.dumps({"expected": rows, "draws": draws, "config": config}))
+    (folder / "provenance.json").write_text(
+        json.dumps({"schema": 1, "expected": rows, "draws": draws, "config": config})
+    )
     random = np.random.default_rng(number)
     events = [] if full else [eviction(89 + 57 * i, random) for i in range(3)]
     text = TEXTS[policy["name"]]
@@ -64,9 +67,9 @@ def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
             "prompt_tokens": 64,
             "thinking_tokens": 210,
         }
-        | {"stop_reason": "stop", "evictions": events, "peak_length": 129, "seed": 0}
+        | {"stop_reason": "stop", "evictions": events, "fork_step": None if full else 89, "peak_length": 129, "seed": 0}
     )[1:]
-    keys = [f'{{"problem_id": "p{i // draws:04d}", "draw": {i % draws}, ' for i in range(rows)]
+    keys = [f'{{"schema":1,"problem_id": "p{i // draws:04d}", "draw": {i % draws}, ' for i in range(rows)]
     (folder / "completions.jsonl").write_text("".join(f"{key}{tail}\n" for key in keys))
     names = np.where(right, "correct", "wrong")
     grades = (

@@ -1,4 +1,4 @@
-"""Writes small run directories in the form of results/README.md, without a model."""
+"""Writes small run directories in the form of docs/files.md, without a model."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -58,8 +58,9 @@ def write_cell(
     parts = (model, benchmark, policy, *(settings["policy"].values()), seed)  # type: ignore[attr-defined]
     folder = run / "-".join(str(part) for part in parts)
     folder.mkdir(parents=True)
-    (folder / "cell.yaml").write_text(yaml.safe_dump({"cell_id": folder.name, **settings}))
+    (folder / "cell.yaml").write_text(yaml.safe_dump({"schema": 1, "cell_id": folder.name, **settings}))
     provenance = {
+        "schema": 1,
         "git": {"revision": "0123abcd", "dirty": False},
         "packages": {"numpy": "2.4"},
         "stretches": [{"command": ["kvsweep", "-m", "experiment=demo"], "started": "2000-01-01T00:00:00"}],
@@ -91,7 +92,10 @@ def completion_row(evicted: bool) -> dict[str, Any]:
         "prompt_tokens": 40,
         "thinking_tokens": 150,
         "stop_reason": "stop",
-        "evictions": [{"step": step, "length_before": 129, "length_after": 72} for step in (89, 146) if evicted],
+        "evictions": [
+            {"step": step, "length_before": 129, "length_after": 72, "held": []} for step in (89, 146) if evicted
+        ],
+        "fork_step": 89 if evicted else None,
         "peak_length": 129 if evicted else 240,
         "seed": 0,
     }
@@ -107,7 +111,12 @@ def stats_row() -> dict[str, Any]:
         "wall_seconds": 3.0,
         "prefill_seconds": 0.5,
         "decode_seconds": 2.0,
+        "forward_seconds": 1.0,
+        "sampling_seconds": 0.25,
+        "scoring_seconds": 0.25,
         "eviction_seconds": 0.25,
+        "host_seconds": 0.25,
+        "first_token_seconds": 0.6,
         "tokens": 1000,
         "tokens_total": 4000,
         "cells": 1,
@@ -120,4 +129,4 @@ def stats_row() -> dict[str, Any]:
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({"schema": 1, **row}) + "\n" for row in rows))

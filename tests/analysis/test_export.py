@@ -35,14 +35,14 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps({"schema": 1, **row}) + "\n" for row in rows))
 
 
 def ask(folder: Path, **benchmark: Any) -> None:
     """Give the cell its problems, and its benchmark these settings."""
     ids = {json.loads(line)["problem_id"] for line in (folder / "completions.jsonl").read_text().splitlines()}
     problems = [{"id": name, "prompt": f"What is {name}?", "gold": "4"} for name in sorted(ids)]
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+    (folder / "problems.jsonl").write_text("".join(json.dumps({"schema": 1, **row}) + "\n" for row in problems))
     cell = yaml.safe_load((folder / "cell.yaml").read_text())
     cell["benchmark"].update(benchmark)
     (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
@@ -140,7 +140,7 @@ def test_shards_and_rows_written_twice_count_once(make_cell: MakeCell) -> None:
 def test_broken_and_torn_lines_are_told_once_and_passed_over(make_cell: MakeCell) -> None:
     cell = make_cell([[1, 0]])
     with (cell / "completions.jsonl").open("a") as file:
-        file.write('{"problem_id": 3}\n{"problem_id": "p0", "dr')
+        file.write('{"schema": 1, "problem_id": 3}\n{"problem_id": "p0", "dr')
     folder, notices = export(cell.parent)
     assert pq.read_table(next(folder.glob("data/*"))).num_rows == 2
     assert len(notices) == 1

@@ -50,7 +50,7 @@ def test_texts_and_problems_of_one_cell(tmp_path: Path, make_cell: MakeCell) -> 
     assert row.token_ids == [5, 6, 7, 2]
     assert (row.evictions[0].length_before, row.evictions[0].held) == (129, [])
     assert load_problems(folder) == {}
-    (folder / "problems.jsonl").write_text('{"id": "p0", "prompt": "What?", "gold": "4"}\n')
+    (folder / "problems.jsonl").write_text('{"schema": 1, "id": "p0", "prompt": "What?", "gold": "4"}\n')
     assert load_problems(folder)["p0"].prompt == "What?"
 
 
@@ -98,9 +98,9 @@ def test_shards_are_read_together_and_a_repeated_pair_counts_once(tmp_path: Path
 def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path: Path, make_cell: MakeCell) -> None:
     folder = make_cell([[1], [0]])
     with (folder / "completions.jsonl").open("a") as file:
-        file.write('{"problem_id": \n{"problem_id": "p7", "draw": 0}\n{"problem_id": "torn')
+        file.write('{"problem_id": \n{"schema": 1, "problem_id": "p7", "draw": 0}\n{"problem_id": "torn')
     with (folder / "grades.jsonl").open("a") as file:
-        file.write('{"problem_id": "p1", "draw": 0, "outcome": "splendid"}\n')
+        file.write('{"schema": 1, "problem_id": "p1", "draw": 0, "outcome": "splendid"}\n')
     broken = tmp_path / "run" / "broken"
     broken.mkdir()
     (broken / "cell.yaml").write_text("model: [")

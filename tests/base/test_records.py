@@ -1,13 +1,13 @@
 """The rows of a run, their reader and their writer."""
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from kvsweep.base.errors import UserError
+from kvsweep.base.errors import OtherSchemaError, UserError
 from kvsweep.base.records import (
     BadLine,
     Completion,
@@ -15,10 +15,13 @@ from kvsweep.base.records import (
     Grade,
     PairRow,
     append_row,
+    check_run,
     held_percents,
     ignore,
     latest_rows,
     leaves,
+    read_cell,
+    read_provenance,
     read_rows,
     replace_text,
     replacing,
@@ -30,6 +33,7 @@ def completion(**fields):
     ids = [5, 6, 7, 8]
     usual = {"problem_id": "p", "draw": 0, "text": "", "token_ids": ids, "num_tokens": 4, "prompt_tokens": 3}
     usual |= {"thinking_tokens": 4, "stop_reason": "length", "peak_length": 6, "seed": 0}
+    usual |= {"evictions": [], "fork_step": None}
     return Completion(**{**usual, **fields})
 
 
@@ -43,16 +47,17 @@ def test_a_held_run_without_its_count_is_refused():
         held_percents([100, 2, 0])
 
 
-def test_rows_from_before_held_and_fork_step_still_read():
-    row = completion(evictions=[Eviction(step=2, length_before=5, length_after=3)]).to_dict()
-    del row["fork_step"], row["evictions"][0]["held"]
-    read = msgspec.convert(row, Completion)
-    assert read.evictions[0].held == []
-    assert read.fork_step is None
+@pytest.mark.parametrize("field", ["fork_step", "evictions", "num_tokens"])
+def test_a_row_lacks_no_field(field, tmp_path):
+    row = completion().to_dict()
+    del row[field]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError, match=f"missing required field `{field}`"):
+        list(read_rows(tmp_path / "rows.jsonl", Completion))
 
 
 def test_shared_tokens_end_with_the_step_that_evicted_first():
-    evictions = [Eviction(step=s, length_before=5, length_after=3) for s in (1, 3)]
+    evictions = [Eviction(step=s, length_before=5, length_after=3, held=[]) for s in (1, 3)]
     assert completion(evictions=evictions).shared_ids == [5, 6]
     assert completion().shared_ids == [5, 6, 7, 8]
 
@@ -65,17 +70,17 @@ def test_a_mistake_is_told_on_one_line_whatever_the_value() -> None:
 # --- Lines --------------------------------------------------------------------------------------------------
 
 
-def test_the_bytes_of_a_row_are_those_of_the_first_version():
+def test_the_bytes_of_a_row():
     row = completion(text="é \ud800 😀", evictions=[Eviction(step=2, length_before=5, length_after=3, held=[100, 3])])
     assert row.to_line() == (
-        '{"problem_id":"p","draw":0,"text":"\\u00e9 \\ud800 \\ud83d\\ude00","token_ids":[5,6,7,8],"num_tokens":4,'
-        '"prompt_tokens":3,"thinking_tokens":4,"stop_reason":"length",'
+        '{"schema":1,"problem_id":"p","draw":0,"text":"\\u00e9 \\ud800 \\ud83d\\ude00","token_ids":[5,6,7,8],'
+        '"num_tokens":4,"prompt_tokens":3,"thinking_tokens":4,"stop_reason":"length",'
         '"evictions":[{"step":2,"length_before":5,"length_after":3,"held":[100,3]}],"fork_step":null,"peak_length":6,'
         '"seed":0}\n'
     )
     grade = Grade(problem_id="p", draw=1, answer=None, gold="4", outcome="no_answer", correct=0)
     assert grade.to_line() == (
-        '{"problem_id": "p", "draw": 1, "answer": null, "gold": "4", "outcome": "no_answer", "correct": 0}\n'
+        '{"schema":1,"problem_id":"p","draw":1,"answer":null,"gold":"4","outcome":"no_answer","correct":0}\n'
     )
 
 
@@ -90,7 +95,14 @@ def test_any_text_comes_back_in_every_view(text, tmp_path):
 
 def test_a_broken_line_is_reported_with_its_place_and_a_torn_one_is_passed_over(tmp_path):
     path, bad = tmp_path / "rows.jsonl", list[BadLine]()
-    lines = [completion().to_line(), "\n", "{broken\n", '{"problem_id": "q", "draw": 1}\n', "[1]\n", '{"problem_id']
+    lines = [
+        completion().to_line(),
+        "\n",
+        "{broken\n",
+        '{"schema": 1, "problem_id": "q", "draw": 1}\n',
+        "[1]\n",
+        '{"problem_id',
+    ]
     path.write_text("".join(lines))
     assert [row.key for row in read_rows(path, Completion, on_bad=bad.append)] == [("p", 0)]
     assert [(line.number, line.text.decode()) for line in bad] == [(n, lines[n - 1]) for n in (3, 4, 5)]
@@ -104,6 +116,47 @@ def test_a_broken_line_is_reported_with_its_place_and_a_torn_one_is_passed_over(
     assert list(read_rows(tmp_path / "missing", Completion)) == []
 
 
+SCHEMAS = {
+    '"schema":2,': "has schema 2 and this kvsweep reads schema 1: install the kvsweep that wrote it, or a newer one.",
+    "": "has no schema and this kvsweep reads schema 1: an older kvsweep wrote it; run the sweep again under another",
+    '"schema":0,': "has schema 0 and this kvsweep reads schema 1: an older kvsweep wrote it",
+    '"schema":true,': "has schema True and",
+    '"schema":"1",': "has schema 1 and",
+}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("kind", [Completion, PairRow, view(Completion, "num_tokens")])
+def test_a_row_of_another_schema_is_refused_by_every_reader(schema, kind, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(completion().to_line() + completion(draw=1).to_line().replace('"schema":1,', schema))
+    for read in (read_rows, lambda path, kind, on_bad: latest_rows([path], kind, on_bad=on_bad)):
+        with pytest.raises(OtherSchemaError, match=re.escape(f"{path}:2 {SCHEMAS[schema]}")):
+            list(read(path, kind, on_bad=ignore))
+
+
+def test_a_schema_may_stand_anywhere_in_its_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = completion().to_dict()
+    path.write_text(json.dumps({**{k: v for k, v in row.items() if k != "schema"}, "schema": 1}, indent=None) + "\n")
+    assert list(read_rows(path, Completion)) == [completion()]
+
+
+@pytest.mark.parametrize(("schema", "sentence"), [("schema: 2\n", "has schema 2 and"), ("", "has no schema and")])
+def test_a_cell_of_another_schema_is_refused(schema, sentence, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "cell.yaml").write_text("[broken")
+    check_run(tmp_path)
+    (tmp_path / "b" / "cell.yaml").write_text(f"{schema}cell_id: b\n")
+    for read in (check_run, lambda run: read_cell(run / "b")):
+        with pytest.raises(OtherSchemaError, match=f"b/cell.yaml {sentence}"):
+            read(tmp_path)
+    (tmp_path / "provenance.json").write_text(json.dumps({"schema": 2} if schema else {}))
+    with pytest.raises(OtherSchemaError, match=f"provenance.json {sentence}"):
+        read_provenance(tmp_path / "provenance.json")
+
+
 def test_nesting_without_end_is_a_broken_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"problem_id":' + "[" * 200_000 + "\n" + completion().to_line())
@@ -114,7 +167,10 @@ def test_a_view_reads_its_fields_and_passes_over_the_others(tmp_path):
     lengths = view(Completion, "num_tokens", "fork_step", evictions=list[view(Eviction, "step")])
     assert lengths.__struct_fields__ == ("problem_id", "draw", "num_tokens", "evictions", "fork_step")
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"problem_id":"p","draw":3,"text":0,"token_ids":"no","num_tokens":7,"evictions":[{"step":1}]}\n')
+    path.write_text(
+        '{"schema":1,"problem_id":"p","draw":3,"text":0,"token_ids":"no","num_tokens":7,"fork_step":null,'
+        '"evictions":[{"step":1}]}\n'
+    )
     [row] = read_rows(path, lengths)
     assert (row.key, row.num_tokens, row.fork_step, row.evictions[0].step) == (("p", 3), 7, None, 1)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvsweep.base.records import content_hash
+from kvsweep.base.records import SCHEMA, content_hash
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
@@ -41,32 +41,27 @@ class Cell:
     def _conditions(self) -> dict[str, Any]:
         """All settings but policy and cache. Cells whose conditions are the same can be compared."""
         sampling = dataclasses.asdict(self.decoding.sampling)
+        limits = {"max_new_tokens": self.decoding.max_new_tokens, "stop_on_loop": self.decoding.stop_on_loop}
         return {
             "model": self.model.identity(),
             "dataset": self.dataset_hash,
-            "decoding": {"max_new_tokens": self.decoding.max_new_tokens, **sampling, **self._stop_rule},
+            "decoding": {**limits, **sampling},
             "seed": self.seed,
-            # Implementations round differently. The reference is left out, so that ids from before `impl` stay valid.
-            **({"impl": self.impl} if self.impl != "torch" else {}),
+            "impl": self.impl,  # implementations round differently
         }
-
-    @property
-    def _stop_rule(self) -> dict[str, bool]:
-        """The rule that ends looping texts; empty without the rule, so that ids from before the rule stay valid."""
-        return {"stop_on_loop": True} if self.decoding.stop_on_loop else {}
 
     def describe(self) -> dict[str, Any]:
         """The contents of cell.yaml, which people and the analysis read."""
         decoding = dataclasses.asdict(self.decoding)
-        del decoding["stop_on_loop"]
         return {
+            "schema": SCHEMA,
             "cell_id": self.cell_id,
             "condition": content_hash(self._conditions),
             "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
             "policy": self.policy.describe(),
-            "decoding": {**decoding.pop("sampling"), **decoding, **self._stop_rule},
+            "decoding": {**decoding.pop("sampling"), **decoding},
             "impl": self.impl,
             "seed": self.seed,
             **self.cache.identity(),

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from kvsweep.base import records
 from kvsweep.base.command_line import LOCKED
-from kvsweep.base.errors import UserError, plain_disk_errors
+from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.records import WHOLE, Completion, DecodeStats, Grade, Pair, PairRow, Problem, Shard, shard_files
 from kvsweep.harness.sweep.plan.cell import Cell
 
@@ -100,6 +101,8 @@ class CellStore:
         return self
 
     def _open(self) -> None:
+        with suppress(FileNotFoundError, BrokenCell):  # a broken file is written anew, one of another schema refused
+            records.read_cell(self.directory)
         records.replace_text(self.directory / records.CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
         problems = "".join(problem.to_line() for problem in self.problems)
         path = self.directory / records.PROBLEMS_FILE
@@ -158,7 +161,8 @@ class CellStore:
         with plain_disk_errors(self.directory):
             earlier = _earlier_stretches(path)
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
-            records.replace_text(path, json.dumps({**provenance, "stretches": [*earlier, stretch]}, indent=2) + "\n")
+            whole = {"schema": records.SCHEMA, **provenance, "stretches": [*earlier, stretch]}
+            records.replace_text(path, json.dumps(whole, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
         """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
@@ -204,7 +208,7 @@ def _earlier_stretches(path: Path) -> list[Any]:
     if not path.exists():
         return []
     try:
-        return records.decode(path.read_bytes(), dict[str, Any])["stretches"]
+        return records.read_provenance(path)["stretches"]
     except (ValueError, KeyError, RecursionError):
         aside = path.replace(path.with_name(f"{path.name}.quarantine"))
         print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)

@@ -44,8 +44,6 @@ def test_retention_by_hand(kept):
 def test_what_cannot_be_shown_is_one_sentence():
     with pytest.raises(UserError, match="never evicted"):
         read_kept(PIECES, 1, [])
-    with pytest.raises(UserError, match="older version"):
-        read_kept(PIECES, 1, [Eviction(step=3, length_before=4, length_after=3)])
 
 
 def test_policies_that_hold_more_importance_and_score_higher_correlate():

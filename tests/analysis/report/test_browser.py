@@ -64,7 +64,9 @@ def run(tmp_path: Path, make_cell: MakeCell) -> Path:
             folders.append(make_cell(right, policy="dynts", keep_ratio=ratio, local_window=window, completion=row))
     for folder in folders:
         problems = [{"id": f"p{i}", "prompt": f"{EVIL} number {i}?", "gold": EVIL} for i in range(3)]
-        (folder / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+        (folder / "problems.jsonl").write_text(
+            "".join(json.dumps({"schema": 1, **problem}) + "\n" for problem in problems)
+        )
     return tmp_path / "run"
 
 

@@ -210,11 +210,11 @@ class TestRule:
     def test_lenient_grades_have_a_file_of_their_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         cell = tmp_path / "cell"
         cell.mkdir()
-        (cell / "cell.yaml").write_text("benchmark: {answer_kind: integer}\nmodel: {think_end: </think>}\n")
+        (cell / "cell.yaml").write_text("schema: 1\nbenchmark: {answer_kind: integer}\nmodel: {think_end: </think>}\n")
         problem = Problem(id="p", prompt="?", gold="5")
         row = Completion(
             problem_id="p", draw=0, text="\\boxed{5}", token_ids=[1], num_tokens=1, prompt_tokens=1, thinking_tokens=1,
-            stop_reason="length", peak_length=2, seed=0,
+            stop_reason="length", evictions=[], fork_step=None, peak_length=2, seed=0,
         )  # fmt: skip
         (cell / "problems.jsonl").write_text(json.dumps(problem.to_dict()) + "\n")
         (cell / "completions.jsonl").write_text(json.dumps(row.to_dict()) + "\n")
@@ -228,7 +228,7 @@ class TestRule:
 
     def test_a_cell_says_how_it_is_read(self, tmp_path: Path) -> None:
         (tmp_path / "cell.yaml").write_text(
-            "benchmark: {answer_from: whole_text}\nmodel: {think_start: <a>, think_end: </a>}\n"
+            "schema: 1\nbenchmark: {answer_from: whole_text}\nmodel: {think_start: <a>, think_end: </a>}\n"
         )
         assert read_rule(tmp_path) == {
             "answer_from": "whole_text",

@@ -37,6 +37,8 @@ def completion(text: str, problem_id: str = "p", draw: int = 0, stop_reason: str
         prompt_tokens=3,
         thinking_tokens=1,
         stop_reason=stop_reason,  # type: ignore[arg-type]
+        evictions=[],
+        fork_step=None,
         peak_length=5,
         seed=0,
     )
@@ -48,7 +50,7 @@ def boxed(answer: object) -> str:
 
 def write_cell(directory: Path, completions: list[Completion], golds: dict[str, str], kind: str = "integer") -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "cell.yaml").write_text(f"benchmark:\n  name: mine\n  answer_kind: {kind}\nseed: 0\n")
+    (directory / "cell.yaml").write_text(f"schema: 1\nbenchmark:\n  name: mine\n  answer_kind: {kind}\nseed: 0\n")
     problems = [Problem(id=problem_id, prompt="?", gold=gold) for problem_id, gold in golds.items()]
     for name, rows in (("problems", problems), ("completions", completions)):
         lines = [json.dumps(row.to_dict()) + "\n" for row in rows]
@@ -303,16 +305,17 @@ class TestCell:
         ("file", "content", "part"),
         [
             ("problems.jsonl", None, "problems.jsonl is missing"),
-            ("problems.jsonl", '{"id": "other", "prompt": "", "gold": "1"}\n', "'p'"),
-            ("problems.jsonl", '{"id": "p", "prompt": "", "gold": "1/2"}\n', "'1/2'"),
-            ("problems.jsonl", '{"id": "p"}\n', "problems.jsonl row 1"),
-            ("completions.jsonl", "{broken}\n{}\n", "completions.jsonl:1"),
-            ("completions.jsonl", '{"problem_id": "p"}\n', "completions.jsonl row 1"),
-            ("grades.jsonl", "{}\n", "grades.jsonl row 1"),
+            ("problems.jsonl", '{"schema": 1, "id": "other", "prompt": "", "gold": "1"}\n', "'p'"),
+            ("problems.jsonl", '{"schema": 1, "id": "p", "prompt": "", "gold": "1/2"}\n', "'1/2'"),
+            ("problems.jsonl", '{"schema": 1, "id": "p"}\n', "problems.jsonl row 1"),
+            ("completions.jsonl", '{broken}\n{"schema": 1}\n', "completions.jsonl:1"),
+            ("completions.jsonl", '{"schema": 1, "problem_id": "p"}\n', "completions.jsonl row 1"),
+            ("grades.jsonl", '{"schema": 1}\n', "grades.jsonl row 1"),
+            ("grades.jsonl", "{}\n", "grades.jsonl:1 has no schema"),
             ("cell.yaml", None, "cell.yaml"),
-            ("cell.yaml", "benchmark: {name: x}\n", "answer_kind"),
+            ("cell.yaml", "schema: 1\nbenchmark: {name: x}\n", "answer_kind"),
             ("cell.yaml", "]\n", "answer_kind"),
-            ("cell.yaml", "benchmark: {answer_kind: poem}\n", "'poem'"),
+            ("cell.yaml", "schema: 1\nbenchmark: {answer_kind: poem}\n", "'poem'"),
         ],
     )
     def test_a_faulty_file_is_one_sentence(

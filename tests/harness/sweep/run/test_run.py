@@ -375,7 +375,6 @@ def test_more_draws_extend_a_cell(
 
 
 def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvsweep.harness.sweep.run import execute as run
     from kvsweep.harness.sweep.run.store import CellStore
 
     command("benchmark=toy_add")
@@ -386,7 +385,7 @@ def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatc
         seen.append((self.directory / "DONE").exists())
         append(self, completion)
 
-    monkeypatch.setattr(run.CellStore, "append", watch)
+    monkeypatch.setattr(CellStore, "append", watch)
     command("benchmark=toy_add", "draws=2")
     assert seen == [False] * 3
 

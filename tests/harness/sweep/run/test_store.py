@@ -19,7 +19,7 @@ import yaml
 
 from kvsweep.analysis.export import export
 from kvsweep.analysis.load import load_run, load_texts
-from kvsweep.base.errors import UserError
+from kvsweep.base.errors import OtherSchemaError, UserError
 from kvsweep.base.records import (
     Completion,
     DecodeStats,
@@ -63,7 +63,8 @@ def completion(problem_id: str = "a", draw: int = 0, text: str = "so 1") -> Comp
         prompt_tokens=4,
         thinking_tokens=3,
         stop_reason="stop",
-        evictions=[Eviction(step=1, length_before=5, length_after=2)],
+        evictions=[Eviction(step=1, length_before=5, length_after=2, held=[])],
+        fork_step=1,
         peak_length=5,
         seed=0,
     )
@@ -165,7 +166,9 @@ def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
     assert [msgspec.convert(row, DecodeStats).tokens for row in read_rows(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "nonsense", '{"draw": 0}', '{"problem_id": 3, "draw": 0}', "\x00"])
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", "nonsense", '{"schema":1,"draw": 0}', '{"schema":1,"problem_id": 3}', "\x00"]
+)
 def test_a_broken_line_in_the_middle_is_put_aside(
     line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,12 +305,22 @@ def test_cell_yaml_is_whole_and_has_no_temporary_beside_it(tmp_path: Path) -> No
     assert not list(opened.directory.glob("*.tmp"))
 
 
+def test_files_of_another_schema_are_refused_and_stay(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.begin_stretch({}, {})
+    for name, other in {"provenance.json": "{}", "cell.yaml": "schema: 2\n"}.items():
+        (opened.directory / name).write_text(other)
+        with pytest.raises(OtherSchemaError, match=f"{name} has"), store(tmp_path) as again:
+            again.begin_stretch({}, {})
+        assert (opened.directory / name).read_text() == other
+
+
 def test_stretches_of_provenance_add_up(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
         opened.begin_stretch({"draws": 1}, {"started": "then"})
         opened.begin_stretch({"draws": 2}, {"started": "now"})
     provenance = json.loads((opened.directory / "provenance.json").read_text())
-    assert provenance == {"draws": 2, "stretches": [{"started": "then"}, {"started": "now"}]}
+    assert provenance == {"schema": 1, "draws": 2, "stretches": [{"started": "then"}, {"started": "now"}]}
 
 
 def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> None:
@@ -524,11 +537,14 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert len(stretches) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b"{}", b"[" * 100_000])
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b'{"schema": 1}', b"[" * 100_000])
 def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with CellStore(tmp_path, CELL, PROBLEMS) as store:
         (store.directory / "provenance.json").write_bytes(damage)
         store.begin_stretch({}, {"host": "a"})
-        assert json.loads((store.directory / "provenance.json").read_text()) == {"stretches": [{"host": "a"}]}
+        assert json.loads((store.directory / "provenance.json").read_text()) == {
+            "schema": 1,
+            "stretches": [{"host": "a"}],
+        }
         assert (store.directory / "provenance.json.quarantine").read_bytes() == damage
     assert capsys.readouterr().err.count("\n") == 1

@@ -189,7 +189,8 @@ def test_a_failure_that_a_later_run_mended_is_not_told(tmp_path: Path) -> None:
 def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:
     for cell_id in ("a", "b"):
         (tmp_path / cell_id).mkdir()
-        described = {"model": {"name": "m"}, "benchmark": {"name": "b"}, "policy": {"name": "dynts", "keep_ratio": 0.3}}
+        described = {"schema": 1, "model": {"name": "m"}, "benchmark": {"name": "b"}}
+        described["policy"] = {"name": "dynts", "keep_ratio": 0.3}
         (tmp_path / cell_id / "cell.yaml").write_text(yaml.safe_dump(described))
     mark_done(tmp_path, "a", 7)
     first, second = read_sweep(tmp_path).cells
