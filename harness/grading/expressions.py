@@ -5,11 +5,14 @@ expressions: they are equal if the library says so and their values where number
 """
 
 import logging
+import math
 import re
 from contextlib import suppress
 from typing import Any
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
+_MOST_DIGITS = 200_000
+_GROWING = {"factorial", "factorial2", "subfactorial", "binomial", "gamma", "RisingFactorial", "FallingFactorial"}
 
 # A word that makes another number, or no number, of the number before it.
 _NOT_UNIT = re.compile("(?:i|e|pi|hundred|thousand|[mbtr]+illion|dozen|hal[fv]e?|third|squared|cubed|time|base|not)s?")
@@ -193,7 +196,9 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
 
 
 _PLAIN_WORDS = re.compile(r"(?=.*[^\W\d_]{3}|no$)(?:an? |the )?([^\W\d_]+(?:[ ,'-]+[^\W\d_]+)*)", re.IGNORECASE)
-_AS_WRITTEN = re.compile(r"\d\s*_|\d\s+\d|(?<![A-Za-z\\])[A-Za-z]{3,}\s+\d|'|\\(?:ldots|angle|triangle)(?![A-Za-z])|:")
+_AS_WRITTEN = re.compile(
+    r"\d\s*_|\d\s+\d|(?<![A-Za-z\\])[A-Za-z]{3,}\s+\d|'|\\(?:ldots|angle|triangle)(?![A-Za-z])|:|!\s*!"
+)
 
 
 def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
@@ -206,7 +211,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         same = words and wanted and _squeezed(words[1]).lower() == _squeezed(wanted[1]).lower()
         return bool(same), "words are compared letter by letter"
     if _AS_WRITTEN.search(f"{answer};{gold}"):
-        return False, "bases, primes, angles, dots, ratios and numbers side by side must be written the same"
+        return False, "bases, primes, angles, dots, ratios, !! and numbers side by side must be written the same"
     from math_verify import verify
     from sympy import Expr
 
@@ -220,13 +225,51 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
             return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
         if abs(_value_at(left - right, 1)) > limit * min(1, abs(_value_at(right, 1))):
             return False, "the values where numbers are put for the names"
-        return not left.free_symbols or bool((left - right).equals(0)), "values, and sympy where there are names"
-    return False, "the library cannot read it"
+        rest = left - right
+        if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
+            # sympy would put in numbers of its own choice, and calculate for hours.
+            return all(abs(_value_at(rest, base)) <= limit for base in (2, 3, 5)), "values at several points"
+        return not left.free_symbols or bool(rest.equals(0)), "values, and sympy where there are names"
+    return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
 
 
 def _value_at(form: Any, base: int) -> Any:
     symbols = sorted(form.free_symbols, key=str)
-    return form.subs({symbol: base * (n * n + abs(base) * n + 5) + n for n, symbol in enumerate(symbols)}).evalf(30)
+    return form.subs({symbol: _number(n, base) for n, symbol in enumerate(symbols)}).evalf(30)
+
+
+def _number(n: int, base: int) -> int:
+    """The number that is put for the n-th name."""
+    return base * (n * n + abs(base) * n + 5) + n
+
+
+def _digits(form: Any, names: list[Any]) -> float:
+    """A bound on the digits of a form that nothing has calculated yet, numerator and denominator counted apart.
+
+    Raises:
+        OverflowError: a part of the form has more than `_MOST_DIGITS`; calculating it could take hours.
+    """
+    from sympy import MatrixBase
+
+    if isinstance(form, MatrixBase):
+        return max((_digits(part, names) for part in form.flat()), default=0.0)
+    inner = [_digits(part, names) for part in form.args]
+    largest = max(inner, default=0.0)
+    if form.is_Number and form.is_finite:
+        found = math.log10(max(abs(form.p), form.q)) if form.is_Rational and form else 1.0
+    elif form.is_Symbol:
+        found = math.log10(_number(names.index(form) if form in names else len(names), 97))
+    elif form.func.__name__ == "exp" and largest < 8:
+        return min(10**largest, 1000.0)  # a rounded number, however large
+    elif form.is_Pow or form.func.__name__ == "exp":
+        found = (inner[0] if form.is_Pow else 1.0) * 10 ** min(inner[-1], 9)
+    elif form.func.__name__ in _GROWING:
+        found = largest * 10 ** min(largest, 9)
+    else:
+        found = sum(inner) if form.is_Mul else largest + math.log10(len(inner) + 1)
+    if found > _MOST_DIGITS:
+        raise OverflowError(f"more than {_MOST_DIGITS:,} digits")
+    return found
 
 
 def _parsed(texts: list[str]) -> list[Any]:
@@ -246,5 +289,6 @@ def _parsed(texts: list[str]) -> list[Any]:
         text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"(\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}})", text)
         names = ConversionConfig(lowercase_symbols=one_case)
         form = latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names)
+        _digits(form, sorted(form.free_symbols, key=str))
         forms.append(form.subs(sympy.Symbol("i", real=False), sympy.I) if is_complex else form)
     return forms

@@ -104,7 +104,12 @@ class Grader(Pool):
                 )
         old = records.latest_rows([directory / grades_file], Grade)
         grades = {
-            row.key: row for row in old if not regrade and row.key in completions and row.gold == golds[row.problem_id]
+            row.key: row
+            for row in old
+            if not regrade
+            and row.key in completions
+            and row.gold == golds[row.problem_id]
+            and row.outcome != "grader_timeout"  # a machine that stood still may have made it
         }
         missing = [completion for key, completion in completions.items() if key not in grades]
         for row in self.grade(missing, standard):

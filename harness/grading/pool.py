@@ -27,6 +27,8 @@ from kvsweep.harness.grading.answers import AnswerKind
 
 _ROWS_PER_MESSAGE = 16
 _START_LIMIT_S = 60.0
+# The longest wait of the pool; what passes beyond it passes while this process stands still.
+_LOOK_S = 0.5
 
 # What one worker may take of the machine: a power tower must not take all of it.
 _WORKER_BYTES = 4 << 30
@@ -72,7 +74,7 @@ def serve(function: str) -> None:
 class _Worker:
     """A worker process, and the jobs it has been sent and not yet answered."""
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, deadline: float) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from kvsweep.harness.grading.pool import serve; serve({function!r})"],
@@ -87,7 +89,7 @@ class _Worker:
         self._received = b""
         self.pending: deque[int] = deque()
         self.started = False
-        self.deadline = time.monotonic() + _START_LIMIT_S
+        self.deadline = deadline
 
     @property
     def pid(self) -> int:
@@ -131,8 +133,9 @@ class Pool:
 
     Args:
         workers: how many processes at most.
-        timeout_s: seconds that one row may take; then its worker is killed, the row is `grader_timeout`, and
-            the rows behind it go to a fresh worker. A row whose worker dies of itself counts the same.
+        timeout_s: seconds that one row may take; then its worker is killed, and the rows behind it go to a fresh
+            worker. The row itself gets a second try, and is `grader_timeout` if it overruns that too. A row whose
+            worker dies of itself counts the same. Time in which this process is stopped does not count.
         function: `module:name` of what judges a row, called in the worker with (text, stop_reason, gold,
             kind, rule) and returning (answer, outcome) or more.
 
@@ -149,6 +152,7 @@ class Pool:
             raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
         self._limit, self._timeout_s, self._function = workers, timeout_s, function
         self._workers: list[_Worker] = []
+        self._now = 0.0  # seconds in which this process was awake and waited
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +178,7 @@ class Pool:
         This is the one loop that sends, waits, and kills.
         """
         replies: dict[int, dict[str, Any]] = {}
+        tried: set[int] = set()
         waiting = deque(
             range(start, min(start + _ROWS_PER_MESSAGE, len(jobs))) for start in range(0, len(jobs), _ROWS_PER_MESSAGE)
         )
@@ -181,20 +186,26 @@ class Pool:
             while waiting and (worker := self._idle_worker()) is not None:
                 indices = waiting.popleft()
                 if worker.started:
-                    worker.deadline = time.monotonic() + self._timeout_s
+                    worker.deadline = self._now + self._timeout_s
                 worker.send(indices, [jobs[index] for index in indices])
             busy = [worker for worker in self._workers if worker.pending]
-            readable = _wait(busy, until=min(worker.deadline for worker in busy))
+            start = time.monotonic()
+            readable = _wait(busy, min(_LOOK_S, min(worker.deadline for worker in busy) - self._now))
+            self._now += min(time.monotonic() - start, 2 * _LOOK_S)
             for worker in busy:
                 received = worker.receive() if worker in readable else []
-                if received is None or (not received and time.monotonic() >= worker.deadline):
+                if received is None or (not received and self._now >= worker.deadline):
                     lost, *rest = self._drop(worker)
-                    replies[lost] = {"answer": None, "outcome": "grader_timeout"}
+                    if lost in tried:
+                        replies[lost] = {"answer": None, "outcome": "grader_timeout"}
+                    else:
+                        tried.add(lost)
+                        waiting.append(range(lost, lost + 1))
                     if rest:
                         waiting.append(range(rest[0], rest[-1] + 1))
                     continue
                 for reply in received:
-                    worker.deadline = time.monotonic() + self._timeout_s
+                    worker.deadline = self._now + self._timeout_s
                     if worker.started:
                         replies[worker.pending.popleft()] = reply
                     worker.started = True
@@ -207,7 +218,7 @@ class Pool:
             self._drop(worker)
         if len(self._workers) == self._limit:
             return None
-        self._workers.append(_Worker(self._function))
+        self._workers.append(_Worker(self._function, self._now + _START_LIMIT_S))
         return self._workers[-1]
 
     def _drop(self, worker: _Worker) -> list[int]:
@@ -219,11 +230,11 @@ class Pool:
         return list(worker.pending)
 
 
-def _wait(workers: Sequence[_Worker], *, until: float) -> list[_Worker]:
-    """The workers with something to read, as soon as one has, or at `until` on the monotonic clock."""
+def _wait(workers: Sequence[_Worker], seconds: float) -> list[_Worker]:
+    """The workers with something to read, as soon as one has, or after so many seconds."""
     poll = select.poll()
     for worker in workers:
         poll.register(worker.fileno(), select.POLLIN)
     # Rounded up: woken a moment early, the loop would spin.
-    ready = {fd for fd, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1)}
+    ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000 + 1)}
     return [worker for worker in workers if worker.fileno() in ready]

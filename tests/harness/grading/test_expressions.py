@@ -3,6 +3,7 @@
 
 import os
 import random
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -208,6 +209,39 @@ def test_mutants_of_the_recorded_golds() -> None:
     result = measured(mutants.golds(files))
     assert result["mutants"] > 1000
     assert within_the_limits(result), result
+
+
+GROWING = (
+    r"\frac{(3k+n-2)!!}{(k+n-2)!!}", "(n!)!", "(9!)!", "1000000000!", r"\binom{10^9}{10^8}", "9^{9^{9^9}}", "10^{10^{10}}",
+    r"\frac{1}{10^{-10^{10}}}", "1.5^{10^9}", "(1+i)^{10^9}", "x^{9^{9^9}}", "(x+1)^{1000000}", "x^{x^{x^x}}",
+    r"e^{e^{e^{e^{e}}}}", r"\sin(10^{10^{10}})", r"\log(9^{9^9})", r"\sqrt[3]{9^{9^9}}", r"\left(1+10^{-12}\right)^{10^{12}}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", GROWING)
+@pytest.mark.parametrize("gold", ["2^{k-n}", "7", "n!", "x = 3"])
+def test_an_answer_without_bounds_is_judged_within_bounds(answer: str, gold: str) -> None:
+    """No worker that could be killed stands around this judge."""
+    started = time.process_time()
+    assert judge(rf"\boxed{{{answer}}}", "stop", gold, "expression", RULE)[1] == "wrong"
+    assert judge(rf"\boxed{{x = {answer}}}", "stop", gold, "expression", RULE)[1] == "wrong"
+    assert time.process_time() - started < 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        (r"\frac{(2n)!}{n! n!}", r"\binom{2n}{n}", True),
+        ("n (n-1)!", "n!", True),
+        (r"\frac{(2n)!}{n!}", r"\binom{2n}{n}", False),
+        ("(n+1)!", "n! + 1", False),
+        ("20!", "2432902008176640000", True),
+        ("(2n-1)!!", "(2n-1)!!", True),
+        (r"\frac{1}{2^{n-k}}", "2^{k-n}", True),
+    ],
+)
+def test_factorials_are_compared_by_value(answer: str, gold: str, equal: bool) -> None:
+    assert compare(answer, gold)[0] is equal
 
 
 def test_a_verdict_says_what_decided() -> None:

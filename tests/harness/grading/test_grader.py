@@ -338,6 +338,12 @@ from pathlib import Path
 
 def judge(text, stop_reason, gold, kind, rule):
     print("a library that prints")
+    Path(__file__).parents[1].joinpath(f"began-{os.getpid()}").touch()
+    if "slow" in text:
+        time.sleep(0.3)
+    if "once" in text and not (mark := Path(text.split()[1])).exists():
+        mark.touch()
+        time.sleep(60)
     if "sleep" in text:
         time.sleep(60)
     if "die" in text:
@@ -381,6 +387,46 @@ class TestWorkers:
         grades = read_grades(cell)
         assert [i for i, row in enumerate(grades) if row.outcome == "grader_timeout"] == [3, 4, 20]
         assert all(row.answer is None and row.correct == 0 for row in grades if row.outcome == "grader_timeout")
+
+    def test_a_row_that_overran_once_is_tried_again(self, tmp_path: Path, injected: str) -> None:
+        rows = [completion(text, draw=i) for i, text in enumerate(["ok", f"once {tmp_path}/mark", "ok"])]
+        cell = write_cell(tmp_path / "cell", rows, {"p": "1"})
+        with Grader(workers=1, timeout_s=0.5, function=injected) as grader:
+            assert grader.grade_cell(cell).outcomes == {"correct": 3}
+
+    def test_a_row_that_overran_is_tried_in_every_later_grading(self, tmp_path: Path, injected: str) -> None:
+        cell = write_cell(tmp_path / "cell", [completion("sleep"), completion("ok", draw=1)], {"p": "1"})
+        with Grader(workers=1, timeout_s=0.3, function=injected) as grader:
+            assert grader.grade_cell(cell).outcomes == {"correct": 1, "grader_timeout": 1}
+            assert grader.grade_cell(cell).graded == 1
+        with Grader(workers=1, timeout_s=30, function="kvsweep.harness.grading.answers:judge") as grader:
+            assert grader.grade_cell(cell).outcomes == {"correct": 1, "no_answer": 1}
+
+    @pytest.mark.parametrize("whom", ["command", "workers", "both"])
+    def test_a_process_that_is_stopped_for_a_while_makes_no_wrong_grade(
+        self, tmp_path: Path, injected: str, whom: str
+    ) -> None:
+        """A freeze of many times the time limit, while each row takes a part of that limit."""
+        cell = write_cell(tmp_path / "cell", [completion("slow", draw=i) for i in range(24)], {"p": "1"})
+        program = (
+            "import sys; from pathlib import Path; from kvsweep.harness.grading.grader import Grader\n"
+            f"with Grader(workers=2, timeout_s=1.5, function={injected!r}) as grader:\n"
+            f"    print(dict(grader.grade_cell(Path({str(cell)!r})).outcomes))"
+        )
+        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{tmp_path / 'modules'}"}
+        process = subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, text=True)
+        workers: list[int] = []
+        while len(workers) < 2:
+            time.sleep(0.1)
+            found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            workers = [int(pid) for pid in found if (tmp_path / f"began-{pid}").exists()]
+        frozen = {"command": [process.pid], "workers": workers, "both": [process.pid, *workers]}[whom]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.2 if whom == "workers" else 5)  # workers that stand still alone are taken to hang in the end
+        for pid in reversed(frozen):
+            os.kill(pid, signal.SIGCONT)
+        assert process.communicate(timeout=60)[0].strip() == "{'correct': 24}"
 
     def test_the_killed_process_is_gone_and_a_fresh_one_serves(self, tmp_path: Path, injected: str) -> None:
         rows = [completion(text, draw=i) for i, text in enumerate(["ok", "sleep", "ok"])]
