@@ -42,7 +42,7 @@ ELSEWHERE = {
     "kvsweep policy=oldest": "test_the_policy_of_the_page_works_as_printed",
 }
 # Every word of the code in quotes that looks like a file's name: what a run or a report writes is among them.
-CODE = (path.read_text() for room in ("analysis", "harness") for path in (ROOT / room).rglob("*.py"))
+CODE = (path.read_text() for room in ("base", "analysis", "harness") for path in (ROOT / room).rglob("*.py"))
 FILES_OF_RUNS = {name for text in CODE for name in re.findall(r'"(\w+\.(?:md|yaml|csv))"', text)}
 OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
 

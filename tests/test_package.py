@@ -147,6 +147,56 @@ def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Pat
     assert "spread" not in kvsweep("--help", folder=tmp_path).stdout
 
 
+@pytest.mark.slow
+def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(unpacked, site)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), "kernels"]
+    ended = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    program = (
+        "import pathlib, kernels, kvsweep.kernels.reference, kvsweep.compression.cache\n"
+        "from kernels import get_kernel\n"
+        "from transformers import LlamaForCausalLM, Qwen2ForCausalLM\n"
+        "from transformers.utils.import_utils import is_kernels_available\n"
+        "theirs, ours = pathlib.Path(kernels.__file__), pathlib.Path(kvsweep.kernels.__file__)\n"
+        f"assert theirs.parents[1] == pathlib.Path({str(site)!r}) == ours.parents[2], (theirs, ours)\n"
+        "assert not {'harness', 'analysis', 'base', 'compression'} & {p.name for p in theirs.parents[1].iterdir()}\n"
+        "from kvsweep.harness.console import kvsweep as command\n"
+        "command()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+    words = ["benchmark.limit=2", "results_dir=results"]
+    run = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    bare = subprocess.run([sys.executable, "-c", "import harness"], cwd=tmp_path, env=environment, capture_output=True)
+    assert b"No module named 'harness'" in bare.stderr
+
+
+def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before() -> None:
+    program = (
+        "import sys, kvsweep\n"
+        "assert not {'torch', 'pandas', 'hydra', 'transformers'} & sys.modules.keys()\n"
+        "names = kvsweep._OFFERED\n"
+        "assert all(getattr(kvsweep, name).__name__ == name for name in names)\n"
+        "assert set(names) <= set(dir(kvsweep))\n"
+        "try: kvsweep.nothing\n"
+        "except AttributeError as error: assert 'load_run' in str(error)\n"
+        "else: raise SystemExit('kvsweep.nothing is there')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_every_dependency_is_bounded_by_what_the_tests_ran_with() -> None:
     """The upper bound is at most the next major version (of 0.x the next minor) after the pinned one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
