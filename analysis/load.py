@@ -6,8 +6,6 @@ skipped with a notice.
 """
 
 import json
-import platform
-import time
 from array import array
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,8 @@ from kvsweep.analysis.question import one_spelling, question_of
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import in_one_line
-from kvsweep.base.records import Completion, Grade, Pair, Problem, TaskStatus
+from kvsweep.base.records import Completion, Grade, Pair, Problem
+from kvsweep.base.tasks import TaskStatus, read_tasks
 
 # The names that are shown first, in this order.
 KNOWN = {
@@ -60,6 +59,7 @@ _Lengths: Any = records.view(records.Eviction, "step", "length_before", "length_
 _Counts = records.view(Completion, *COUNTS, "stop_reason", evictions=list[_Lengths])
 _Costs = records.view(records.DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
+_UNREAD_TASK = "{} cannot be read; the state of its task is unknown."
 
 RunState = Literal["done", "running", "waiting", "stopped"]
 
@@ -136,14 +136,14 @@ def load_run(directory: Path | str) -> Run:
         events=events,
         stats=_stat_table(folders, notices.append),
         provenance={cell.folder.name: cell.provenance for cell in read},
-        tasks=_read_tasks(directory, notices.append),
+        tasks=read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path))),
         notices=notices,
     )
 
 
 def is_live(directory: Path) -> bool:
     """Say if a task of the sweep runs or waits."""
-    return any(task.state in ("running", "queued") for task in _read_tasks(directory, lambda notice: None))
+    return any(task.state in ("running", "queued") for task in read_tasks(directory))
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
@@ -221,23 +221,6 @@ def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
         except (OSError, ValueError, RecursionError):
             notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
     return whole
-
-
-def _read_tasks(directory: Path, notify: _Notify) -> list[TaskStatus]:
-    """The tasks; one that waits for a process of this machine that has ended has stopped."""
-    tasks = []
-    for path in sorted((directory / records.STATUS_FOLDER).glob("*.json")):
-        try:
-            task = TaskStatus.read(path)
-        except (OSError, ValueError, RecursionError):
-            notify(f"{path} cannot be read; the state of its task is unknown.")
-            continue
-        task.state = task.seen(time.time())
-        is_here = task.host == platform.node() and Path("/proc/self").exists()
-        if task.state == "queued" and not task.scheduler_job and is_here and not Path(f"/proc/{task.pid}").exists():
-            task.state = "stopped"
-        tasks.append(task)
-    return tasks
 
 
 def _cell_table(cells: list[_Cell]) -> pd.DataFrame:

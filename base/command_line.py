@@ -11,6 +11,8 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.escape import visible
 
 FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
+# What Ctrl-C prints for a command that stores its work.
+GOES_ON = "interrupted; the same command goes on where this one stopped."
 # Faults of the machine or of a folder, which a user can mend and no program can.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG}
 _NO_WAY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR}
@@ -51,6 +53,11 @@ def say(program: str, message: str, code: int) -> int:
     """Print a message as one line on stderr and return the exit code."""
     print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def counted(count: int, noun: str) -> str:
+    """The count and its noun: "1 cell", "2 cells"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class VisibleStream:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import mmap
 import os
-import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,7 +25,6 @@ SCHEMA = 1
 StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "no_answer", "truncated", "grader_timeout")
-State = Literal["queued", "running", "done", "failed", "stopped"]
 CELL_FILE = "cell.yaml"
 PROVENANCE_FILE = "provenance.json"
 PROBLEMS_FILE = "problems.jsonl"
@@ -34,9 +32,6 @@ COMPLETIONS_FILE = "completions.jsonl"
 GRADES_FILE = "grades.jsonl"
 STATS_FILE = "stats.jsonl"
 DONE_FILE = "DONE"
-STATUS_FOLDER = "status"
-# A file system shared over a network may show a change half a minute late.
-LOST_AFTER_S = 60.0
 Pair = tuple[str, int]
 _T = TypeVar("_T")
 
@@ -209,71 +204,6 @@ class DecodeStats(StoredRow, frozen=True, kw_only=True):
     steps: int
     kv_bytes_allocated: int
     kv_bytes_analytic: int
-
-
-class CellProgress(msgspec.Struct, kw_only=True):
-    """One cell within a task: its names for people, and how many of its completions are stored.
-
-    A model with `random_weights` has no Pass@1, because its answers mean nothing.
-    """
-
-    model: str
-    benchmark: str
-    policy: str
-    finished: int
-    expected: int
-    random_weights: bool = False
-
-
-class TaskStatus(msgspec.Struct, kw_only=True):
-    """The status file of one task, `<run_directory>/status/<task>.json`.
-
-    Attributes:
-        state: as the task wrote it last; a task that was killed still says "running".
-        heartbeat: seconds since the epoch at the last sign of life.
-        tokens: live tokens decoded since `started`.
-        made: completions stored since `started`.
-        error: the last lines of the error that ended the task.
-        command: the command that tries again; finished work is not repeated.
-    """
-
-    task: str
-    state: State
-    shard: str
-    command: str
-    cells: dict[str, CellProgress]
-    started: float = 0.0
-    heartbeat: float = 0.0
-    host: str = ""
-    pid: int = 0
-    scheduler_job: str | None = None
-    tokens: int = 0
-    made: int = 0
-    error: str | None = None
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read one task's file; raises ValueError where it is none."""
-        return decode(path.read_bytes(), cls)
-
-    def write(self, run_directory: Path) -> None:
-        """Replace the task's file."""
-        path = self.path(run_directory, self.task)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps(msgspec.to_builtins(self)) + "\n")
-
-    @staticmethod
-    def path(run_directory: Path, task: str) -> Path:
-        """The file of the task with this name."""
-        return run_directory / STATUS_FOLDER / f"{task}.json"
-
-    def seen(self, now: float) -> State:
-        """The state seen from outside: a task that says "running" without a sign of life has stopped."""
-        if self.state != "running":
-            return self.state
-        if self.host == platform.node() and not Path(f"/proc/{self.pid}").exists() and Path("/proc/self").exists():
-            return "stopped"
-        return "running" if now - self.heartbeat < LOST_AFTER_S else "stopped"
 
 
 def view(kind: type[Row], *names: str, **types: Any) -> Any:

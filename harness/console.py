@@ -1,4 +1,4 @@
-"""The entries of the console scripts. Each imports its command only when Ctrl-C has a sentence already."""
+"""The functions that the console scripts call. Each imports its command only once Ctrl-C ends in one sentence."""
 
 import atexit
 import signal
@@ -8,32 +8,33 @@ from importlib import import_module
 from typing import Any
 
 
-def _interrupted_where_nothing_can_be_raised(found: Any) -> None:
-    """Send a Ctrl-C again that came inside a callback, where Python only prints and forgets an exception."""
+def _raise_again_if_interrupted(found: Any) -> None:
+    """Send Ctrl-C again if it came inside a callback, where Python prints the exception and drops it."""
     if found.exc_type is KeyboardInterrupt:
         signal.raise_signal(signal.SIGINT)
     else:
         sys.__unraisablehook__(found)
 
 
-def _run(program: str, module: str) -> Any:
-    sys.unraisablehook = _interrupted_where_nothing_can_be_raised
-    # A Ctrl-C while the interpreter takes itself down finds nobody to say a sentence.
+def _run(program: str, module: str, *, goes_on: bool = False) -> Any:
+    """Call the `main` of a module; with `goes_on` the sentence of Ctrl-C says that the work goes on next time."""
+    sys.unraisablehook = _raise_again_if_interrupted
+    # While the interpreter shuts down, nothing could turn the exception into a sentence: the signal ends the process.
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     try:
-        from kvsweep.base.command_line import one_sentence
+        from kvsweep.base.command_line import GOES_ON, one_sentence
 
-        with one_sentence(program):
+        with one_sentence(program, GOES_ON if goes_on else "interrupted."):
             return import_module(module).main()
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-kvsweep = partial(_run, "kvsweep", "kvsweep.harness.sweep.command")
+kvsweep = partial(_run, "kvsweep", "kvsweep.harness.sweep.command", goes_on=True)
 grade = partial(_run, "kvsweep-grade", "kvsweep.harness.grading.command")
 status = partial(_run, "kvsweep-status", "kvsweep.harness.sweep.watch.status")
 report = partial(_run, "kvsweep-report", "kvsweep.analysis.report.build")
 compare = partial(_run, "kvsweep-compare", "kvsweep.analysis.compare")
 export = partial(_run, "kvsweep-export", "kvsweep.analysis.export")
-predictor = partial(_run, "kvsweep-predictor", "kvsweep.harness.predictor.command")
+predictor = partial(_run, "kvsweep-predictor", "kvsweep.harness.predictor.command", goes_on=True)
 trace = partial(_run, "kvsweep-trace", "kvsweep.harness.inspect.command")

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.errors import HydraException
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
@@ -105,6 +107,12 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
         raise UserError(_sentence(section, adapter, error)) from error
 
 
+def build_target(section: str, node: DictConfig | Mapping[str, Any]) -> Any:
+    """Make the dataclass that `_target_` of a section names from the settings beside it, as `build` does."""
+    settings = plain(node)
+    return build(get_class(settings.pop("_target_")), section, settings)
+
+
 def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """A section as a dict of plain values, its interpolations resolved."""
     if not OmegaConf.is_config(node):
@@ -122,8 +130,6 @@ def whole_number(name: str, value: Any, *, least: int) -> int:
 @contextmanager
 def plain_config_errors() -> Iterator[None]:
     """Turn an error of Hydra or OmegaConf, such as an unknown key, into a UserError of one sentence."""
-    from hydra.errors import HydraException  # hydra takes as long as the rest of this module
-
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:

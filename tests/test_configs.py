@@ -20,7 +20,8 @@ from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.settings import CONF, build
-from kvsweep.harness.sweep.plan.job import build_policies, make_job
+from kvsweep.harness.sweep.plan.grid import build_policies
+from kvsweep.harness.sweep.plan.job import make_job
 from kvsweep.harness.toy.paths import WEIGHTS
 
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")

@@ -26,7 +26,7 @@ from kvsweep.compression.policy import CacheView
 from kvsweep.harness.inspect import command as trace
 from kvsweep.harness.predictor.command import ALONE, STAGES
 from kvsweep.harness.predictor.recipe import read_settings
-from kvsweep.harness.sweep.plan.job import CONF, build_policy
+from kvsweep.harness.settings import CONF, build_target
 from kvsweep.harness.toy.paths import WEIGHTS
 
 ROOT = Path(__file__).parents[1]
@@ -354,7 +354,7 @@ def test_the_policy_of_the_page_works_as_printed(
     assert len(source.splitlines()) <= 20
     exec(source, module.__dict__)
     assert settings.pop("defaults") == ["base/budget", "_self_"]
-    policy = build_policy({**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10})
+    policy = build_target("policy", {**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10})
     assert type(policy).__name__ == class_name
     view = CacheView(
         problem_id="p0",

@@ -27,6 +27,10 @@ BELOW: dict[str, tuple[str, ...]] = {
     "harness.benchmarks": ("harness.grading", "harness.settings", "harness.toy", "harness.models", "base"),
     "harness.decode": ("harness.settings", "harness.models", "compression", "kernels", "base"),
 }
+BELOW["harness.sweep.plan"] = (*BELOW,)
+BELOW["harness.sweep.watch"] = ("harness.sweep.plan", "analysis", "base")
+BELOW["harness.sweep.run"] = (*BELOW,)
+BELOW["harness.sweep.launch"] = (*BELOW,)
 BELOW["harness.sweep"] = (*BELOW,)
 BELOW["harness.predictor"] = (*BELOW,)
 BELOW["harness.inspect"] = (*BELOW,)

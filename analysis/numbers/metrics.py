@@ -11,6 +11,7 @@ import pandas as pd
 
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.numbers.inference import LEVEL, paired_tests, pass_at_k, score_array
+from kvsweep.analysis.numbers.pass_at_1 import mean_and_error
 from kvsweep.base.records import OUTCOMES
 
 SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
@@ -69,17 +70,13 @@ def graded_rows(run: Run) -> pd.DataFrame:
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
     """Pass@1 per cell: the mean over problems of the mean over draws; every outcome but "correct" counts 0.
 
-    The draws of one problem are not independent, so the standard error is the clustered one: the standard deviation
-    (n - 1) of the n means per problem over sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640,
-    section 2.2, for draws averaged per problem). The error describes a new choice of problems like these, not a new
-    run on the same problems. With one problem the error is missing.
+    `mean_and_error` says what the standard error is. With one problem it is missing.
     """
     draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
     cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
-    table["pass_at_1"] = cells["mean"].mean()
-    table["se"] = cells["mean"].std(ddof=1) / np.sqrt(table["problems"])
-    return table
+    scores = [mean_and_error(means.to_list()) for _, means in cells["mean"]]
+    return table.join(pd.DataFrame(scores, table.index, ["pass_at_1", "se"], dtype="float64"))
 
 
 def score_intervals(graded: pd.DataFrame) -> pd.DataFrame:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvsweep.base.command_line import one_sentence
+from kvsweep.base.command_line import counted, one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE
 from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Grader
@@ -76,7 +76,7 @@ def _grade_run(root: Path, workers: int, timeout_s: float, *, regrade: bool, len
             summaries.append(grader.grade_cell(directory, regrade=regrade, lenient=lenient))
             print(_summary_line(_name(directory, root), summaries[-1]))
     total = sum(summaries, start=CellSummary(directory=root, graded=0))
-    print(_summary_line(f"{'lenient, ' if lenient else ''}total of {len(cells)} cells", total))
+    print(_summary_line(f"{'lenient, ' if lenient else ''}total of {counted(len(cells), 'cell')}", total))
 
 
 def _name(directory: Path, root: Path) -> str:
@@ -86,7 +86,7 @@ def _name(directory: Path, root: Path) -> str:
 
 def _summary_line(label: str, summary: CellSummary) -> str:
     counts = ", ".join(f"{outcome} {summary.outcomes[outcome]}" for outcome in OUTCOMES)
-    return f"{label}: {summary.rows} rows, {summary.graded} graded now: {counts}"
+    return f"{label}: {counted(summary.rows, 'row')}, {summary.graded} graded now: {counts}"
 
 
 if __name__ == "__main__":

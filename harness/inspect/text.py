@@ -30,9 +30,11 @@ from kvsweep.compression.predictor_card import read_card
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.answers import judge
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
-from kvsweep.harness.sweep.plan.job import Job, build_policies, check_predictors, make_job, read_shape
+from kvsweep.harness.sweep.plan.grid import build_policies
+from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.load import LoadedModel
@@ -126,7 +128,7 @@ class TextSource:
             width = read_card(path)["hidden_size"]
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
-        expected = read_shape(self.model).hidden_size
+        expected = read_spec(self.model).hidden_size
         if width != expected:
             raise UserError(
                 f"--head {path} is of width {width} and {self.model.name} of {expected}: name another head."

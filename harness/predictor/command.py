@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kvsweep.base.command_line import one_sentence
+from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.harness.predictor.kinds import LABEL_KINDS
 
@@ -41,7 +41,7 @@ Exit status: 0 done, 2 bad input, 130 interrupted.
 """
 
 
-@one_sentence("kvsweep-predictor", "interrupted; the same command goes on where this one stopped.")
+@one_sentence("kvsweep-predictor", GOES_ON)
 def main(argv: Sequence[str] | None = None) -> None:
     """Console script: exit code 0 done, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -1,34 +1,31 @@
-"""The console script `kvsweep`: compose, check everything, launch.
-
-Modules that take long to import are imported inside the functions, so that Ctrl-C during an import is one sentence too,
-and Tab completion does not wait for modules that it does not need.
-"""
-
-from __future__ import annotations
+"""The console script `kvsweep`: compose, check everything, launch."""
 
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from kvsweep.base.command_line import one_sentence
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-    from kvsweep.harness.sweep.launch.launch import LauncherConfig
-    from kvsweep.harness.sweep.plan.job import Job
+from kvsweep.base.records import check_run
+from kvsweep.harness.settings import CONF, build_target, own_overrides, plain_config_errors
+from kvsweep.harness.sweep.init import init
+from kvsweep.harness.sweep.launch.inline import Inline
+from kvsweep.harness.sweep.launch.launch import launch
+from kvsweep.harness.sweep.launch.launcher import Launcher, split
+from kvsweep.harness.sweep.plan.estimate import describe
+from kvsweep.harness.sweep.plan.job import Job, make_job
 
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
 
-@one_sentence("kvsweep", "interrupted; the same command goes on where this one stopped.")
+@one_sentence("kvsweep", GOES_ON)
 def main() -> None:
     """Console script: exit code 0 done, 1 a job failed, 2 bad input, 3 locked by another process, 130 interrupted."""
     if sys.argv[1:2] == ["init"]:
-        from kvsweep.harness.sweep.init import init
-
         init(sys.argv[2:])
         return
     # Without this Hydra prints its own errors and exits with code 1.
@@ -47,11 +44,7 @@ def main() -> None:
     jobs, launcher = collect_jobs()
     if not jobs:  # Hydra only printed something, as for -cjob
         return
-    from kvsweep.harness.sweep.launch.launch import launch, split
-
     if dry_run:
-        from kvsweep.harness.sweep.plan.estimate import describe
-
         print(describe([job for task in split(jobs, launcher) for job in task]))
         if any(job.rounds for job in jobs):
             print("With until=decided this is the most that can come: a decided cell gets no more draws.")
@@ -59,26 +52,21 @@ def main() -> None:
         launch(jobs, launcher)
 
 
-def collect_jobs() -> tuple[list[Job], LauncherConfig]:
+def collect_jobs() -> tuple[list[Job], Launcher]:
     """Compose and check every job of the command line before any of them runs.
 
     Raises:
         UserError: the first mistake in any job, or a run directory with cells of another schema.
     """
-    from kvsweep.base.records import check_run
-    from kvsweep.harness.settings import build, plain_config_errors
-    from kvsweep.harness.sweep.launch.launch import LauncherConfig
-    from kvsweep.harness.sweep.plan.job import make_job
-
     jobs: list[Job] = []
-    launchers: list[LauncherConfig] = []
+    launchers: list[Launcher] = []
     mistakes: list[UserError] = []
 
     def collect(config: DictConfig) -> None:
         # Hydra prints lines of its own about an error that passes through it.
         try:
             with plain_config_errors():
-                launchers.append(build(LauncherConfig, "launcher", config.launcher))
+                launchers.append(build_target("launcher", config.launcher))
                 jobs.append(make_job(config))
         except UserError as mistake:
             mistakes.append(mistake)
@@ -90,16 +78,11 @@ def collect_jobs() -> tuple[list[Job], LauncherConfig]:
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
     for directory in {job.run_directory for job in jobs}:
         check_run(directory)
-    return jobs, launchers[0] if launchers else LauncherConfig()
+    return jobs, launchers[0] if launchers else Inline()
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
     """Let Hydra read the command line and hand every job's configuration to `collect`."""
-    import hydra
-    from hydra.errors import HydraException
-
-    from kvsweep.harness.settings import CONF, own_overrides, plain_config_errors
-
     if not any(argument.startswith("hydra.searchpath=") for argument in sys.argv):
         sys.argv += own_overrides()
     with plain_config_errors():

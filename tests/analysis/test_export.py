@@ -15,7 +15,7 @@ from huggingface_hub import DatasetCard
 from kvsweep.analysis import export as module
 from kvsweep.analysis.export import COLUMNS, export, main
 from kvsweep.base.errors import UserError
-from kvsweep.harness.sweep.plan.job import CONF
+from kvsweep.harness.settings import CONF
 
 MakeCell = Callable[..., Path]
 GATED = yaml.safe_load((CONF / "benchmark/gpqa_diamond.yaml").read_text())["licence"]

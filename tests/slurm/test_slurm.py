@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvsweep.base.records import COMPLETIONS_FILE, TaskStatus, shard_files
+from kvsweep.base.records import COMPLETIONS_FILE, shard_files
+from kvsweep.base.tasks import TaskStatus
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name("cluster.sh")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvsweep.base.command_line import counted
 from kvsweep.base.records import (
     COMPLETIONS_FILE,
     STATS_FILE,
@@ -81,8 +82,8 @@ def measure(job: Job) -> tuple[list[int], float, float] | None:
 
 def describe(jobs: Sequence[Job]) -> str:
     """The estimate of each job as a paragraph, and the numbers of jobs and cells in all."""
-    cells = sum(len(job.cells) for job in jobs)
-    return "\n".join([*map(_describe_job, jobs), f"{len(jobs)} jobs, {cells} cells; nothing was run (--dry-run)."])
+    total = f"{counted(len(jobs), 'job')}, {counted(sum(len(job.cells) for job in jobs), 'cell')}"
+    return "\n".join([*map(_describe_job, jobs), f"{total}; nothing was run (--dry-run)."])
 
 
 def _describe_job(job: Job) -> str:
@@ -102,7 +103,8 @@ def _describe_job(job: Job) -> str:
         source = f"every text {lengths[0]} long at most"
         time_and_disk = "time and disk: not known until a cell has stored something"
     return (
-        f"{job.name}, shard {job.shard}: {len(job.cells)} cells ({len(job.cells) - left} done) of {pairs} completions\n"
+        f"{job.name}, shard {job.shard}: {counted(len(job.cells), 'cell')} ({len(job.cells) - left} done) of "
+        f"{counted(pairs, 'completion')}\n"
         f"  memory: {_memory(job, question)}\n"
         f"{_sizes(job)}"
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
@@ -126,7 +128,8 @@ def _sizes(job: Job) -> str:
     policies = [cell.policy for cell in job.cells if isinstance(cell.policy, BudgetPolicy)]
     counts = Counter((p.size, p.budget + 1 - p.size, p.local_window) for p in policies)
     return "".join(
-        f"  size: {size} rows after an eviction, {tokens} tokens to the next, window {window} ({count} cells)\n"
+        f"  size: {size} rows after an eviction, {tokens} tokens to the next, window {window} "
+        f"({counted(count, 'cell')})\n"
         for (size, tokens, window), count in sorted(counts.items())
     )
 
@@ -137,7 +140,8 @@ def _memory(job: Job, question: int) -> str:
     sizes = {"layers": layers, "kv_heads": heads, "head_dim": head_dim, "itemsize": itemsize}
     capacities = [cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells]
     parts = [
-        f"{job.cache.bytes_per_slot(**sizes, capacity=rows) / 2**20:.1f} MiB a slot of {rows} tokens ({count} cells)"
+        f"{job.cache.bytes_per_slot(**sizes, capacity=rows) / 2**20:.1f} MiB a slot of {rows} tokens "
+        f"({counted(count, 'cell')})"
         for rows, count in sorted(Counter(capacities).items())
     ]
     form, row = job.cache.form(head_dim), f"{head_dim} x {itemsize}"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from kvsweep.base.command_line import counted
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Completion, DecodeStats
 from kvsweep.compression.cache import SlotCache
@@ -177,7 +178,8 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
             found = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
             slots, reason = found.slots, found.reason
         work.progress.write(
-            f"{job.name}: {len(wanted)} completions of {len(set(wanted))} cells, {slots} slots x {capacity} tokens x "
+            f"{job.name}: {counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}, "
+            f"{counted(slots, 'slot')} x {capacity} tokens x "
             f"{one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB of keys and values ({reason})"
         )
         try:

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 
 from tqdm import tqdm
 
-from kvsweep.base.records import TaskStatus
+from kvsweep.base.tasks import TaskStatus
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.sweep.plan.job import Job
 from kvsweep.harness.sweep.run.decode_cells import OpenCells, decode

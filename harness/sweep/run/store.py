@@ -1,7 +1,7 @@
 """The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
 
 `<results_dir>/<run_name>/<cell_id>/` holds cell.yaml, provenance.json, problems.jsonl, completions.jsonl, grades.jsonl,
-stats.jsonl and DONE; results/README.md has the schema. Each shard writes files of its own, such as
+stats.jsonl and DONE; docs/files.md describes them. Each shard writes files of its own, such as
 completions-1of4.jsonl, and a reader takes the files of all shards together.
 
 Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
@@ -26,10 +26,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from kvsweep.base import records
-from kvsweep.base.command_line import LOCKED
+from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.records import WHOLE, Completion, DecodeStats, Grade, Pair, PairRow, Problem, Shard, shard_files
 from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.done import Done, file_sizes
 
 LOCK_FILE = ".lock"
 
@@ -38,33 +39,6 @@ _MOST_FILES, _OTHER_FILES = 1 << 16, 96
 
 # A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
 _SYNC_SECONDS = 1.0
-
-
-class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The contents of DONE: the stored completions, and the sizes of the files that hold them.
-
-    Attributes:
-        plans: the sequential jobs for which these draws are enough, because they have decided the cell (`Job.plan`).
-    """
-
-    completions: int
-    draws: int
-    problems: list[str]
-    files: dict[str, int]
-    plans: list[str] = []
-
-    @classmethod
-    def read(cls, directory: Path) -> Self | None:
-        """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
-        try:
-            done = records.decode((directory / records.DONE_FILE).read_bytes(), cls)
-        except (OSError, ValueError):
-            return None
-        return done if done.files == _sizes(directory) and records.PROBLEMS_FILE in done.files else None
-
-    def covers(self, problem_ids: Collection[str], draws: int) -> bool:
-        """True if all draws of all these problems are stored."""
-        return set(problem_ids) <= set(self.problems) and draws <= self.draws
 
 
 class CellLockedError(UserError):
@@ -178,7 +152,8 @@ class CellStore:
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
-            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=_sizes(self.directory))
+            files = file_sizes(self.directory)
+            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files)
             if plan is not None:
                 earlier = Done.read(self.directory)
                 done = earlier if earlier and earlier.covers(problem_ids, draws) else done
@@ -237,17 +212,6 @@ def stored_pairs(directory: Path) -> set[Pair]:
     return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 
 
-def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
-    """True if DONE lists all these completions, or the plan of a sequential job; reads no rows."""
-    done = Done.read(run_directory / cell.cell_id)
-    return done is not None and (plan in done.plans or done.covers(problem_ids, draws))
-
-
-def _sizes(directory: Path) -> dict[str, int]:
-    names = (records.PROBLEMS_FILE, records.COMPLETIONS_FILE, records.GRADES_FILE)
-    return {path.name: path.stat().st_size for name in names for path in shard_files(directory, name).values()}
-
-
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
     """The locks of shards of another count, whose writers could write the same pairs."""
     for path in directory.glob(f"{LOCK_FILE}*"):
@@ -269,7 +233,7 @@ def quarantine_broken_lines(path: Path) -> None:
     with path.open("rb") as lines, records.replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines(line for number, line in enumerate(lines, start=1) if number not in numbers)
     print(
-        f"note: {path} had {len(bad)} broken lines (first: line {bad[0].number}); they lie in {quarantine.name} now, "
-        "and their completions are made again.",
+        f"note: {path} had {counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}; "
+        "the run makes their completions again.",
         file=sys.stderr,
     )

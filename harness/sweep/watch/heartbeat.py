@@ -5,23 +5,16 @@ import platform
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from kvsweep.base.errors import UserError
-from kvsweep.base.escape import file_name
-from kvsweep.base.records import TaskStatus, content_hash
+from kvsweep.base.tasks import TaskStatus
 
 HEARTBEAT_S = 5.0
 _ERROR_LINES = 12
-
-
-def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
-    """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
-    names = (file_name(model), file_name(benchmark), shard.replace("/", "of"))
-    return "-".join([*names, content_hash([sorted(cell_ids), shard])[:8]])
 
 
 class Reporter:
@@ -83,10 +76,3 @@ def scheduler_job() -> str | None:
     """The SLURM job of this process, as squeue names it; None outside SLURM."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
-
-
-def policy_label(settings: Mapping[str, Any]) -> str:
-    """A policy's name and the settings that tell a grid's cells apart: `dynts 0.3 w64 b5000`."""
-    prefixes = {"keep_ratio": "", "local_window": "w", "budget": "b"}
-    values = [f"{prefix}{settings[key]}" for key, prefix in prefixes.items() if settings.get(key) is not None]
-    return " ".join([str(settings["name"]), *values])

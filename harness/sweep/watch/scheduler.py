@@ -1,14 +1,13 @@
 """SLURM's word on the tasks of a sweep: which still wait in its queue, for what, and which have left it."""
 
 import getpass
-import platform
 import subprocess
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from kvsweep.base.records import STATUS_FOLDER, TaskStatus, replace_text
+from kvsweep.base.records import replace_text
+from kvsweep.base.tasks import TaskStatus, job_file, noted_jobs, read_tasks, scheduler_jobs
 
 ASK = ("squeue", "--noheader", "--array", "--format=%i|%T|%r")
 # SLURM's reasons in words that a user can act on; its other reasons are shown as they are.
@@ -48,14 +47,6 @@ def waiting_jobs() -> Queue | None:
     return {job: (state, reason) for job, state, reason in rows}
 
 
-def job_file(run_directory: Path, task: str) -> Path:
-    """The file that names the SLURM jobs of a task, a line each; the task itself writes its status file.
-
-    A task of a sequential sweep has a job for each round.
-    """
-    return TaskStatus.path(run_directory, task).with_suffix(".job")
-
-
 def note_jobs(jobs: Iterable[tuple[Path, str, str]]) -> None:
     """Add (run directory, task, SLURM job) of tasks that were submitted."""
     for run_directory, task, job in jobs:
@@ -63,44 +54,22 @@ def note_jobs(jobs: Iterable[tuple[Path, str, str]]) -> None:
         replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
 
 
-def noted_jobs(run_directory: Path, task: str) -> list[str]:
-    """The SLURM jobs of a task, in the order in which they work on the task."""
-    with suppress(OSError, UnicodeDecodeError):
-        return job_file(run_directory, task).read_text(encoding="utf-8").split()
-    return []
+def tasks_now(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:
+    """Read the tasks of a run directory, and correct the state of those under SLURM by what SLURM says.
 
-
-def read_tasks(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:
-    """Read the tasks of a run directory, each with its state as seen from outside; a file that is none is left out.
-
-    `ask` tells SLURM's queue. It is called if a task needs it.
+    `ask` returns SLURM's queue. It is called if a task needs it. A task that waits has the reason in `error`. A task
+    whose job has left the queue has stopped.
     """
-    now, tasks = time.time(), []
-    for path in sorted((run_directory / STATUS_FOLDER).glob("*.json")):
-        with suppress(ValueError, OSError, RecursionError):
-            task = TaskStatus.read(path)
-            task.state = task.seen(now)
-            tasks.append(task)
-    _refresh(run_directory, tasks, ask)
-    return tasks
-
-
-def _refresh(run_directory: Path, tasks: Sequence[TaskStatus], ask: Callable[[], Queue | None]) -> None:
-    """Correct the state of tasks that are queued, or run under SLURM, by what SLURM and this machine say; in place.
-
-    A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
-    """
+    tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]
-    jobs = {task.task: found for task in unfinished if (found := _jobs(run_directory, task))}
+    jobs = {task.task: found for task in unfinished if (found := scheduler_jobs(run_directory, task))}
     queue = ask() if jobs else None
     for task in unfinished:
         if noted := jobs.get(task.task):
             task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
-        job = task.scheduler_job
-        if task.state == "queued" and job is None and _is_gone(task):
-            task.state, task.error = "stopped", "the command that queued this task ended before the task began."
-        elif queue is not None and job is not None:
-            _correct(run_directory, task, job, queue.get(job))
+            if queue is not None:
+                _correct(run_directory, task, task.scheduler_job, queue.get(task.scheduler_job))
+    return tasks
 
 
 def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, str] | None) -> None:
@@ -116,14 +85,3 @@ def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, 
         state, reason = found
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
         task.state, task.error = "queued", f"{state.lower()} in SLURM: {words}."
-
-
-def _jobs(run_directory: Path, task: TaskStatus) -> list[str]:
-    # The file is newer than what the last run of the same task left in its status.
-    noted = noted_jobs(run_directory, task.task) if task.state == "queued" or task.scheduler_job is None else []
-    return noted or [job for job in [task.scheduler_job] if job]
-
-
-def _is_gone(task: TaskStatus) -> bool:
-    """True if the process that queued the task ran on this machine and has ended."""
-    return bool(task.pid) and task.host == platform.node() and not Path(f"/proc/{task.pid}").exists()

@@ -28,20 +28,18 @@ from rich.table import Table
 from rich.text import Text
 
 from kvsweep.analysis.format import percent, percent_pm
+from kvsweep.analysis.numbers.pass_at_1 import Score, read_score
 from kvsweep.base import records
-from kvsweep.base.command_line import FAILED, one_sentence
+from kvsweep.base.command_line import FAILED, counted, one_sentence
 from kvsweep.base.errors import BrokenCell, UserError
 from kvsweep.base.escape import visible
-from kvsweep.base.records import CellProgress, State, TaskStatus
-from kvsweep.harness.sweep.watch.heartbeat import policy_label
-from kvsweep.harness.sweep.watch.scheduler import read_tasks
+from kvsweep.base.tasks import CellProgress, State, TaskStatus
+from kvsweep.harness.sweep.plan.names import policy_label
+from kvsweep.harness.sweep.watch.scheduler import tasks_now
 
 STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
 # A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
-
-
-_Verdict = records.view(records.Grade, "correct")
 
 
 @dataclass(kw_only=True)
@@ -105,7 +103,7 @@ def read_sweep(directory: Path) -> SweepStatus:
     """
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
-    tasks = read_tasks(directory)
+    tasks = tasks_now(directory)
     cells = _cells_of_tasks(directory, tasks)
     for path in directory.glob(f"*/{records.CELL_FILE}"):
         if path.parent.name not in cells:
@@ -191,33 +189,17 @@ def _cell_without_task(folder: Path) -> CellStatus:
 def _add_grades(cell: CellStatus, folder: Path) -> None:
     """Fill in Pass@1 so far. A task that was killed has stored and graded more than its status file says."""
     files = records.shard_files(folder, records.GRADES_FILE).values()
-    cell.graded, score, error = pass_at_1(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    score = _score(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    cell.graded = score.graded
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))
     if not cell.random_weights:
-        cell.pass_at_1, cell.error = score, error
+        cell.pass_at_1, cell.error = score.pass_at_1, score.error
 
 
 @cache
-def pass_at_1(files: tuple[tuple[Path, int, int], ...]) -> tuple[int, float | None, float | None]:
-    """The number of grades in files, their Pass@1 and its standard error; None where there are too few grades.
-
-    `files` are paths with sizes and times, so that --watch reads a file again if it has changed. The numbers are those
-    of `analysis.numbers.metrics.pass_at_1`, whose pandas takes longer to import than all else here.
-    """
-    correct: dict[records.Pair, int] = {}
-    for path, *_ in files:
-        correct |= {row.key: row.correct for row in records.read_rows(path, _Verdict, on_bad=records.ignore)}
-    problems: dict[str, list[int]] = defaultdict(list)
-    for (problem_id, _), right in correct.items():
-        problems[problem_id].append(right)
-    means = [sum(draws) / len(draws) for draws in problems.values()]
-    count = len(means)
-    if not count:
-        return 0, None, None
-    score = sum(means) / count
-    if count == 1:
-        return len(correct), score, None
-    return len(correct), score, math.sqrt(sum((mean - score) ** 2 for mean in means) / (count - 1) / count)
+def _score(files: tuple[tuple[Path, int, int], ...]) -> Score:
+    """The score in files of grades, given with their sizes and times, so that --watch reads a changed file again."""
+    return read_score(path for path, *_ in files)
 
 
 def _state(states: set[State]) -> State:
@@ -296,13 +278,14 @@ def as_json(sweep: SweepStatus) -> dict[str, Any]:
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
     states = Counter(cell.state for cell in sweep.cells)
-    counts = [f"{states['done']} of {len(sweep.cells)} cells done"]
+    counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
     counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
     left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=max(sweep.expected, 1), completed=sweep.finished, width=30),
-        f"{percent(sweep.finished / max(sweep.expected, 1))}%, {sweep.finished} of {sweep.expected} completions",
+        f"{percent(sweep.finished / max(sweep.expected, 1))}%, {sweep.finished} of "
+        f"{counted(sweep.expected, 'completion')}",
     )
     return Group(
         f"{sweep.directory}: {sweep.state}",
@@ -318,14 +301,14 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
         for cell in panel:
-            table.add_row(cell.policy, cell.state, f"{cell.finished}/{cell.expected}", _score(cell))
+            table.add_row(cell.policy, cell.state, f"{cell.finished}/{cell.expected}", _percent(cell))
     return table
 
 
 def _panel_table(cells: Sequence[CellStatus]) -> Table:
     table = _table("model", "benchmark", "cells", "completions", "full cache", "other cells")
     for names, panel in _panels(cells):
-        full = [_score(cell) for cell in panel if cell.policy == "full"]
+        full = [_percent(cell) for cell in panel if cell.policy == "full"]
         others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
         table.add_row(
             *names,
@@ -355,7 +338,7 @@ def _panels(cells: Sequence[CellStatus]) -> list[tuple[tuple[str, str], list[Cel
     return list(panels.items())
 
 
-def _score(cell: CellStatus) -> str:
+def _percent(cell: CellStatus) -> str:
     if cell.pass_at_1 is None:
         return "no grade" if cell.ungraded else ""
     return percent_pm(cell.pass_at_1, math.nan if cell.error is None else cell.error)
@@ -364,7 +347,8 @@ def _score(cell: CellStatus) -> str:
 def _print_failures(sweep: SweepStatus) -> None:
     ungraded = sum(cell.ungraded for cell in sweep.cells)
     if ungraded and sweep.state in ("stopped", "done"):
-        print(f"\nNot graded yet: {ungraded} completions. This grades them:\n    kvsweep-grade {sweep.directory}")
+        print(f"\nNot graded yet: {counted(ungraded, 'completion')}. This command grades the rest:")
+        print(f"    kvsweep-grade {sweep.directory}")
     waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
     held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
     for (job, reason), count in held.items():

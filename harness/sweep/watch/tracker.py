@@ -17,42 +17,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
 from tqdm import tqdm
 
+from kvsweep.analysis.numbers.pass_at_1 import read_score
 from kvsweep.base import records
-from kvsweep.base.errors import UserError
 from kvsweep.base.escape import visible
-from kvsweep.base.records import Completion, Shard, State, TaskStatus
+from kvsweep.base.records import Completion, Shard
+from kvsweep.base.tasks import State, TaskStatus
+from kvsweep.harness.sweep.plan.config import TrackerConfig
 
-Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 _LOOK_S = 0.5
 # MLflow's server refuses a longer value of a parameter.
 MLFLOW_CHARACTERS = 6000
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackerConfig:
-    """The tracker of a job; `conf/tracker/wandb.yaml` describes each field. A missing package raises a UserError."""
-
-    kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
-    project: str = "kvsweep"
-    interval_s: Seconds = 15.0
-    patience_s: Seconds = 20.0
-
-    def __post_init__(self) -> None:
-        if self.kind != "none" and find_spec(self.kind) is None:
-            raise UserError(
-                f"tracker={self.kind} needs the package {self.kind}, which is not installed: "
-                f"pip install 'kvsweep[{self.kind}]', or tracker=none."
-            )
-
-
-UNTRACKED = TrackerConfig()
 
 
 # --- In the job ---------------------------------------------------------------------------------------------
@@ -204,8 +183,9 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
     if not grades:
         return {}
     values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
-    if not records.read_cell(folder)["model"].get("random_weights"):
-        values["pass_at_1"] = grades["correct"] / grades.total()
+    score = read_score([folder / shard.file(records.GRADES_FILE)]).pass_at_1
+    if score is not None and not records.read_cell(folder)["model"].get("random_weights"):
+        values["pass_at_1"] = score
     rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))
     peak, full = sum(row.peak_length for row in rows), sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
     stretches = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)

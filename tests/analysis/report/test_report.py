@@ -20,7 +20,7 @@ from kvsweep.analysis.report.build import build_report, main, watch
 from kvsweep.analysis.report.drilldown import common_length, outcome_maps
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import summary_table
-from kvsweep.base.records import CellProgress, TaskStatus
+from kvsweep.base.tasks import CellProgress, TaskStatus
 
 MakeCell = Callable[..., Path]
 

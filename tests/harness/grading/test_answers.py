@@ -222,7 +222,7 @@ class TestRule:
         strict = (cell / "grades.jsonl").read_bytes()
         assert json.loads(strict)["outcome"] == "truncated"
         assert main([str(tmp_path), "--lenient"]) == 0
-        assert "lenient, total of 1 cells" in capsys.readouterr().out
+        assert "lenient, total of 1 cell:" in capsys.readouterr().out
         assert json.loads((cell / LENIENT_GRADES_FILE).read_text())["outcome"] == "correct"
         assert (cell / "grades.jsonl").read_bytes() == strict
 

@@ -17,7 +17,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.settings import CONF
-from kvsweep.harness.sweep.plan.job import build_policies
+from kvsweep.harness.sweep.plan.grid import build_policies
 
 START, END = 12, 60
 BY_USE = ("raas", "lazyeviction")

@@ -89,6 +89,6 @@ def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: l
     arguments = [*tiny, "policy=full", f"results_dir={tmp_path}"]
     assert kvsweep(*arguments).code == 0
     ended = kvsweep(*arguments, "draws=2", "--dry-run")
-    assert "1 cells (0 done) of 6 completions" in ended.out
+    assert "1 cell (0 done) of 6 completions" in ended.out
     assert "tokens/s; disk:" in ended.out
     assert "(1 done)" in kvsweep(*arguments, "--dry-run").out

@@ -24,7 +24,8 @@ from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.plan.job import Job, build_policies, make_job
+from kvsweep.harness.sweep.plan.grid import build_policies
+from kvsweep.harness.sweep.plan.job import Job, make_job
 
 ROWS = [{"id": "a", "problem": "1+1?", "answer": 2}, {"id": "b", "problem": "2+2?", "answer": 4}]
 

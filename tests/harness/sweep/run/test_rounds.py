@@ -14,7 +14,7 @@ import yaml
 from kvsweep.analysis.numbers.decisions import decide_rounds
 from kvsweep.base.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.sweep.launch import launch
+from kvsweep.harness.sweep.launch import launch, slurm
 from kvsweep.harness.sweep.plan.job import make_job, rounds_until
 from kvsweep.harness.sweep.watch.status import read_sweep
 from tests.harness.sweep.run import rounds_grades
@@ -158,7 +158,7 @@ def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvs
 
 
 def test_an_array_for_each_round_waits_for_the_one_before(settings, compose, monkeypatch):
-    monkeypatch.setattr(launch.shutil, "which", lambda name: name)
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     submitted = []
 
     class Executor(submitit.SlurmExecutor):
@@ -173,10 +173,10 @@ def test_an_array_for_each_round_waits_for_the_one_before(settings, compose, mon
             submitted.append((self._make_submission_file_text("run", "uid"), tasks))
             return [submitit.SlurmJob("logs", f"{len(submitted)}00_{i}") for i, _ in enumerate(tasks)]
 
-    monkeypatch.setattr(launch.submitit, "SlurmExecutor", Executor)
+    monkeypatch.setattr(slurm.submitit, "SlurmExecutor", Executor)
     job = make_job(compose(*settings, DECIDED))
     user = {"dependency": "singleton", "exclude": "node7"}
-    launcher = launch.LauncherConfig(kind="slurm", shards=2, additional=user)
+    launcher = slurm.Slurm(shards=2, additional=user)
     launch.launch([job, replace(job, draws=2, rounds=(2,))], launcher)
     asked = [[line for line in text.splitlines() if "dependency" in line] for text, _ in submitted]
     assert asked == [

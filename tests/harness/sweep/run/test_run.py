@@ -340,7 +340,7 @@ def test_a_finished_run_does_nothing(
     again = command(*GRID)
     assert contents(tmp_path / "runs") == before
     said, *rest = again.out.splitlines()
-    assert said.startswith("nothing to do: all ")
+    assert said.startswith("nothing to do: ")
     assert first.out.splitlines()[-2:] == rest
 
 

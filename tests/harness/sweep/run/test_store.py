@@ -183,7 +183,7 @@ def test_a_broken_line_in_the_middle_is_put_aside(
         again.append(completion("c"))
     assert path.read_text().splitlines()[:2] == [first, second]
     assert path.with_name("completions.jsonl.quarantine").read_text() == f"{line}\n"
-    assert "1 broken lines (first: line 2)" in capsys.readouterr().err
+    assert "1 broken line (first: line 2)" in capsys.readouterr().err
     with store(tmp_path) as once_more:
         assert len(once_more.finished_pairs) == 3
     assert capsys.readouterr().err == "", "said once"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvsweep.base.records import CellProgress, TaskStatus
-from kvsweep.harness.sweep.watch.scheduler import note_jobs, read_tasks, waiting_jobs
+from kvsweep.base.tasks import CellProgress, TaskStatus
+from kvsweep.harness.sweep.watch.scheduler import note_jobs, tasks_now, waiting_jobs
 
 Squeue = Callable[[str], None]
 
@@ -34,7 +34,7 @@ def task(run: Path, name: str, **fields: object) -> None:
 
 
 def seen(run: Path) -> dict[str, tuple[str, str]]:
-    return {one.task: (one.state, one.error or "") for one in read_tasks(run)}
+    return {one.task: (one.state, one.error or "") for one in tasks_now(run)}
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,11 @@ import yaml
 
 from kvsweep.analysis.numbers import metrics
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import CellProgress, Grade, TaskStatus
+from kvsweep.base.records import Grade
+from kvsweep.base.tasks import CellProgress, TaskStatus
+from kvsweep.harness.sweep.plan.names import policy_label, task_name
 from kvsweep.harness.sweep.watch import heartbeat, status
-from kvsweep.harness.sweep.watch.heartbeat import Reporter, policy_label, task_name
+from kvsweep.harness.sweep.watch.heartbeat import Reporter
 from kvsweep.harness.sweep.watch.status import main, read_sweep
 
 
@@ -141,7 +143,7 @@ def test_a_killed_sweep_says_what_it_has_and_how_to_grade_the_rest(
     assert f"{tmp_path}: stopped" in out
     assert "75.0 ± 25.0" in out
     assert out.count("no grade") == 2
-    assert f"Not graded yet: 6 completions. This grades them:\n    kvsweep-grade {tmp_path}\n" in out
+    assert f"Not graded yet: 6 completions. This command grades the rest:\n    kvsweep-grade {tmp_path}\n" in out
     task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive())
     ended(str(tmp_path))
     out = capsys.readouterr().out

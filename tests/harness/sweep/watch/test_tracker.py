@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import CellProgress, TaskStatus
+from kvsweep.base.tasks import CellProgress, TaskStatus
 from kvsweep.harness.settings import build
+from kvsweep.harness.sweep.plan.config import UNTRACKED, TrackerConfig
 from kvsweep.harness.sweep.plan.job import make_job
 from kvsweep.harness.sweep.watch import tracker
-from kvsweep.harness.sweep.watch.tracker import TRACKERS, TrackerConfig, tracked
+from kvsweep.harness.sweep.watch.tracker import TRACKERS, tracked
 
 ROOT = Path(__file__).resolve().parents[4]
 KINDS = tuple(TRACKERS)
@@ -320,7 +321,7 @@ def test_times_are_above_zero(name: str, value: float) -> None:
 
 
 def test_nobody_is_told_unless_asked(compose: Callable[..., Any]) -> None:
-    assert make_job(compose()).tracker == tracker.UNTRACKED
+    assert make_job(compose()).tracker == UNTRACKED
 
 
 def test_every_tracker_has_its_configuration_and_its_extra(compose: Callable[..., Any], fake: FakeTracker) -> None:

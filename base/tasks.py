@@ -1,0 +1,128 @@
+"""The status files of a sweep's tasks, `<run_directory>/status/<task>.json`, and their one reader."""
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, Self
+
+import msgspec
+
+from kvsweep.base.records import decode, replace_text
+
+State = Literal["queued", "running", "done", "failed", "stopped"]
+STATUS_FOLDER = "status"
+# A file system shared over a network may show a change half a minute late.
+LOST_AFTER_S = 60.0
+
+
+class CellProgress(msgspec.Struct, kw_only=True):
+    """One cell within a task: its names for people, and how many of its completions are stored.
+
+    A model with `random_weights` has no Pass@1, because its answers mean nothing.
+    """
+
+    model: str
+    benchmark: str
+    policy: str
+    finished: int
+    expected: int
+    random_weights: bool = False
+
+
+class TaskStatus(msgspec.Struct, kw_only=True):
+    """The status file of one task, `<run_directory>/status/<task>.json`.
+
+    Attributes:
+        state: as the task wrote it last; a task that was killed still says "running".
+        heartbeat: seconds since the epoch at the last sign of life.
+        tokens: live tokens decoded since `started`.
+        made: completions stored since `started`.
+        error: the last lines of the error that ended the task.
+        command: the command that tries again; finished work is not repeated.
+    """
+
+    task: str
+    state: State
+    shard: str
+    command: str
+    cells: dict[str, CellProgress]
+    started: float = 0.0
+    heartbeat: float = 0.0
+    host: str = ""
+    pid: int = 0
+    scheduler_job: str | None = None
+    tokens: int = 0
+    made: int = 0
+    error: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read one task's file; raises ValueError where it is none."""
+        return decode(path.read_bytes(), cls)
+
+    def write(self, run_directory: Path) -> None:
+        """Replace the task's file."""
+        path = self.path(run_directory, self.task)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, json.dumps(msgspec.to_builtins(self)) + "\n")
+
+    @staticmethod
+    def path(run_directory: Path, task: str) -> Path:
+        """The file of the task with this name."""
+        return run_directory / STATUS_FOLDER / f"{task}.json"
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the process that wrote this status ran on this machine and has ended."""
+        is_here = bool(self.pid) and self.host == platform.node() and Path("/proc/self").exists()
+        return is_here and not Path(f"/proc/{self.pid}").exists()
+
+    def seen(self, now: float) -> State:
+        """The state seen from outside: a task that says "running" without a sign of life has stopped."""
+        if self.state != "running":
+            return self.state
+        return "stopped" if self.is_gone or now - self.heartbeat >= LOST_AFTER_S else "running"
+
+
+def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda path: None) -> list[TaskStatus]:
+    """The tasks of a run directory, each with its state as seen from outside; a file that is none goes to `on_bad`.
+
+    A task that waits has stopped if the command that queued it has ended on this machine without submitting it.
+    """
+    now, tasks = time.time(), []
+    for path in sorted((run_directory / STATUS_FOLDER).glob("*.json")):
+        try:
+            task = TaskStatus.read(path)
+        except (ValueError, OSError, RecursionError):
+            on_bad(path)
+            continue
+        task.state = task.seen(now)
+        if task.state == "queued" and task.is_gone and not scheduler_jobs(run_directory, task):
+            task.state, task.error = "stopped", "the command that queued this task ended before the task began."
+        tasks.append(task)
+    return tasks
+
+
+def job_file(run_directory: Path, task: str) -> Path:
+    """The file that names the SLURM jobs of a task, a line each; the task itself writes its status file.
+
+    A task of a sequential sweep has a job for each round.
+    """
+    return TaskStatus.path(run_directory, task).with_suffix(".job")
+
+
+def noted_jobs(run_directory: Path, task: str) -> list[str]:
+    """The SLURM jobs that were submitted for a task, in the order in which they work on the task."""
+    with suppress(OSError, UnicodeDecodeError):
+        return job_file(run_directory, task).read_text(encoding="utf-8").split()
+    return []
+
+
+def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
+    """The SLURM jobs of a task: those that were submitted for it, else the one that it runs in."""
+    # The file is newer than what the last run of the same task left in its status.
+    noted = noted_jobs(run_directory, task.task) if task.state == "queued" or task.scheduler_job is None else []
+    return noted or [job for job in [task.scheduler_job] if job]

@@ -1,0 +1,133 @@
+"""What every launcher shares: its settings, the tasks of a sweep, and the mark that a task is queued."""
+
+import os
+import platform
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product, zip_longest
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from submitit.helpers import Checkpointable
+
+from kvsweep.base.command_line import guard_streams
+from kvsweep.base.errors import UserError, plain_disk_errors
+from kvsweep.base.records import Shard
+from kvsweep.base.tasks import TaskStatus, job_file
+from kvsweep.harness.sweep.plan.job import Job, checked_implementation
+from kvsweep.harness.sweep.run.store import most_open_cells
+from kvsweep.kernels.implementation import check_available
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+# The jobs that one process works through.
+Task = list[Job]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher(ABC):
+    """How the tasks of a sweep are started. A YAML of conf/launcher names the class and describes its settings.
+
+    Attributes:
+        waits: whether the tasks have ended when `start` returns.
+        shards: the parts that every job is split into; each part is a task.
+        cells_per_task: a task takes further jobs until it has so many cells; None puts each job into its own task.
+    """
+
+    waits: ClassVar[bool] = True
+    shards: AtLeastOne = 1
+    cells_per_task: AtLeastOne | None = None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse jobs that this machine cannot start; nothing has been written yet.
+
+        Raises:
+            UserError: the machine cannot run the implementation of a job.
+        """
+        for job in jobs:
+            checked_implementation(job.impl, check_available)
+
+    @abstractmethod
+    def start(self, rounds: Sequence[Sequence[Task]]) -> None:
+        """Start the tasks, those of a round after all tasks of the round before; mark the first round's as queued."""
+
+
+class RunJobs(Checkpointable):
+    """The function of one task. A task that the time limit stops is queued again, and resumes from its files.
+
+    Raises:
+        RuntimeError: a job failed; the scheduler then calls the task failed.
+    """
+
+    def __call__(self, jobs: Task) -> None:
+        """Work through the jobs."""
+        from kvsweep.harness.sweep.run.execute import run  # imports torch, which the submitting process does not need
+
+        guard_streams()
+        if failed := run(jobs):
+            raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
+
+
+def by_round(jobs: Sequence[Job]) -> list[list[Job]]:
+    """The first round of every job, then the second round of those that have one, and so on."""
+    rounds = zip_longest(*(job.in_rounds() for job in jobs))
+    return [[job for job in part if job is not None] for part in rounds]
+
+
+def split(jobs: Sequence[Job], launcher: Launcher) -> list[Task]:
+    """The tasks: every job's shards, with small jobs together where the launcher asks for it.
+
+    A job with more cells than a process may hold open becomes several jobs.
+
+    Raises:
+        UserError: two settings split the cells, or a sequential job, which decides its cells together, has too many.
+    """
+    tasks: list[Task] = [[]]
+    most = most_open_cells()
+    for job in jobs:
+        shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
+        if job.shard.count > 1:
+            if len(shards) > 1:
+                raise UserError(
+                    f"shard={job.shard} and launcher.shards={launcher.shards} both split the cells: give one of them."
+                )
+            shards = [job.shard]
+        if job.rounds and len(job.cells) > most:
+            raise UserError(
+                f"until=decided with {len(job.cells)} cells needs a file open for each, and the limit allows {most}: "
+                "raise `ulimit -n`, make the grid smaller, or leave out until=decided."
+            )
+        parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
+        for part, shard in product(parts, shards):
+            tasks[-1].append(replace(part, shard=shard))
+            if sum(len(one.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
+                tasks.append([])
+    return [task for task in tasks if task]
+
+
+def queue(tasks: Sequence[Task]) -> list[Path]:
+    """Write the status that each job is queued, unless it runs already or is finished; the files that were written."""
+    return [path for task in tasks for job in task if (path := _queue(job))]
+
+
+def _queue(job: Job) -> Path | None:
+    if not job.unfinished_cells():
+        return None
+    status = job.status("queued")
+    status.host, status.pid = platform.node(), os.getpid()
+    path = TaskStatus.path(job.run_directory, status.task)
+    with suppress(OSError, ValueError):
+        if TaskStatus.read(path).seen(time.time()) == "running":
+            return None
+    with plain_disk_errors(job.run_directory):
+        job_file(job.run_directory, status.task).unlink(missing_ok=True)
+        status.write(job.run_directory)
+    return path
+
+
+def logs(tasks: Sequence[Task]) -> Path:
+    """The folder in which submitit keeps its scripts, pickles and outputs."""
+    return tasks[0][0].run_directory / "logs"

@@ -1,0 +1,84 @@
+"""`launcher=local`: several processes of this machine at once."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import submitit
+from tqdm import tqdm
+
+from kvsweep.base.command_line import FAILED, say
+from kvsweep.harness.sweep.launch.launcher import AtLeastOne, Launcher, RunJobs, Task, logs, queue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Launcher):
+    """Runs up to `parallel` tasks at once, each in a process of this machine; by default as many as it has cores."""
+
+    parallel: AtLeastOne | None = None
+
+    def start(self, rounds: Sequence[Sequence[Task]]) -> None:
+        """Run the tasks, round by round; a round in which a task fails ends the process with code 1."""
+        queue(rounds[0])
+        for tasks in rounds:
+            tasks = [task for task in tasks if any(job.unfinished_cells() for job in task)]
+            if tasks and (failed := self._run(tasks)):
+                sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
+
+    def _run(self, tasks: Sequence[Task]) -> int:
+        """Run the tasks of one round; returns how many failed."""
+        executor = submitit.LocalExecutor(folder=logs(tasks))
+        executor.update_parameters(timeout_min=60 * 24 * 365)
+        waiting, running, failed = list(tasks), list[submitit.Job[None]](), 0
+        # The processes share the cores; a process with more threads than cores is many times slower than one thread.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        with tqdm(total=len(waiting), unit="task", desc="launcher=local") as progress, _termination_raises():
+            try:
+                while waiting or running:
+                    while waiting and len(running) < (self.parallel or os.cpu_count() or 1):
+                        with _stderr_in(logs(tasks) / "launcher.err"):
+                            running.append(executor.submit(RunJobs(), waiting.pop(0)))
+                    for process in [process for process in running if process.done()]:
+                        running.remove(process)
+                        progress.update()
+                        if process.exception() is not None:
+                            failed += 1
+                            tqdm.write(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
+                    time.sleep(0.2)
+            except BaseException:
+                for process in running:
+                    process.cancel()
+                raise
+        return failed
+
+
+@contextmanager
+def _termination_raises() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit meanwhile: by default the signal would end this process and leave its tasks."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stderr_in(path: Path) -> Iterator[None]:
+    """Let the processes that are started meanwhile write their errors to a file.
+
+    submitit starts a process beside each task, and Ctrl-C would make each of them print a traceback to the terminal.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    terminal = os.dup(2)
+    with path.open("a") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)

@@ -1,0 +1,101 @@
+"""The policies of a grid: the product of its axes, each policy with the settings that all of them share."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+
+from kvsweep.base.errors import UserError
+from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
+from kvsweep.harness.settings import CONF, build, build_target, choices, conf_files, plain, whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridAxes:
+    """The axes of a grid; None leaves an axis at the single value that `policy` has."""
+
+    policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
+    keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
+    local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
+
+
+def build_policies(config: DictConfig) -> list[Policy]:
+    """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
+
+    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
+    every, question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and
+    all other settings, come from each policy's own YAML.
+    """
+    grid = build(GridAxes, "grid", config.grid)
+    composed = plain(config.policy)
+    _refuse_two_sizes(composed, grid, config)
+    names = grid.policy or [composed["name"]]
+    axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
+    policies = []
+    for name, *point in itertools.product(names, *axes.values()):
+        values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
+        setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
+        if "question" in setting:
+            setting["question_on_top"] = None  # the older spelling of the same axis
+        policies.append(build_target("policy", _sized({**values, **setting})))
+    return list(dict.fromkeys(policies))
+
+
+def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
+    """Refuse a size that is given both by rows and every and by keep_ratio and budget."""
+    if composed.get("rows") is None and composed.get("every") is None:
+        return
+    usual = _policy_section("base/budget", config)
+    for name in ("keep_ratio", "budget"):
+        axis = getattr(grid, name)
+        given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
+        if axis or composed[name] not in (None, usual[name]):
+            raise UserError(
+                f"{given} contradicts policy.rows and policy.every, which say the same: leave one of them out."
+            )
+
+
+def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a policy, with keep_ratio and budget in place of rows and every."""
+    given = {name: settings[name] for name in ("rows", "every") if settings.get(name) is not None}
+    rest = {name: value for name, value in settings.items() if name not in ("rows", "every")}
+    if not given:
+        return rest
+    if len(given) == 1:
+        raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
+    sizes = {
+        name: whole_number(f"policy.{name}", value, least=1)
+        for name, value in {**given, "local_window": rest["local_window"]}.items()
+    }
+    try:
+        return {**rest, **size_of(**sizes)}
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
+    if name not in choices("policy"):
+        raise UserError(f"grid.policy={name} is unknown: choose from {', '.join(choices('policy'))}.")
+    values = plain(_policy_section(name, config))
+    shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
+    return {**values, **shared}
+
+
+def _policy_section(name: str, config: DictConfig) -> DictConfig:
+    """A policy's section within the configuration, so that ${model.predictor} and the like find what they name."""
+    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
+    return OmegaConf.merge(rest, {"policy": _policy_file(name)}).policy
+
+
+def _policy_file(name: str) -> DictConfig:
+    """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
+    own = OmegaConf.load(conf_files("policy").get(name, CONF / "policy" / f"{name}.yaml"))
+    assert isinstance(own, DictConfig)
+    bases = [base for base in own.pop("defaults", []) if base != "_self_"]
+    return OmegaConf.merge(*map(_policy_file, bases), own)  # type: ignore[return-value]
