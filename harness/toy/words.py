@@ -1,0 +1,178 @@
+"""Problems in sentences for a language model: four kinds of reasoning, with worked solutions, and records to look up.
+
+A solution restates some of its facts, and leaves others where they stood: in the question, or far back in the steps.
+Evaluation has wordings of its own (the last of each tuple below), things of its own, and larger sizes than training.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+NAMES = (
+    "Anna Ben Carl Daniel Emma Frank Grace Henry Ivan Jack Kate Leo Mary Nina Oscar Paul Rose Sam Tom Victor Will Alice "
+    "Bob Clara David Eric Fred George Helen James Laura Mark Nick Peter Ruth Simon"
+).split()
+JOBS = "drying painting cleaning roofing digging planting baking packing sorting welding printing sewing".split()
+PLACES = "mill church bridge school market harbor tower library garden bakery station castle inn farm".split()
+CITIES = "Oslo Paris Rome Cairo Lima Berlin Madrid Vienna Tokyo London Dublin Athens Boston Sydney Moscow".split()
+THINGS = ("coins", "books", "cards", "apples", "shells", "stamps", "pencils", "marbles")
+TRAINED_THINGS = 6
+
+
+class Story(NamedTuple):
+    """A question, the steps of its solution (none for a lookup), and the answer."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of story: its writer, and its sizes for training and for evaluation."""
+
+    write: Callable[[Random, int, bool], Story]
+    train_sizes: Sequence[int]
+    eval_sizes: Sequence[int]
+
+
+def _wording(rng: Random, held_out: bool, *wordings: str) -> str:
+    return wordings[-1] if held_out else rng.choice(wordings[:-1])
+
+
+def _thing(rng: Random, held_out: bool) -> str:
+    return rng.choice(THINGS[TRAINED_THINGS:] if held_out else THINGS[:TRAINED_THINGS])
+
+
+def _sum_step(values: dict[str, int], first: str, second: str) -> tuple[str, int]:
+    total = values[first] + values[second]
+    return f"{first} has {values[first]}, {second} has {values[second]}. {values[first]}+{values[second]}={total}.", total
+
+
+def _compare(rng: Random, size: int, held_out: bool) -> Story:
+    thing, names = _thing(rng, held_out), rng.sample(NAMES, size)
+    values = {names[0]: rng.randrange(5, 20)}
+    said, steps = [f"{names[0]} has {values[names[0]]} {thing}."], []
+    for number, name in enumerate(names[1:], start=1):
+        other = names[number - 1] if rng.randrange(2) else rng.choice(names[:number])
+        x, by = values[other], rng.randrange(2, 10)
+        more = x <= by + 1 or (x + by < 40 and bool(rng.randrange(2)))
+        word = "more" if more else "fewer"
+        values[name] = x + by if more else x - by
+        wording = _wording(
+            rng,
+            held_out,
+            "{name} has {by} {word} {thing} than {other}.",
+            "{name} has {by} {thing} {word} than {other}.",
+            "Compared with {other}, {name} has {by} {word}.",
+            "{name} owns {by} {word} {thing} than {other} does.",
+        )
+        said.append(wording.format(name=name, by=by, word=word, thing=thing, other=other))
+        if rng.randrange(5) == 0:
+            said.append(f"{rng.choice(names)} is {rng.randrange(6, 80)} years old.")
+        sign = "+" if more else "-"
+        steps.append(f"{name}: {by} {word} than {other}. {other} has {x}. {x}{sign}{by}={values[name]}.")
+    first, second = rng.sample(names[: max(2, size - 2)], 2)
+    closing, total = _sum_step(values, first, second)
+    ask = f"How many {thing} do {first} and {second} have together?"
+    return Story(" ".join([*said, ask]), (*steps, closing), total)
+
+
+def _account(rng: Random, size: int, held_out: bool) -> Story:
+    thing, names = _thing(rng, held_out), rng.sample(NAMES, 4)
+    values = {name: rng.randrange(8, 25) for name in names}
+    said, steps = [f"{name} has {value} {thing}." for name, value in values.items()], []
+    for number in range(1, size + 1):
+        giver = rng.choice([name for name in names if values[name] > 3])
+        taker = rng.choice([name for name in names if name != giver])
+        x, y, by = values[giver], values[taker], rng.randrange(2, min(10, values[giver]))
+        values[giver], values[taker] = x - by, y + by
+        wording = _wording(
+            rng,
+            held_out,
+            "{giver} gives {by} {thing} to {taker}.",
+            "{giver} gives {taker} {by} {thing}.",
+            "{taker} gets {by} {thing} from {giver}.",
+            "Then {giver} hands {by} of the {thing} over to {taker}.",
+        )
+        said.append(wording.format(giver=giver, taker=taker, by=by, thing=thing))
+        step = f"{giver} gives {taker} {by}. {giver}: {x}-{by}={x - by}. {taker}: {y}+{by}={y + by}."
+        if number % 4 == 0:
+            step += f" Now {', '.join(f'{name} has {value}' for name, value in values.items())}."
+        steps.append(step)
+    first, second = rng.sample(names, 2)
+    closing, total = _sum_step(values, first, second)
+    ask = f"How many {thing} do {first} and {second} have together at the end?"
+    return Story(" ".join([*said, ask]), (*steps, closing), total)
+
+
+def _schedule(rng: Random, size: int, held_out: bool) -> Story:
+    jobs = rng.sample(JOBS, size)
+    ends = {jobs[0]: rng.randrange(3, 10)}
+    said, steps = [f"The {jobs[0]} ends on day {ends[jobs[0]]}."], []
+    for number, job in enumerate(jobs[1:], start=1):
+        other = jobs[number - 1] if rng.randrange(2) else rng.choice(jobs[:number])
+        days = rng.randrange(2, 10)
+        ends[job] = ends[other] + days
+        wording = _wording(
+            rng,
+            held_out,
+            "The {job} takes {days} days and starts when the {other} ends.",
+            "When the {other} ends, the {job} starts and takes {days} days.",
+            "The {job} follows the {other} and takes {days} days.",
+            "Once the {other} ends, the {job} starts, which takes {days} days.",
+        )
+        said.append(wording.format(job=job, other=other, days=days))
+        x = ends[other]
+        steps.append(f"The {job} takes {days} days after the {other}, day {x}. {x}+{days}={ends[job]}.")
+    earlier, later = sorted(rng.sample(jobs, 2), key=lambda job: ends[job])
+    x, y = ends[later], ends[earlier]
+    steps.append(f"The {later} ends on day {x}, the {earlier} on day {y}. {x}-{y}={x - y}.")
+    ask = f"How many days after the end of the {earlier} does the {later} end?"
+    return Story(" ".join([*said, ask]), tuple(steps), x - y)
+
+
+def _walk(rng: Random, size: int, held_out: bool) -> Story:
+    thing, places = _thing(rng, held_out), rng.sample(PLACES, size + 2)
+    path, found, total = places[: size + 1], {place: rng.randrange(2, 10) for place in places}, 0
+    said, steps, turns = [], [], []
+    for number, place in enumerate(places):
+        turn, other_turn = rng.sample(["north", "east", "south", "west"], 2)
+        others = [other for other in places if other != place and (number >= size or other != path[number + 1])]
+        aside = rng.choice(others)
+        roads = [(other_turn, aside)]
+        if number < size:
+            turns.append(turn)
+            roads.append((turn, path[number + 1]))
+            total += found[path[number + 1]]
+            x = found[path[number + 1]]
+            steps.append(f"From the {place} {turn} to the {path[number + 1]}: {x}. {total - x}+{x}={total}.")
+        rng.shuffle(roads)
+        wording = _wording(
+            rng,
+            held_out,
+            "At the {place} lie {x} {thing}; {roads}.",
+            "The {place} has {x} {thing}; {roads}.",
+            "There are {x} {thing} at the {place}; {roads}.",
+            "You find {x} {thing} at the {place}; {roads}.",
+        )
+        listed = " and ".join(f"{turn} is the {other}" for turn, other in roads)
+        said.append(wording.format(place=place, x=found[place], thing=thing, roads=listed))
+    rng.shuffle(said)
+    ask = f"You start at the {path[0]} and go {', '.join(turns)}. How many {thing} lie at the places that you come to?"
+    return Story(" ".join([*said, ask]), tuple(steps), total)
+
+
+KINDS: dict[str, Kind] = {
+    "compare": Kind(write=_compare, train_sizes=range(3, 9), eval_sizes=range(6, 10)),
+    "account": Kind(write=_account, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
+    "schedule": Kind(write=_schedule, train_sizes=range(3, 9), eval_sizes=range(6, 10)),
+    "walk": Kind(write=_walk, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
+}
+
+
+def is_held_out(question: str) -> bool:
+    """True for the questions kept for evaluation: 1 in 16 of all, chosen by a hash."""
+    return hashlib.sha256(question.encode()).digest()[0] < 16
