@@ -137,8 +137,13 @@ def stamp(path: Path) -> Stamp:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
+def cache_folder() -> Path:
+    """The user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsweep"
+
+
 def _store() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsweep" / "digests.json"
+    return cache_folder() / "digests.json"
 
 
 def _noted() -> dict[str, tuple[list[Stamp], list[str]]]:

@@ -160,7 +160,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     source = of_completion(folder, question, completion, overrides, grade)
     used = read_cell(folder)["model"]["weights"]
     if source.model.identity()["weights"] != used:
-        raise UserError(f"model.path={source.model.path} holds other weights than {folder} was run with: correct it.")
+        raise UserError(f"{source.model.place} holds other weights than {folder} was run with: correct it.")
     return source
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
 from kvsweep.base.records import content_hash
+from kvsweep.harness.models.gguf import converted, find_gguf
 from kvsweep.harness.models.thinking import ThinkTags
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -28,7 +29,8 @@ class ModelConfig:
 
     name: str
     title: str
-    path: str
+    path: str | None = None
+    gguf: str | None = None
     revision: str | None = None
     dtype: DType = "float32"
     random_weights: bool = False
@@ -47,6 +49,8 @@ class ModelConfig:
     sizes: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
+        if (self.path is None) == (self.gguf is None):
+            raise UserError(f"model.path={self.path} and model.gguf={self.gguf}: name one of both, the other is null.")
         for name in ("think_start", "think_end"):
             if not getattr(self, name).strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes.")
@@ -65,11 +69,26 @@ class ModelConfig:
         """The tags around the thinking."""
         return ThinkTags(start=self.think_start, end=self.think_end)
 
+    @property
+    def place(self) -> str:
+        """Where the model comes from, as the user named that."""
+        return str(self.path if self.gguf is None else self.gguf)
+
+    @property
+    def checkpoint(self) -> str:
+        """The folder or the hub id that weights and tokenizer are read from; a GGUF file is converted to a folder."""
+        return self.place if self.gguf is None else str(converted(find_gguf(self.gguf)))
+
     def files(self) -> dict[Path, str]:
         """The files of a checkpoint on this disk, by name, each with the hash of all contents up to its end."""
-        if self.is_built or not Path(self.path).is_dir():
+        if self.is_built:
             return {}
-        files = sorted(path for path in Path(self.path).iterdir() if path.suffix in _CHECKPOINT_FILES)
+        if self.gguf is not None:
+            file = find_gguf(self.gguf)
+            return {file: digests([file])[0]}
+        if not Path(self.place).is_dir():
+            return {}
+        files = sorted(path for path in Path(self.place).iterdir() if path.suffix in _CHECKPOINT_FILES)
         return dict(zip(files, digests(files, named=True), strict=True))
 
     def identity(self) -> dict[str, Any]:
@@ -77,7 +96,7 @@ class ModelConfig:
         if self.is_built:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
         else:
-            weights = [f"{self.path}@{self.revision}", *self.files().values()][-1]
+            weights = [f"{self.place}@{self.revision}", *self.files().values()][-1]
         # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         return {

@@ -84,7 +84,7 @@ class LoadedModel:
         ids = self.tokenizer.encode(self.config.think_end, add_special_tokens=False)
         if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
             raise UserError(
-                f"model.think_end={self.config.think_end} is not a single token of {self.config.path}: "
+                f"model.think_end={self.config.think_end} is not a single token of {self.config.place}: "
                 "name the tag that this model closes its thinking with."
             )
         return ids[0]
@@ -166,7 +166,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
                 network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
             network = AutoModelForCausalLM.from_pretrained(
-                config.path,
+                config.checkpoint,
                 revision=config.revision,
                 dtype=dtype,
                 use_safetensors=config.safetensors_only or None,
@@ -193,7 +193,7 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     if config.is_built:
         return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
-    return PreTrainedTokenizerFast.from_pretrained(config.path, revision=config.revision or "main")
+    return PreTrainedTokenizerFast.from_pretrained(config.checkpoint, revision=config.revision or "main")
 
 
 def _check_vocabulary(config: ModelConfig, tokens: int) -> None:

@@ -163,13 +163,13 @@ def _longest(facts: _Facts, ropes: set[str]) -> int | None:
 def read_spec(config: ModelConfig) -> ModelSpec:
     """The spec of a model whose weights need not lie on this disk.
 
-    It comes from the config.json of `path` where that file lies on this disk and names all sizes, else through
+    It comes from the config.json of the checkpoint where that file lies on this disk and names all sizes, else through
     transformers, which takes seconds to import.
 
     Raises:
         UserError: the config cannot be had, or describes a model that a slot cache does not serve.
     """
-    if not config.is_built and (found := _plain_config(Path(config.path) / "config.json")):
+    if not config.is_built and (found := _plain_config(Path(config.checkpoint) / "config.json")):
         return ModelSpec.of(found)
     return ModelSpec.of(read_architecture(config))
 
@@ -198,7 +198,8 @@ def read_architecture(config: ModelConfig) -> Any:
         if config.is_built:
             architecture = _build_architecture(config)
         else:
-            architecture = AutoConfig.from_pretrained(config.path, revision=config.revision, trust_remote_code=False)
+            place, revision = config.checkpoint, config.revision
+            architecture = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
         ModelSpec.of(architecture)
     except OSError as error:
         raise cannot_load(config, error) from error
@@ -238,6 +239,6 @@ def cannot_load(config: ModelConfig, error: Exception) -> UserError:
     """The sentence for a model that cannot be read."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(
-        f"model={config.name} cannot be loaded from {config.path} ({reason}): give a local directory with safetensors "
+        f"model={config.name} cannot be loaded from {config.place} ({reason}): give a local directory with safetensors "
         "as model.path=, or log in to the hub and accept the model's terms."
     )

@@ -57,7 +57,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     card = {
         **fixed,
         "model": model.name,
-        "model_path": Path(model.path).name if Path(model.path).is_dir() else model.path,
+        "model_path": Path(model.place).name if model.files() else model.place,
         "model_revision": model.revision,
         "model_weights": manifest["model"]["weights"],
         "traces": manifest["traces"],

