@@ -46,12 +46,14 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
 
 
 def _read_toy(config: BenchmarkConfig) -> list[Row]:
-    from kvsweep.harness.toy.tasks import TASKS, problems
+    from kvsweep.harness.toy import tasks, words
 
     task = str(config.task)
-    if task not in TASKS:
-        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(TASKS)}.")
-    toys = problems(task, count=config.count)
+    if task not in [*tasks.TASKS, *words.BENCHMARKS]:
+        raise UserError(
+            f"benchmark.task={task} is unknown: choose one of {', '.join([*tasks.TASKS, *words.BENCHMARKS])}."
+        )
+    toys = (words if task in words.BENCHMARKS else tasks).problems(task, count=config.count)
     return [Row(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
 
 

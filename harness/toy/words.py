@@ -4,11 +4,12 @@ A solution restates some of its facts, and leaves others where they stood: in th
 Evaluation has wordings of its own (the last of each tuple below), things of its own, and larger sizes than training.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
+
+from kvsweep.harness.toy.tasks import ToyProblem
 
 _WORDS = """\
 Anna Ben Carl Daniel Emma Frank Grace Henry Ivan Jack Kate Leo Mary Nina Oscar Paul Rose Sam Tom Victor Will Alice Bob \
@@ -165,14 +166,35 @@ def _walk(rng: Random, size: int, held_out: bool) -> Story:
     return Story(" ".join([*said, ask]), tuple(steps), total)
 
 
+def _records(rng: Random, size: int, held_out: bool) -> Story:
+    cities = rng.sample(CITIES, size)
+    numbers = {city: rng.randrange(2, 10) for city in cities}
+    said = [f"The number of {city} is {number}." for city, number in numbers.items()]
+    asked = rng.choice(cities)
+    return Story(f"{' '.join(said)}\nWhat is the number of {asked}?", (), numbers[asked])
+
+
 KINDS: dict[str, Kind] = {
     "compare": Kind(write=_compare, train_sizes=range(3, 9), eval_sizes=range(6, 10)),
     "account": Kind(write=_account, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
     "schedule": Kind(write=_schedule, train_sizes=range(3, 9), eval_sizes=range(6, 10)),
     "walk": Kind(write=_walk, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
+    "records": Kind(write=_records, train_sizes=(), eval_sizes=range(4, 8)),
 }
 
+# The kinds that a benchmark takes in turn.
+BENCHMARKS = {"words": ("compare", "account", "schedule", "walk"), "records": ("records",)}
 
-def is_held_out(question: str) -> bool:
-    """True for the questions kept for evaluation: 1 in 16 of all, chosen by a hash."""
-    return hashlib.sha256(question.encode()).digest()[0] < 16
+
+def problems(benchmark: str, count: int) -> list[ToyProblem]:
+    """The problems of a benchmark: distinct, in wordings that no training has, and the same on each machine."""
+    rng, kinds = Random(f"kvsweep-{benchmark}-eval"), [KINDS[name] for name in BENCHMARKS[benchmark]]
+    found: dict[str, ToyProblem] = {}
+    while len(found) < count:
+        turn, place = divmod(len(found), len(kinds))
+        size = kinds[place].eval_sizes[turn % len(kinds[place].eval_sizes)]
+        story = kinds[place].write(rng, size, True)
+        found.setdefault(
+            story.question, ToyProblem(f"{benchmark}-{len(found):03d}", story.question, story.answer, size)
+        )
+    return list(found.values())

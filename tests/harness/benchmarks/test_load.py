@@ -24,6 +24,7 @@ from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.benchmarks.prompts import option_orders
 from kvsweep.harness.settings import CONF, build
 from kvsweep.harness.sweep.plan.job import make_job
+from kvsweep.harness.toy import tasks, words
 
 ROOT = Path(__file__).resolve().parents[3]
 BOXED_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -132,18 +133,17 @@ class TestConfigs:
 
 
 class TestToy:
-    @pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("toy_")], ids=lambda path: path.stem)
+    @pytest.mark.parametrize("path", [p for p in CONFIGS if read_yaml(p)["source"] == "toy"], ids=lambda p: p.stem)
     def test_toy_problems_come_from_their_task(self, path: Path) -> None:
-        tasks = pytest.importorskip("kvsweep.harness.toy.tasks")
         benchmark = load_problems(BenchmarkConfig(**read_yaml(path)))
-        toys = tasks.problems(path.stem.removeprefix("toy_"), count=120)
+        task = path.stem.removeprefix("toy_")
+        toys = (tasks if task in tasks.TASKS else words).problems(task, count=120)
         assert [(p.id, p.prompt, int(p.gold)) for p in benchmark.problems] == [
             (toy.id, toy.question, toy.answer) for toy in toys
         ]
         assert benchmark.count == 120
 
     def test_an_unknown_task_is_one_sentence(self) -> None:
-        pytest.importorskip("kvsweep.harness.toy.tasks")
         mistake("benchmark.task=nope", source="toy", task="nope")
 
 

