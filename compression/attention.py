@@ -9,6 +9,15 @@ from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.rows import PaddedPrefill, Prefill
 
 SLOT_ATTENTION = "slot"
+# Arguments that transformers hands down and that change nothing in what a token sees.
+_HARMLESS = {
+    "dropout",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "use_cache",
+}
 
 
 def slot_attention(
@@ -19,9 +28,10 @@ def slot_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
+    sliding_window: int | None = None,
     slot_cache: SlotCache | None = None,
     prefill: Prefill | PaddedPrefill | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend one decode step over `slot_cache`; without it, prefill prompts or the next chunk of one, causally.
 
@@ -29,8 +39,15 @@ def slot_attention(
     ([slots, tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed.
 
     Raises:
-        ValueError: a decode step without `slot_cache`, whose result would be wrong.
+        ValueError: a decode step without `slot_cache`, or an argument that slot attention does not know, such as a
+            window or sinks; the result would be wrong.
     """
+    given = {"attention_mask": attention_mask, **others}
+    rows = key.shape[2] if slot_cache is None else slot_cache.longest
+    if sliding_window is not None and rows > sliding_window:
+        raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
+    if unknown := sorted(name for name in given.keys() - _HARMLESS if given[name] is not None):
+        raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     if slot_cache is not None:
         return attend_slots(slot_cache, int(module.layer_idx), query[:, :, 0], key, value, scaling)[:, None], None  # type: ignore[arg-type]
     earlier = key.shape[2] - query.shape[2]

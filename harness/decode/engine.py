@@ -117,6 +117,7 @@ class Engine:
         cache: CacheConfig = UNPACKED,
     ) -> Self:
         """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests."""
+        model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
         capacity = needed_capacity(requests, decoding)
         branches = [branch for request in requests for branch in request.branches]
         return cls(

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.cache_utils import DynamicCache
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import use_slot_attention
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.rows import CacheShape
+from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.fused_step import FusedStep
+from kvsweep.harness.models.head import OwnHead
+from kvsweep.harness.models.probe import check_steps
 from kvsweep.harness.models.spec import ModelSpec, cannot_load, read_architecture
 
 if TYPE_CHECKING:
@@ -46,6 +49,18 @@ class LoadedModel:
         """Shape of the model's key-value rows."""
         return self.spec.cache_shape(self.config.dtype)
 
+    def check_length(self, tokens: int) -> None:
+        """Refuse a text of so many tokens where the model's own code would decode it otherwise than a slot cache.
+
+        Raises:
+            UserError: the text is longer than the model's rotary embeddings, table of positions or window reach.
+        """
+        if self.spec.limited and self.spec.positions is not None and tokens > self.spec.positions:
+            raise UserError(
+                f"a text may take {tokens} tokens, prompt and completion, and {self.config.name} can be decoded over "
+                f"slots up to {self.spec.positions} alone: lower decoding.max_new_tokens."
+            )
+
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
@@ -61,8 +76,11 @@ class LoadedModel:
     @cached_property
     def scaling(self) -> float:
         """Factor of the attention logits."""
-        attention = next(m for m in self.network.modules() if hasattr(m, "layer_idx") and hasattr(m, "scaling"))
-        return float(attention.scaling)  # type: ignore[arg-type]
+        prefill = Prefill()
+        with torch.inference_mode():
+            token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+            self.decode_hidden(input_ids=token, position_ids=token, past_key_values=DynamicCache(), prefill=prefill)
+        return float(prefill.scaling)
 
     @cached_property
     def separators(self) -> Tensor:
@@ -140,8 +158,14 @@ class LoadedModel:
 
     def logits(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
         """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
+        if self._own_head is not None:
+            return self._own_head(hidden, linear)
         head = self.network.get_output_embeddings()
         return linear(hidden, head.weight, head.bias)
+
+    @cached_property
+    def _own_head(self) -> OwnHead | None:
+        return None if self.spec.plain_head else OwnHead(self.network)
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
@@ -182,7 +206,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
         network.generation_config.eos_token_id = tokenizer.eos_token_id
     network = network.to(device_of(config)).eval().requires_grad_(False)
     use_slot_attention(network)
-    return LoadedModel(config, network, tokenizer)
+    model = LoadedModel(config, network, tokenizer)
+    check_steps(model)
+    return model
 
 
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
@@ -207,8 +233,3 @@ def device_of(config: ModelConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(config.device)
-
-
-def shape_of(architecture: Any, dtype: str) -> CacheShape:
-    """Shape of the key-value rows of an architecture; docs/python.md asks by this name until it moves."""
-    return ModelSpec.of(architecture).cache_shape(dtype)

@@ -30,7 +30,21 @@ _KINDS: dict[str, LayerKind] = {
 }
 # The families whose config.json names every size, once it has these fields.
 _PLAIN = {"llama", "qwen2", "qwen3"}
-_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "max_position_embeddings"),
+)
+# The families that tests/harness/models/test_families.py decodes as transformers' `generate` does.
+FAMILIES = _PLAIN | {
+    *("apertus", "arcee", "aria_text", "bitnet", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe"),
+    *("exaone4", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "granite"),
+    *("granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
+    *("internlm3", "iquestcoder", "jais2", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat"),
+    *("olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "qwen3_moe", "seed_oss"),
+    *("smollm3", "solar_open", "starcoder2"),
+}
+# Families with a table of positions, which has no row for a longer text.
+_TABLES = {"gpt2", "gpt_bigcode"}
 _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -44,6 +58,7 @@ class ModelSpec:
         layer_kinds: the kind of each layer's attention.
         positions: tokens of the longest text that the model was made for, None where its config names no number.
         limited: whether a text longer than `positions` would be decoded otherwise than by the model's own code.
+        plain_head: whether the logits are one product of the last hidden states.
         fusable: whether `harness.models.fused_step` computes the model's step.
     """
 
@@ -56,6 +71,7 @@ class ModelSpec:
     vocab_size: int
     positions: int | None
     limited: bool
+    plain_head: bool
     fusable: bool
 
     @classmethod
@@ -67,29 +83,34 @@ class ModelSpec:
         """
         facts = _Facts(config)
         family = str(facts["model_type"])
+        if family not in FAMILIES:
+            raise _refused(family, "no proof that a slot cache decodes it as its own code does")
+        for field, what in _REFUSED_FIELDS.items():
+            if facts[field]:
+                raise _refused(family, f"{what} ({field})")
+        ropes = _rope_types(facts["rope_parameters"] or facts["rope_scaling"])
+        positions = _longest(facts, ropes)
         layers = facts.size("num_hidden_layers")
-        windows = facts["sliding_window"] and facts["use_sliding_window"] is not False
+        window = None if facts["layer_types"] or facts["use_sliding_window"] is False else facts["sliding_window"]
+        windows = window is not None and (positions is None or window < positions)
         named = facts["layer_types"] or ["sliding_attention" if windows else "full_attention"] * layers
         if others := sorted({kind for kind in named if _KINDS.get(kind) != "full"}):
             raise _refused(family, f"layers of kind {', '.join(others)}, and only full attention works")
-        for field, what in _REFUSED_FIELDS.items():
-            if facts[field]:
-                raise _refused(family, f"{what} ({field}={facts[field]})")
-        ropes = _rope_types(facts["rope_parameters"] or facts["rope_scaling"])
         if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
-        limited = not ropes <= _FIXED_ROPES
+        limited = not ropes <= _FIXED_ROPES or family in _TABLES or window is not None
         return cls(
             family=family,
             layer_kinds=tuple(_KINDS[kind] for kind in named),
             q_heads=heads,
-            kv_heads=facts.size("num_key_value_heads", heads),
+            kv_heads=1 if facts["multi_query"] else facts.size("num_key_value_heads", heads),
             head_dim=facts.size("head_dim", hidden // heads),
             hidden_size=hidden,
             vocab_size=facts.size("vocab_size"),
-            positions=_longest(facts, ropes),
+            positions=positions,
             limited=limited,
+            plain_head=family in _PLAIN,
             fusable=family in _PLAIN
             and not limited
             and facts["hidden_act"] in (None, "silu")
@@ -117,12 +138,14 @@ class ModelSpec:
 
 
 _REFUSED_FIELDS = {
+    "is_heterogeneous": "layers of several shapes",
     "attn_logit_softcapping": "a softcap of attention logits",
     "attention_chunk_size": "attention in chunks",
     "kv_lora_rank": "latent attention (MLA)",
     "is_encoder_decoder": "an encoder",
     "add_cross_attention": "cross attention",
     "alibi": "attention biases by distance",
+    "scale_attn_by_inverse_layer_idx": "another scaling in each layer",
 }
 
 
@@ -154,10 +177,12 @@ def _rope_types(rope: Mapping[str, Any] | None) -> set[str]:
 
 
 def _longest(facts: _Facts, ropes: set[str]) -> int | None:
-    longest = facts["max_position_embeddings"]
+    """Tokens of the longest text whose positions the model embeds as its authors' code does."""
     rope = facts["rope_parameters"] or facts["rope_scaling"] or {}
-    original = facts["original_max_position_embeddings"] or rope.get("original_max_position_embeddings")
-    return original if "longrope" in ropes and original else longest
+    numbers = [facts["max_position_embeddings"]]
+    if not ropes <= _FIXED_ROPES:
+        numbers += [source["original_max_position_embeddings"] for source in (facts, _Facts(rope))]
+    return min((number for number in numbers if number is not None), default=None)
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:
@@ -180,7 +205,7 @@ def _plain_config(file: Path) -> Mapping[str, Any] | None:
         found = json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict) or found.get("model_type") not in _PLAIN:
+    if not isinstance(found, dict) or found.get("model_type") not in _PLAIN or "per_layer_config" in found:
         return None
     needed = (*_SIZES, "head_dim") if found["model_type"] == "qwen3" else _SIZES
     return found if all(isinstance(found.get(name), int) for name in needed) else None
@@ -221,13 +246,17 @@ def _build_architecture(config: ModelConfig) -> Any:
     try:
         architecture = AutoConfig.for_model(kind, **values)
     except Exception as error:  # Each architecture checks its own fields and raises what it likes.
-        reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
+        reason = str(error).strip().splitlines()[-1].strip().rstrip(".")[:200]
         raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
+    aliases = architecture.attribute_map
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        value = values.get(name)
+        value = values.get(aliases.get(name, name), values.get(name))
+        if value is None and not hasattr(architecture, name):
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
-    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    heads = architecture.num_attention_heads
+    groups = getattr(architecture, "num_key_value_heads", None) or heads
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
         raise UserError(
             f"model.config.num_key_value_heads={groups} must divide num_attention_heads={heads}: correct it."

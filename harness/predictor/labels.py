@@ -63,6 +63,7 @@ class LabelPass(Prefill):
 
 def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -> Tensor:
     """The last hidden states [length, hidden_size] of a whole text, read in one forward that `prefill` observes."""
+    model.check_length(len(token_ids))
     ids = torch.tensor([token_ids], device=model.device)
     positions = torch.arange(len(token_ids), device=model.device)[None]
     output = model.network.base_model(input_ids=ids, position_ids=positions, use_cache=False, prefill=prefill)

@@ -246,13 +246,9 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
 
 
 def _warn_beyond_context(model: LoadedModel, longest: int) -> None:
+    model.check_length(longest)
     context = model.spec.positions
     if context is not None and longest > context:
-        if model.spec.limited:
-            raise UserError(
-                f"a prompt and its completion may take {longest} tokens, and {model.config.name} computes rotary "
-                f"embeddings otherwise in texts of more than {context}: lower decoding.max_new_tokens."
-            )
         tqdm.write(
             f"note: a prompt and its completion may take {longest} tokens; {model.config.name} was made for {context}.",
             file=sys.stderr,

@@ -63,6 +63,9 @@ class FakeModel:
     def decode(self, ids):
         return " ".join(map(str, ids))
 
+    def check_length(self, tokens):
+        """Any length will do."""
+
     scaling = 1.0
     separators = torch.arange(23) % 5 == 0
 

@@ -12,7 +12,8 @@ import yaml
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model, read_architecture
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.spec import read_architecture
 from kvsweep.harness.settings import build, compose_config, plain
 
 REAL = (

@@ -1,0 +1,270 @@
+"""Every family of transformers' causal language models, tiny: decoded as its own code decodes it, or refused.
+
+Each configuration has windows, rotary embeddings and tables of positions so small that the texts grow past them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from kvsweep.base.errors import UserError
+from kvsweep.compression.attention import SLOT_ATTENTION
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.spec import FAMILIES, ModelSpec
+
+NEW, PROMPTS = 14, (5, 12, 9)
+TOKENS = {"bos": "<s>", "eos": "</s>", "user": "<u>", "assistant": "<a>"}
+# The fields of all families; each takes those that it knows.
+TINY: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 48,
+    "n_positions": 512,
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "shared_expert_intermediate_size": 16,
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "ffn_dim": 48,
+    "attention_dropout": 0.0,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+}
+
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **fields}}
+
+
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=8)
+LINEAR = rope("linear", factor=2.0)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+DYNAMIC = rope("dynamic", factor=2.0)
+FACTORS = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 4.0, 8.0, 9.0]}
+LONGROPE = rope("longrope", **FACTORS, original_max_position_embeddings=10)
+ONE, MQA, MHA = {"num_hidden_layers": 1}, {"num_key_value_heads": 1}, {"num_key_value_heads": 4}
+WIDE, TIED, BIAS = {"head_dim": 16}, {"tie_word_embeddings": True}, {"attention_bias": True}
+ROPES = {"yarn": YARN, "linear rope": LINEAR, "llama3 rope": LLAMA3}
+HEADS = {"one layer": ONE, "one kv head": MQA, "as many kv heads": MHA}
+FULL2 = {"layer_types": ["full_attention"] * 2}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
+
+EXACT: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {**HEADS, **ROPES, "wide heads": WIDE, "tied": TIED, "biases": {**BIAS, "mlp_bias": True}}
+    | {
+        "gelu": {"hidden_act": "gelu"},
+        "3 heads": {"hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 3},
+    },
+    "qwen2": {**HEADS, "yarn": YARN, "tied": TIED, "windows off": {"use_sliding_window": False, "sliding_window": 8}},
+    "qwen3": {**HEADS, "yarn": YARN, "wide heads": WIDE, "biases": BIAS},
+    "qwen2_moe": {"plain": {}, "dense layers": {"decoder_sparse_step": 2}},
+    "qwen3_moe": {"plain": {}, "normed": {"norm_topk_prob": True}, "windows off": {"use_sliding_window": False}},
+    "mistral": {"no window": {"sliding_window": None}, "wide heads": {"sliding_window": None, **WIDE}}
+    | {"a window beyond all positions": {"sliding_window": 512}},
+    "mixtral": {"no window": {"sliding_window": None}, "one kv head": {"sliding_window": None, **MQA}},
+    "ministral": {"full layers": FULL2},
+    "ministral3": {"plain": {"sliding_window": None}},
+    "phi": {"plain": {}, "normed heads": {"qk_layernorm": True}, "partial rope": {"partial_rotary_factor": 0.25}},
+    "phi3": {"no window": {"sliding_window": None}, "as many kv heads": {"sliding_window": None, **MHA}},
+    "phimoe": {"no window": {"sliding_window": None}},
+    "gemma": {"plain": {}, "one kv head": MQA, "wide heads": WIDE},
+    "granite": {"scalings": {"logits_scaling": 8.0, "attention_multiplier": 0.1, "residual_multiplier": 0.3}}
+    | {"embeddings": {"embedding_multiplier": 12.0, "logits_scaling": 0.25}},
+    "granitemoe": {"scalings": {"logits_scaling": 6.0, "attention_multiplier": 0.2}},
+    "granitemoeshared": {"scalings": {"logits_scaling": 6.0, "shared_intermediate_size": 16}},
+    "cohere": {"plain": {}, "scale": {"logit_scale": 2.0}, "normed heads": {"use_qk_norm": True}},
+    "cohere2": {"full layers": FULL2},
+    "hyperclovax": {"plain": {}, "scalings": {"logits_scaling": 8.0}},
+    "nanochat": {"softcap": {"final_logit_softcapping": 3.0}},
+    "olmo": {"plain": {}, "clipped": {"clip_qkv": 0.5}},
+    "olmo2": {"plain": {}, "one kv head": MQA},
+    "olmo3": {"full layers": FULL2},
+    "olmoe": {"plain": {}},
+    "exaone4": {"full layers": {**FULL2, "sliding_window": None}},
+    "starcoder2": {"no window": {"sliding_window": None}, "no biases": {"sliding_window": None, "use_bias": False}},
+    "smollm3": {"plain": {}, "a layer without rope": {"no_rope_layers": [1, 0]}},
+    "glm4_moe": {"plain": {}, "normed heads": {"use_qk_norm": True}},
+    "seed_oss": {"plain": {}, "output bias": {"attention_out_bias": True}},
+    "gpt2": {"plain": {}, "unscaled": {"scale_attn_weights": False}, "tied not": {"tie_word_embeddings": False}},
+    "gpt_bigcode": {"one kv head": {}, "as many kv heads": {"multi_query": False, "num_key_value_heads": 4}},
+    "gpt_neox": {"parallel": {}, "sequential": {"use_parallel_residual": False}, "linear rope": LINEAR},
+    "hunyuan_v1_dense": {"plain": {}},
+    **{family: {"plain": {}} for family in ("apertus", "arcee", "aria_text", "bitnet", "dots1")},
+    **{family: {"plain": {}} for family in ("ernie4_5", "ernie4_5_moe", "flex_olmo", "glm", "glm4", "helium")},
+    **{family: {"plain": {}} for family in ("hunyuan_v1_moe", "hy_v3", "internlm3", "iquestcoder", "jais2")},
+    **{family: {"plain": {}} for family in ("minimax_m2", "persimmon", "solar_open")},
+}
+# Texts of 26 tokens are refused; those of 10 are exact.
+LIMITED: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {"dynamic rope": {**DYNAMIC, "max_position_embeddings": 10}, "longrope": LONGROPE},
+    "phi3": {
+        "longrope": {**LONGROPE, "sliding_window": None, "original_max_position_embeddings": 10},
+        "longrope with a far window": {**LONGROPE, "sliding_window": 999, "original_max_position_embeddings": 10},
+    },
+    "mistral": {"a window of all positions": {"sliding_window": 10, "max_position_embeddings": 10}},
+    "gpt2": {"a short table": {"n_positions": 10}},
+}
+REFUSED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
+    "mistral": {"a window": ({"sliding_window": 8}, "sliding_attention")},
+    "mixtral": {"a window": ({"sliding_window": 8}, "sliding_attention")},
+    "phi3": {"a window": ({"sliding_window": 8}, "sliding_attention")},
+    "phimoe": {"a window": ({"sliding_window": 8}, "sliding_attention")},
+    "starcoder2": {"a window": ({"sliding_window": 8}, "sliding_attention")},
+    "ministral3": {"a window": ({"sliding_window": 8}, "sliding_attention")},
+    "qwen2": {
+        "windows": ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding_attention")
+    },
+    "qwen3": {
+        "windows": ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding_attention")
+    },
+    "qwen3_moe": {"windows": ({"use_sliding_window": True, "sliding_window": 8}, "sliding_attention")},
+    "ministral": {"windows": (MIXED, "sliding_attention")},
+    "cohere2": {"windows": (MIXED, "sliding_attention")},
+    "olmo3": {"windows": (MIXED, "sliding_attention")},
+    "exaone4": {"windows": (MIXED, "sliding_attention")},
+    "gpt2": {
+        "a scaling per layer": ({"scale_attn_by_inverse_layer_idx": True}, "another scaling in each layer"),
+        "cross attention": ({"add_cross_attention": True}, "cross attention"),
+    },
+}
+
+
+def described(family: str, fields: dict[str, Any]) -> ModelConfig:
+    """The configuration of a tiny model of the family."""
+    default = AutoConfig.for_model(family)
+    known = {
+        name: value for name, value in TINY.items() if hasattr(default, name) and name not in default.attribute_map
+    }
+    config = {**known, **fields, "model_type": family}
+    shared = {"path": "", "random_weights": True, "special_tokens": TOKENS, "threads": 1}
+    return ModelConfig(name=family, title=family, config=config, **shared)
+
+
+def loaded(family: str, fields: dict[str, Any]) -> LoadedModel:
+    """A tiny model of the family with weights that make texts depend on every one of them."""
+    model = load_model(described(family, fields))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.network.parameters():  # in place, since fused weights share their memory
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.3 if parameter.dim() > 1 else parameter + 0.2 * noise)
+    return model
+
+
+def decode(model: LoadedModel, slots: int, new: int, prompts: tuple[int, ...]) -> tuple[list[list[int]], torch.Tensor]:
+    """The tokens of greedy completions, and the logits of all steps."""
+    branch = Branch(cell_id="full", policy=FullCache(name="full"))
+    ids = [tuple((7 * i * n + i + n) % 250 for i in range(n)) for n in prompts]
+    requests = [Request(problem_id=str(len(i)), draw=0, prompt_ids=i, branches=(branch,)) for i in ids]
+    decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots)
+    logits: list[torch.Tensor] = []
+    forward = engine._forward
+    engine._forward = lambda: logits.append(forward()) or logits[-1]  # type: ignore[method-assign,func-returns-value]
+    ended = {int(c.problem_id): c.token_ids for _, c in engine.generate(requests)}
+    return [[*i, *ended[len(i)]] for i in ids], torch.cat(logits)
+
+
+def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = PROMPTS) -> None:
+    texts, logits = decode(model, 1, new, prompts)
+    together, _ = decode(model, 3, new, prompts)
+    assert together == texts
+    network = model.network
+    network.set_attn_implementation("sdpa")
+    own = []
+    with torch.inference_mode():
+        for text, prompt in zip(texts, prompts, strict=True):
+            own.append(network(input_ids=torch.tensor([text]), use_cache=False).logits[0, prompt - 1 : -1])
+        first, prompt = texts[0], prompts[0]
+        made = network.generate(torch.tensor([first[:prompt]]), max_new_tokens=new, do_sample=False, pad_token_id=0)
+    network.set_attn_implementation(SLOT_ATTENTION)
+    assert made[0].tolist() == first
+    torch.testing.assert_close(logits, torch.cat(own), rtol=1e-4, atol=1e-4 * float(torch.cat(own).std()))
+    assert [t for text, n in zip(texts, prompts, strict=True) for t in text[n:]] == torch.cat(own).argmax(-1).tolist()
+
+
+def cases(table: dict[str, dict[str, Any]]) -> list[Any]:
+    return [
+        pytest.param(family, fields, id=f"{family}-{name}")
+        for family, variants in table.items()
+        for name, fields in variants.items()
+    ]
+
+
+@pytest.mark.parametrize(("family", "fields"), cases(EXACT))
+def test_a_family_is_decoded_as_its_own_code_decodes_it(family: str, fields: dict[str, Any]) -> None:
+    check_exact(loaded(family, fields))
+
+
+@pytest.mark.parametrize(("family", "fields"), cases(LIMITED))
+def test_texts_beyond_a_models_positions_are_refused(family: str, fields: dict[str, Any]) -> None:
+    model = loaded(family, fields)
+    check_exact(model, 4, (3, 6, 5))
+    with pytest.raises(UserError, match=r"up to 10 alone: lower decoding\.max_new_tokens|up to 512 alone"):
+        decode(model, 1, 520, (5,))
+    with pytest.raises(UserError, match="a text may take 11 tokens"):
+        decode(model, 1, 5, (6,))
+
+
+@pytest.mark.parametrize(("family", "fields"), cases(REFUSED))
+def test_what_a_slot_cache_cannot_serve_is_refused(family: str, fields: tuple[dict[str, Any], str]) -> None:
+    with pytest.raises(UserError, match=fields[1]) as refused:
+        loaded(family, fields[0])
+    assert family in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_all_other_families_are_refused_by_name() -> None:
+    others = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - FAMILIES
+    assert len(others) > 100
+    for family in others:
+        with pytest.raises(UserError, match=f"model type {family} has no proof") as refused:
+            ModelSpec.of({"model_type": family})
+        assert "\n" not in str(refused.value)
+
+
+def table() -> str:
+    """The table of docs/python.md: each family with what was decoded, limited to some length, and refused."""
+    rows = ["| `model_type` | exact | exact up to a length | refused |", "|---|---|---|---|"]
+    for family in sorted(EXACT):
+        parts = (", ".join(variants.get(family, {})) for variants in (EXACT, LIMITED, REFUSED))
+        rows.append(f"| {' | '.join([family, *parts])} |")
+    return "\n".join(rows)
+
+
+def test_the_document_has_the_table_of_these_cases() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+    assert table() in page, f"put this table into docs/python.md:\n{table()}"
+
+
+def test_the_cases_are_all_families_and_more_than_a_hundred_configurations() -> None:
+    assert set(EXACT) == FAMILIES
+    assert sum(map(len, [*EXACT.values(), *LIMITED.values(), *REFUSED.values()])) > 100

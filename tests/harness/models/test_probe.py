@@ -1,0 +1,94 @@
+"""The check of a loaded model refuses a step that differs from the network's own code, in one sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kvsweep.base.errors import UserError
+from kvsweep.compression.attention import slot_attention
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.fused_step import FusedStep
+from kvsweep.harness.models.head import OwnHead
+from kvsweep.harness.models.load import load_model
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "initializer_range": 0.5,
+}
+
+
+def load(family: str, **fields: Any) -> None:
+    tokens = {"bos": "<s>", "eos": "</s>", "user": "<u>", "assistant": "<a>"}
+    config = {"model_type": family, **TINY, **fields}
+    shared = {"path": "", "random_weights": True, "special_tokens": tokens, "threads": 1}
+    load_model(ModelConfig(name="tiny", title="", config=config, **shared))
+
+
+def doubled_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_network = FusedStep.__init__
+
+    def wrong(self: FusedStep, network: Any) -> None:
+        of_network(self, network)
+        self.scaling *= 2
+
+    monkeypatch.setattr(FusedStep, "__init__", wrong)
+
+
+def failing_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("sizes do not fit\nand more")
+
+    monkeypatch.setattr(FusedStep, "__call__", fail)
+
+
+def lost_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions counted from the rows that are left, which is right until the first eviction."""
+    step = FusedStep.__call__
+    monkeypatch.setattr(
+        FusedStep, "__call__", lambda self, tokens, _, cache: step(self, tokens, cache.step_lengths - 1, cache)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (doubled_scaling, "model type llama has other logits over a slot cache"),
+        (lost_positions, "model type llama has other logits over a slot cache"),
+        (failing_step, r"model type llama fails over a slot cache \(sizes do not fit\)"),
+    ],
+)
+def test_a_step_that_differs_is_refused(
+    change: Callable[[pytest.MonkeyPatch], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load("llama")
+    change(monkeypatch)
+    with pytest.raises(UserError, match=message) as refused:
+        load("llama")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("family", "fields"), [("granite", {"logits_scaling": 8.0}), ("nanochat", {})])
+def test_a_head_that_scales_or_caps_is_not_gone_around(
+    family: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(family, **fields)
+    monkeypatch.setattr(OwnHead, "__call__", lambda self, hidden, linear: self._product(hidden[None])[0])
+    with pytest.raises(UserError, match="has other logits"):
+        load(family, **fields)
+
+
+@pytest.mark.parametrize("name", ["s_aux", "softcap", "attention_mask"])
+def test_arguments_that_slot_attention_does_not_know_are_refused(name: str) -> None:
+    rows = torch.zeros(1, 1, 3, 4)
+    given: dict[str, Any] = {"attention_mask": None, name: torch.ones(1)}
+    with pytest.raises(ValueError, match=f"does not know {name}"):
+        slot_attention(torch.nn.Module(), rows, rows, rows, scaling=1.0, **given)
+    with pytest.raises(ValueError, match="beyond sliding_window=2"):
+        slot_attention(torch.nn.Module(), rows, rows, rows, None, scaling=1.0, sliding_window=2)
