@@ -15,10 +15,10 @@ from kvsweep.analysis.numbers.metrics import graded_rows
 from kvsweep.base.command_line import one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import csv_cell
-from kvsweep.base.records import replace_text
+from kvsweep.base.files import replace_text
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
-MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget", "variant"]
+MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "variant"]
 
 # The settings that differ, and the panels, of which the text lists at most so many: together they fit on a screen.
 MAX_LISTED = 8
@@ -35,7 +35,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
     if shared.empty:
         raise UserError(
-            f"{first.directory} and {second.directory} share no cell; give two runs with the same settings."
+            f"{first.directory} and {second.directory} share no cell; give runs of the same settings and problems."
         )
     graded = [graded_rows(run).assign(cell_id=lambda rows: rows["cell_id"].astype("object")) for run in (first, second)]
     differences = []

@@ -1,7 +1,6 @@
 """`kvsweep-export DIR`: completions and grades as a folder that `datasets.load_dataset` reads, with a dataset card."""
 
 import argparse
-import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -19,7 +18,8 @@ from kvsweep.base import records
 from kvsweep.base.command_line import one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import markdown_text
-from kvsweep.base.records import Completion, Grade, read_shards, replace_text, replacing
+from kvsweep.base.files import digests, make_folder, read_file, replace_text, replacing
+from kvsweep.base.records import Completion, read_shards
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
@@ -83,7 +83,7 @@ def export(
     """
     if (directory / records.CELL_FILE).is_file():
         directory, cells = directory.parent, [directory.name]
-    output = output or directory / EXPORT_FOLDER
+    output = output.resolve() if output else directory / EXPORT_FOLDER
     notices: list[str] = []
     table = load_settings(directory, notices.append)
     unknown = sorted(set(cells) - set(table["cell_id"]))
@@ -108,17 +108,19 @@ def export(
 def _claim(output: Path) -> None:
     """Mark the folder by a card; a folder with the mark may be overwritten, also if its export was cut short."""
     path, mark = output / CARD_FILE, f"- {TAG}\n"
-    if path.is_file() and mark in path.read_text(encoding="utf-8"):
+    make_folder(output)
+    if path.exists() and mark.encode() in read_file(path):
+        make_folder(output / DATA_FOLDER)
         return
     if any(output.glob("*")):
         raise UserError(f"{output} holds something else: give an empty or a new folder with --output.")
-    (output / DATA_FOLDER).mkdir(parents=True, exist_ok=True)
-    path.write_text(f"---\ntags:\n{mark}---\n\nNot finished.\n", encoding="utf-8")
+    make_folder(output / DATA_FOLDER)
+    replace_text(path, f"---\ntags:\n{mark}---\n\nNot finished.\n")
 
 
 def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:
     on_bad = skipped(notices.append)
-    grades = {grade.key: grade for grade in read_shards(folder, records.GRADES_FILE, Grade, on_bad=on_bad)}
+    grades = {grade.key: grade for grade in records.read_grades(records.grade_files(folder), on_bad=on_bad)}
     prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
     for row in read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=on_bad):
@@ -151,7 +153,7 @@ def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: b
     table = table.assign(**{name: table[name].map(lambda text: markdown_text(str(text))) for name in CARD_NAMES})
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)
-    digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()[:16]
+    digest = (digests(files) or [""])[-1]
     # `datasets` names its cache by this front matter: without the digest it would open the rows of another export.
     config = {"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet", "description": f"content {digest}"}
     front = {

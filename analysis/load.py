@@ -22,7 +22,7 @@ from kvsweep.analysis.question import one_spelling, question_of
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import in_one_line
-from kvsweep.base.records import Completion, Grade, Pair, Problem
+from kvsweep.base.records import Completion, Pair, Problem
 from kvsweep.base.tasks import TaskStatus, read_tasks
 
 # The names that are shown first, in this order.
@@ -248,6 +248,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "expected": cell.provenance.get("expected"),
                 "draws": cell.provenance.get("draws"),
                 "condition": _condition(cell.settings),
+                "dataset_hash": str(cell.settings.get("dataset_hash") or ""),
                 **{f"decoding_{name}": value for name, value in decoding.items() if name != "name"},
             }
         )
@@ -341,7 +342,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     events = array("q")
     for folder in folders:
         completions = list(records.read_shards(folder, records.COMPLETIONS_FILE, _Counts, on_bad=on_bad))
-        grades = {grade.key: grade for grade in records.read_shards(folder, records.GRADES_FILE, Grade, on_bad=on_bad)}
+        grades = {grade.key: grade for grade in records.read_grades(records.grade_files(folder), on_bad=on_bad)}
         for row in completions:
             before = after = freed_step = 0
             for e in row.evictions:

@@ -1,6 +1,7 @@
 """How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -95,5 +96,7 @@ def guard_streams() -> None:
     """Put a `VisibleStream` around stdout and stderr of this process, where there is none yet."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what a terminal's own characters cannot show
         if stream is not None and not isinstance(stream, VisibleStream):
             setattr(sys, name, VisibleStream(stream))

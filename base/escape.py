@@ -63,9 +63,10 @@ def folder_below(parent: str, name: str, setting: str) -> Path:
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise UserError(f"{setting}={name} must name a folder below {parent}: leave out .. and the first slash.")
-    if _HIDDEN.search(name) or any(len(part.encode()) > LONGEST_NAME for part in parts):
+    # A scheduler takes % for the start of a pattern, and \\ for its end.
+    if _HIDDEN.search(name) or {"%", "\\"} & set(name) or any(len(part.encode()) > LONGEST_NAME for part in parts):
         raise UserError(
-            f"{setting}={visible(name):.80} is no name for a folder: take at most {LONGEST_NAME} bytes and no control "
-            "characters."
+            f"{setting}={visible(name):.80} is no name for a folder: take at most {LONGEST_NAME} bytes, and neither "
+            "control characters nor % nor \\."
         )
     return Path(parent) / name

@@ -8,16 +8,17 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, overload
 
 import msgspec
 import yaml
 
 from kvsweep.base.errors import BrokenCell, OtherSchemaError, UserError
+from kvsweep.base.files import open_file, read_file, read_lines
 
 # The number of this layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread
 # raises it.
@@ -25,6 +26,8 @@ SCHEMA = 1
 StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "no_answer", "truncated", "grader_timeout")
+# The number of the grader's rules; a change that changes a verdict raises it, and all grades are made again.
+GRADER = 1
 CELL_FILE = "cell.yaml"
 PROVENANCE_FILE = "provenance.json"
 PROBLEMS_FILE = "problems.jsonl"
@@ -95,6 +98,16 @@ def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
 # --- Rows ---------------------------------------------------------------------------------------------------
 
 
+# No text has more tokens, no cache more rows, and no problem more draws; no count of bytes or tokens is larger.
+MOST_TOKENS = (1 << 31) - 1
+MOST = (1 << 53) - 1
+# No picture is drawn of a longer text.
+MOST_POSITIONS = 1 << 22
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON object. A reader ignores fields that this version does not know."""
 
@@ -104,18 +117,36 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
-    """A row with a line of its own, which begins with the schema's number."""
+    """A row with a line of its own, which begins with the schema's number.
 
-    def to_line(self) -> str:
-        """The row as one line of ASCII."""
-        return json.dumps(self.to_dict(), separators=(",", ":")) + "\n"
+    Attributes:
+        sealed: True for a row of a cell. Its line ends with a check of contents and cell, so that a line that was
+            edited, or lies in another cell's folder, is no row. Rows that other programs wrote may have no check.
+    """
+
+    sealed: ClassVar[bool] = True
+
+    def to_line(self, folder: Path | None = None) -> str:
+        """The row as one line of ASCII; sealed, where its file's folder is given."""
+        body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]
+        end = _seal(body.encode(), _cell_of(folder)).decode() if folder and self.sealed else "}"
+        return f"{body}{end}\n"
+
+
+def _cell_of(folder: Path) -> bytes:
+    return os.fsencode(folder.resolve().name)
+
+
+def _seal(body: bytes, cell: bytes) -> bytes:
+    """The end of the line that begins with `body`."""
+    return b',"check":"%s"}' % hashlib.sha256(cell + b"\n" + body).hexdigest()[:16].encode()
 
 
 class PairRow(StoredRow, frozen=True, kw_only=True):
     """A row that belongs to one (problem, draw) pair of its cell."""
 
     problem_id: str
-    draw: int
+    draw: Tokens
 
     @property
     def key(self) -> Pair:
@@ -137,10 +168,14 @@ class Eviction(Row, frozen=True, kw_only=True):
     `held` says which tokens the cache holds after the eviction: see `held_percents`.
     """
 
-    step: int
-    length_before: int
-    length_after: int
-    held: list[int]
+    step: Tokens
+    length_before: Tokens
+    length_after: Tokens
+    held: list[Tokens]
+
+    def __post_init__(self) -> None:
+        if sum(self.held[1::2]) > MOST_POSITIONS:
+            raise ValueError(f"held counts more than {MOST_POSITIONS:,} positions")
 
 
 class Completion(PairRow, frozen=True, kw_only=True):
@@ -154,15 +189,15 @@ class Completion(PairRow, frozen=True, kw_only=True):
     """
 
     text: str
-    token_ids: list[int]
-    num_tokens: int
-    prompt_tokens: int
-    thinking_tokens: int
+    token_ids: list[Tokens]
+    num_tokens: Tokens
+    prompt_tokens: Tokens
+    thinking_tokens: Tokens
     stop_reason: StopReason
     evictions: list[Eviction]
-    fork_step: int | None
-    peak_length: int
-    seed: int
+    fork_step: Tokens | None
+    peak_length: Tokens
+    seed: Count
 
     @property
     def shared_ids(self) -> list[int]:
@@ -171,12 +206,16 @@ class Completion(PairRow, frozen=True, kw_only=True):
 
 
 class Grade(PairRow, frozen=True, kw_only=True):
-    """The verdict on one completion. `correct` is 1 for the outcome "correct" and 0 for the others."""
+    """The verdict on one completion. `correct` is 1 for the outcome "correct" and 0 for the others.
+
+    `rule` is the `grading_rule` that the completion was judged by; None in rows that other programs wrote.
+    """
 
     answer: str | None
     gold: str
     outcome: Outcome
-    correct: int
+    correct: Literal[0, 1]
+    rule: str | None = None
 
 
 class DecodeStats(StoredRow, frozen=True, kw_only=True):
@@ -187,23 +226,23 @@ class DecodeStats(StoredRow, frozen=True, kw_only=True):
     once: `cells` is their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
     """
 
-    wall_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
-    forward_seconds: float
-    sampling_seconds: float
-    scoring_seconds: float
-    eviction_seconds: float
-    host_seconds: float
-    first_token_seconds: float
-    tokens: int
-    tokens_total: int
-    cells: int
-    completions: int
-    slots: int
-    steps: int
-    kv_bytes_allocated: int
-    kv_bytes_analytic: int
+    wall_seconds: Seconds
+    prefill_seconds: Seconds
+    decode_seconds: Seconds
+    forward_seconds: Seconds
+    sampling_seconds: Seconds
+    scoring_seconds: Seconds
+    eviction_seconds: Seconds
+    host_seconds: Seconds
+    first_token_seconds: Seconds
+    tokens: Count
+    tokens_total: Count
+    cells: Count
+    completions: Count
+    slots: Count
+    steps: Count
+    kv_bytes_allocated: Count
+    kv_bytes_analytic: Count
 
 
 def view(kind: type[Row], *names: str, **types: Any) -> Any:
@@ -254,14 +293,20 @@ def content_hash(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line that is no row. As text it begins a sentence, which names the file, the line and the reason."""
+    """A line that is no row, or number 0 for lines that are rows of something else, and what mends it.
+
+    As text it begins a sentence, which names the file, the line and the reason.
+    """
 
     path: Path
     number: int
     text: bytes
     reason: str
+    mend: str = "delete that line and run again to make its row anew"
 
     def __str__(self) -> str:
+        if not self.number:
+            return f"{self.path}: {self.reason}"
         try:
             row = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -275,6 +320,7 @@ class BadLine:
 _P = TypeVar("_P", bound=PairRow)
 # How each line of this schema begins, as `StoredRow.to_line` writes it.
 _BEGIN = f'{{"schema":{SCHEMA},'.encode()
+_CHECK = re.compile(rb'"check"\s*:')
 OnBad = Callable[[BadLine], object]
 
 
@@ -284,7 +330,7 @@ def ignore(line: BadLine) -> None:
 
 def refuse(line: BadLine) -> None:
     """Raise a UserError that names the bad line; for `on_bad`."""
-    raise UserError(f"{line}: delete that line and run again to make its row anew.")
+    raise UserError(f"{line}: {line.mend}.")
 
 
 @overload
@@ -303,24 +349,33 @@ def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse)
     return (row for _, row in _numbered_rows(path, kind, on_bad))
 
 
-def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad) -> Iterator[tuple[int, _T]]:
-    if not path.exists():
+def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container[int] = ()) -> Iterator[tuple[int, _T]]:
+    """Yield the rows with the numbers of their lines; the lines of the numbers in `checked` are known to be whole."""
+    if not os.path.lexists(path):
         return
     decoder = msgspec.json.Decoder(kind)
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if is_stored and not line.startswith(_BEGIN):
-                _check_line(line, f"{path}:{number}")
-            try:
-                row = _decode(line, decoder)
-            except (ValueError, RecursionError) as error:
-                if not line.endswith(b"\n"):
-                    return
-                if line.strip():
-                    on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
-                continue
-            yield number, row
+    cell = _cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
+    for number, line in enumerate(read_lines(path), start=1):
+        if is_stored and not line.startswith(_BEGIN):
+            _check_line(line, f"{path}:{number}")
+        try:
+            row = _decode(line, decoder)
+            if cell is not None and number not in checked:
+                _check_seal(line, cell)
+        except (ValueError, RecursionError) as error:
+            if not line.endswith(b"\n"):
+                return
+            if line.strip():
+                on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
+            continue
+        yield number, row
+
+
+def _check_seal(line: bytes, cell: bytes) -> None:
+    body = line.rpartition(b',"check":')[0]
+    if _CHECK.search(line) and line.rstrip(b"\n") != body + _seal(body, cell):
+        raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
 
 
 def _check_line(line: bytes, where: str) -> None:
@@ -363,14 +418,46 @@ def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse
     for path in paths:
         last |= {row.key: (path, number) for number, row in _numbered_rows(path, PairRow, ignore)}
     for path in paths:
-        for number, row in _numbered_rows(path, kind, on_bad):
-            if last.get(row.key) == (path, number):
+        whole = {number for where, number in last.values() if where == path}
+        for number, row in _numbered_rows(path, kind, on_bad, whole):
+            if number in whole:
                 yield row
 
 
 def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of a cell's file, of all its shards, as `latest_rows` does."""
     return latest_rows(shard_files(directory, name).values(), kind, on_bad=on_bad)
+
+
+def grading_rule(cell: Mapping[str, Any]) -> str:
+    """A hash of all that decides the verdicts on a cell's completions beside their golds; `cell` is its cell.yaml."""
+    benchmark, model = (found if isinstance(found := cell.get(name), dict) else {} for name in ("benchmark", "model"))
+    names = [(benchmark, "answer_kind"), (benchmark, "answer_from"), (model, "think_start"), (model, "think_end")]
+    return content_hash([GRADER, *(str(section.get(name)) for section, name in names)])
+
+
+def grade_files(directory: Path) -> list[Path]:
+    """The files of a cell's grades, of all its shards."""
+    return [*shard_files(directory, GRADES_FILE).values()]
+
+
+def read_grades(files: Iterable[Path], kind: type[Any] = Grade, *, on_bad: OnBad = refuse) -> Iterator[Any]:
+    """Yield the grades in files of one cell, each pair once; grades by another rule than cell.yaml's go to `on_bad`.
+
+    `kind` is `Grade` or a view of it that has `rule`.
+    """
+    files, rule, others = list(files), None, 0
+    for row in latest_rows(files, kind, on_bad=on_bad):
+        if row.rule is not None and rule is None:
+            rule = grading_rule(read_cell(files[0].parent))
+        if row.rule in (rule, None):
+            yield row
+        else:
+            others += 1
+    if others:
+        reason = f"{others} of its grades are by another rule than {CELL_FILE} names"
+        mend = "grade the cell again with kvsweep-grade"
+        on_bad(BadLine(path=files[0], number=0, text=b"", reason=reason, mend=mend))
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
@@ -398,7 +485,7 @@ def read_cell(folder: Path) -> Any:
     path = folder / CELL_FILE
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, 1 << 20).decode()
         # Names for parts of a file let a short file describe more than any memory holds; no cell has them.
         named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
         cell = None if named else yaml.load(text, loader)
@@ -428,7 +515,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
         OSError, ValueError: no such file, or one that holds no JSON object.
         OtherSchemaError: the file was written with another schema.
     """
-    found = decode(path.read_bytes(), dict[str, Any])
+    found = decode(read_file(path), dict[str, Any])
     check_schema(found, path)
     return found
 
@@ -436,44 +523,19 @@ def read_provenance(path: Path) -> dict[str, Any]:
 # --- The one writer -----------------------------------------------------------------------------------------
 
 
-def append_row(path: Path, row: Row) -> None:
+def append_row(path: Path, row: StoredRow) -> None:
     """Add one row to a file of lines, behind the last whole line."""
     drop_torn_line(path)
-    with path.open("ab") as file:
-        file.write(row.to_line().encode())
+    with open_file(path, "ab") as file:
+        file.write(row.to_line(path.parent).encode())
 
 
 def drop_torn_line(path: Path) -> None:
     """Cut off a last line without a newline: its writer died."""
-    if not path.exists() or not path.stat().st_size:
+    if not os.path.lexists(path) or not path.stat().st_size:
         return
-    with path.open("rb+") as file:
+    with open_file(path, "rb+") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             size, end = len(data), data.rfind(b"\n") + 1
         if end < size:
             file.truncate(end)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; it becomes `path` when the block ends well.
-
-    Readers see the old file or the new one, each whole, also after a crash of the machine.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file by the text in UTF-8, `?` for half a character; a file that says the same is left alone."""
-    data = text.encode(errors="replace")
-    if path.exists() and path.read_bytes() == data:
-        return
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)

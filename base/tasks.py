@@ -10,7 +10,8 @@ from typing import Literal, Self
 
 import msgspec
 
-from kvsweep.base.records import decode, replace_text
+from kvsweep.base.files import make_folder, read_file, replace_text
+from kvsweep.base.records import Count, Seconds, decode
 
 State = Literal["queued", "running", "done", "failed", "stopped"]
 STATUS_FOLDER = "status"
@@ -27,8 +28,8 @@ class CellProgress(msgspec.Struct, kw_only=True):
     model: str
     benchmark: str
     policy: str
-    finished: int
-    expected: int
+    finished: Count
+    expected: Count
     random_weights: bool = False
 
 
@@ -49,24 +50,24 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     shard: str
     command: str
     cells: dict[str, CellProgress]
-    started: float = 0.0
-    heartbeat: float = 0.0
+    started: Seconds = 0.0
+    heartbeat: Seconds = 0.0
     host: str = ""
-    pid: int = 0
+    pid: Count = 0
     scheduler_job: str | None = None
-    tokens: int = 0
-    made: int = 0
+    tokens: Count = 0
+    made: Count = 0
     error: str | None = None
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read one task's file; raises ValueError where it is none."""
-        return decode(path.read_bytes(), cls)
+        return decode(read_file(path), cls)
 
     def write(self, run_directory: Path) -> None:
         """Replace the task's file."""
         path = self.path(run_directory, self.task)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         replace_text(path, json.dumps(msgspec.to_builtins(self)) + "\n")
 
     @staticmethod
@@ -117,7 +118,7 @@ def job_file(run_directory: Path, task: str) -> Path:
 def noted_jobs(run_directory: Path, task: str) -> list[str]:
     """The SLURM jobs that were submitted for a task, in the order in which they work on the task."""
     with suppress(OSError, UnicodeDecodeError):
-        return job_file(run_directory, task).read_text(encoding="utf-8").split()
+        return read_file(job_file(run_directory, task)).decode().split()
     return []
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsweep.base.records import Grade, ignore, latest_rows, view
+from kvsweep.base.records import Grade, ignore, read_grades, view
 
-_Verdict = view(Grade, "correct")
+_Verdict = view(Grade, "correct", "rule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
 def read_score(files: Iterable[Path]) -> Score:
     """Pass@1 of the grades in a cell's files; every outcome but "correct" counts 0."""
     problems: dict[str, list[int]] = defaultdict(list)
-    for row in latest_rows(files, _Verdict, on_bad=ignore):
+    for row in read_grades(files, _Verdict, on_bad=ignore):
         problems[row.problem_id].append(row.correct)
     if not problems:
         return Score(graded=0)

@@ -17,6 +17,7 @@ from kvsweep.analysis.format import DEFAULT_LOOK, Look
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.pictures.style import DASHES, LINE_COLORS, STYLE, new_figure, panels, tidy
+from kvsweep.base.files import read_file
 
 MAX_LINES = 4
 
@@ -165,11 +166,11 @@ def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:
     """FLOPs of one token that need no cache, and those per cache row; None where config.json cannot be read."""
     path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
     try:
-        config = json.loads((Path(str(path)) / "config.json").read_text())
+        config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
         hidden, layers, heads = (config[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
         size = config.get("head_dim") or hidden // heads
         kv = config["num_key_value_heads"]
         layer = hidden * size * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
         return 2.0 * (layers * layer + hidden * config["vocab_size"]), 4.0 * layers * heads * size
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
         return None

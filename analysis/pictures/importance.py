@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from kvsweep.analysis.format import PAGE_WIDTH
 from kvsweep.analysis.pictures.style import STYLE, new_figure
 from kvsweep.base.escape import csv_cell
+from kvsweep.base.files import replace_text
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
 # No score is measured there: hatched, and in no colour of the scale.
@@ -143,4 +144,4 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:
     """Write a table with all digits of its numbers."""
-    table.map(csv_cell).to_csv(path, index=False, lineterminator="\n", errors="replace")
+    replace_text(path, table.map(csv_cell).to_csv(index=False, lineterminator="\n"))

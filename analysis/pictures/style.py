@@ -18,6 +18,7 @@ from matplotlib.patches import Rectangle
 
 from kvsweep.analysis.format import POLICY_TITLES, missing
 from kvsweep.base.errors import UserError
+from kvsweep.base.files import replacing
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -154,7 +155,8 @@ def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
     dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):
         for suffix, path in paths.items():
-            figure.savefig(path, metadata=dates[suffix])
+            with replacing(path) as temporary:
+                figure.savefig(temporary, format=suffix, metadata=dates[suffix])
             # The layout is the slow part. The first format computes it, and the other formats keep it.
             figure.set_layout_engine("none")
     return paths

@@ -14,7 +14,8 @@ from kvsweep.analysis.format import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale
 from kvsweep.base.command_line import one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import csv_cell
-from kvsweep.base.records import DONE_FILE, replace_text
+from kvsweep.base.files import make_folder, replace_text
+from kvsweep.base.records import DONE_FILE
 
 REPORT_FOLDER = "report"
 
@@ -60,8 +61,7 @@ def build_report(
     from kvsweep.analysis.report.tables import latex, markdown
 
     found = analyse(load_run(directory), margin)
-    folder = folder or found.run.directory / REPORT_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(folder.resolve() if folder else found.run.directory / REPORT_FOLDER)
     replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))

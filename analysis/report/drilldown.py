@@ -24,8 +24,9 @@ from kvsweep.analysis import format
 from kvsweep.analysis.load import Run, load_problems, load_texts
 from kvsweep.analysis.numbers.metrics import graded_rows
 from kvsweep.analysis.report.rendering import script_json
+from kvsweep.base.files import make_folder, replace_text
 from kvsweep.base.loops import find_loop
-from kvsweep.base.records import Completion, Pair, replace_text
+from kvsweep.base.records import Completion, Pair
 
 # If the files of completions are larger together, the data goes into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
@@ -48,7 +49,7 @@ def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str]
     size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
     if not completions or size <= MAX_EMBEDDED_BYTES:
         return dict(data), {}
-    (folder / "data").mkdir(exist_ok=True)
+    make_folder(folder / "data")
     files = {}
     for cell_id, text in data:
         files[cell_id] = f"data/{re.sub(r'[^A-Za-z0-9.-]+', '_', cell_id)}.js"

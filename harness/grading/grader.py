@@ -13,6 +13,7 @@ import yaml
 
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
+from kvsweep.base.files import make_folder, replace_text
 from kvsweep.base.records import Completion, Grade, Outcome, Problem, Shard, shard_files
 from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
 from kvsweep.harness.grading.pool import Job, Pool
@@ -43,11 +44,13 @@ class Standard:
 
     Attributes:
         rule: fields of `harness.grading.answers.Rule`.
+        id: the `grading_rule` of the cell.
     """
 
     golds: dict[str, str]
     kind: AnswerKind
     rule: dict[str, Any]
+    id: str
 
 
 class Grader(Pool):
@@ -108,6 +111,7 @@ class Grader(Pool):
             for row in old
             if not regrade
             and row.key in completions
+            and row.rule == standard.id
             and row.gold == golds[row.problem_id]
             and row.outcome != "grader_timeout"  # a machine that stood still may have made it
         }
@@ -115,7 +119,7 @@ class Grader(Pool):
         for row in self.grade(missing, standard):
             grades[row.key] = row
         ordered = [grades[key] for key in completions]
-        records.replace_text(directory / grades_file, "".join(row.to_line() for row in ordered))
+        replace_text(make_folder(directory) / grades_file, "".join(row.to_line(directory) for row in ordered))
         outcomes = Counter(row.outcome for row in ordered)
         return CellSummary(directory=directory, graded=len(missing), outcomes=outcomes)
 
@@ -125,11 +129,10 @@ class Grader(Pool):
         Raises:
             RuntimeError: a worker that does not start, or a judge that raised.
         """
-        return list(self._grade(completions, standard.golds, standard.kind, standard.rule))
+        return list(self._grade(completions, standard))
 
-    def _grade(
-        self, completions: Sequence[Completion], golds: dict[str, str], kind: AnswerKind, rule: dict[str, Any]
-    ) -> Iterator[Grade]:
+    def _grade(self, completions: Sequence[Completion], standard: Standard) -> Iterator[Grade]:
+        golds, kind, rule = standard.golds, standard.kind, standard.rule
         jobs = [
             Job(text=row.text, stop_reason=row.stop_reason, gold=golds[row.problem_id], kind=kind, rule=rule)
             for row in completions
@@ -150,6 +153,7 @@ class Grader(Pool):
                 gold=job.gold,
                 outcome=reply["outcome"],
                 correct=int(reply["outcome"] == "correct"),
+                rule=standard.id,
             )
 
     def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
@@ -186,7 +190,8 @@ def read_standard(directory: Path, kind: AnswerKind | None = None, *, lenient: b
     """
     kind = kind or read_answer_kind(directory)
     golds = _read_golds(directory / records.PROBLEMS_FILE, kind)
-    return Standard(golds=golds, kind=kind, rule=read_rule(directory, lenient=lenient))
+    rule = read_rule(directory, lenient=lenient)
+    return Standard(golds=golds, kind=kind, rule=rule, id=records.grading_rule(_read_cell(directory)))
 
 
 def read_answer_kind(directory: Path) -> AnswerKind:

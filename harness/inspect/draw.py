@@ -23,7 +23,8 @@ from kvsweep.analysis.pictures.style import save_figure
 from kvsweep.analysis.report.kept_page import kept_html
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import file_name
-from kvsweep.base.records import read_cell, replace_text
+from kvsweep.base.files import replace_text
+from kvsweep.base.records import read_cell
 from kvsweep.harness.inspect.attribution import cost, grad_x_input, removal
 from kvsweep.harness.inspect.importance import importance
 from kvsweep.harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs

@@ -14,16 +14,17 @@ from kvsweep.analysis.format import setting_of
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import (
     CELL_FILE,
-    GRADES_FILE,
     PROVENANCE_FILE,
     Completion,
     Grade,
     Problem,
+    grade_files,
+    grading_rule,
     ignore,
     read_cell,
+    read_grades,
     read_provenance,
     read_rows,
-    read_shards,
 )
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.compression.predictor_card import read_card
@@ -155,7 +156,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
         wanted = f"--problem {problem_id} --draw {draw}"
         raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
     question, completion = found[0]
-    graded = read_shards(folder, GRADES_FILE, Grade, on_bad=ignore)
+    graded = read_grades(grade_files(folder), on_bad=ignore)
     grade = next((row for row in graded if row.key == completion.key), None)
     source = of_completion(folder, question, completion, overrides, grade)
     used = read_cell(folder)["model"]["weights"]
@@ -248,5 +249,6 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     rule = {"answer_from": cell.benchmark.answer_from, "tags": asdict(model.config.tags)}
     answer, outcome = judge(completion.text, completion.stop_reason, problem.gold, cell.benchmark.answer_kind, rule)
     right = int(outcome == "correct")
-    grade = Grade(problem_id=problem.id, draw=draw, answer=answer, gold=problem.gold, outcome=outcome, correct=right)
+    verdict: Any = {"answer": answer, "gold": problem.gold, "outcome": outcome, "correct": right}
+    grade = Grade(problem_id=problem.id, draw=draw, **verdict, rule=grading_rule(cell.describe()))
     return _of_completion(problem.prompt, completion, setting_of(cell.describe()["policy"]), grade, model)

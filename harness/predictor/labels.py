@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import replacing
+from kvsweep.base.files import replacing
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.rows import Prefill
 from kvsweep.harness.models.load import LoadedModel

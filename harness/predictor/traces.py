@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec.structs import replace
 from tqdm import tqdm
 
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, Grade, Problem, read_rows, read_shards
+from kvsweep.base.records import Completion, Problem, read_rows, read_shards
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
@@ -31,12 +31,14 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
     """A reasoning text as token ids: the question, the thinking, its closing tag, the answer.
 
     Attributes:
+        sealed: False, because traces belong to no cell.
         kept: False for a text that gives no labels; its token ids are not stored.
         token_ids: the whole text, without its stop token, which is never fed.
         think_start: position of the first thinking token, which is the length of the question.
         think_end: position of the closing tag; the end of the text where the thinking is never closed.
     """
 
+    sealed: ClassVar[bool] = False
     kept: bool
     token_ids: list[int]
     think_start: int
@@ -118,7 +120,7 @@ def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -
 def read_graded(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
     """Yield the question, completion and grade (1, 0 or None) of each pair of a cell, from the pair's last rows."""
     questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
-    grades = {grade.key: grade.correct for grade in read_shards(folder, records.GRADES_FILE, Grade)}
+    grades = {grade.key: grade.correct for grade in records.read_grades(records.grade_files(folder))}
     for completion in read_shards(folder, records.COMPLETIONS_FILE, Completion):
         if completion.problem_id not in questions:
             raise UserError(

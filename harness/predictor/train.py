@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 from tqdm import tqdm
 
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import replacing
+from kvsweep.base.files import replacing
 from kvsweep.compression.predictor import ImportancePredictor, load_predictor, save_predictor
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import read_shard, target

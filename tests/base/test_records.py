@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvsweep.base.errors import OtherSchemaError, UserError
+from kvsweep.base.files import replace_text, replacing
 from kvsweep.base.records import (
     BadLine,
     Completion,
@@ -23,8 +24,6 @@ from kvsweep.base.records import (
     read_cell,
     read_provenance,
     read_rows,
-    replace_text,
-    replacing,
     view,
 )
 
@@ -80,7 +79,7 @@ def test_the_bytes_of_a_row():
     )
     grade = Grade(problem_id="p", draw=1, answer=None, gold="4", outcome="no_answer", correct=0)
     assert grade.to_line() == (
-        '{"schema":1,"problem_id":"p","draw":1,"answer":null,"gold":"4","outcome":"no_answer","correct":0}\n'
+        '{"schema":1,"problem_id":"p","draw":1,"answer":null,"gold":"4","outcome":"no_answer","correct":0,"rule":null}\n'
     )
 
 

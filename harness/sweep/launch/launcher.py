@@ -16,6 +16,7 @@ from submitit.helpers import Checkpointable
 
 from kvsweep.base.command_line import guard_streams
 from kvsweep.base.errors import UserError, plain_disk_errors
+from kvsweep.base.files import make_folder
 from kvsweep.base.records import Shard
 from kvsweep.base.tasks import TaskStatus, job_file
 from kvsweep.harness.sweep.plan.job import Job, checked_implementation
@@ -130,4 +131,4 @@ def _queue(job: Job) -> Path | None:
 
 def logs(tasks: Sequence[Task]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
-    return tasks[0][0].run_directory / "logs"
+    return make_folder(tasks[0][0].run_directory / "logs")

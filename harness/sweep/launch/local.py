@@ -13,6 +13,7 @@ import submitit
 from tqdm import tqdm
 
 from kvsweep.base.command_line import FAILED, say
+from kvsweep.base.files import open_file
 from kvsweep.harness.sweep.launch.launcher import AtLeastOne, Launcher, RunJobs, Task, logs, queue
 
 
@@ -73,9 +74,8 @@ def _stderr_in(path: Path) -> Iterator[None]:
 
     submitit starts a process beside each task, and Ctrl-C would make each of them print a traceback to the terminal.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     terminal = os.dup(2)
-    with path.open("a") as file:
+    with open_file(path, "ab") as file:
         os.dup2(file.fileno(), 2)
     try:
         yield

@@ -52,6 +52,9 @@ class Slurm(Launcher):
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse a machine that cannot submit; the machine that runs the tasks checks their implementation."""
+        for directory in {job.run_directory.absolute() for job in jobs}:
+            if {"%", "\\"} & set(str(directory)):
+                raise UserError(f"SLURM reads % and \\ in results_dir={directory.parent} as a pattern: take another.")
         if shutil.which("srun") is None:
             raise UserError(
                 "launcher=slurm finds no srun on this machine: submit from a login node of a SLURM cluster."

@@ -6,12 +6,14 @@ from typing import Self
 
 import msgspec
 
+from kvsweep.base.files import read_file
 from kvsweep.base.records import (
     COMPLETIONS_FILE,
     DONE_FILE,
     GRADES_FILE,
     PROBLEMS_FILE,
     decode,
+    grading_rule,
     shard_files,
 )
 from kvsweep.harness.sweep.plan.cell import Cell
@@ -21,6 +23,7 @@ class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The contents of DONE: the stored completions, and the sizes of the files that hold them.
 
     Attributes:
+        rule: the `grading_rule` of the grades.
         plans: the sequential jobs for which these draws are enough, because they have decided the cell (`Job.plan`).
     """
 
@@ -29,12 +32,13 @@ class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
     problems: list[str]
     files: dict[str, int]
     plans: list[str] = []
+    rule: str = ""
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
         """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
         try:
-            done = decode((directory / DONE_FILE).read_bytes(), cls)
+            done = decode(read_file(directory / DONE_FILE), cls)
         except (OSError, ValueError):
             return None
         return done if done.files == file_sizes(directory) and PROBLEMS_FILE in done.files else None
@@ -47,7 +51,9 @@ class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
 def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
     """True if DONE lists all these completions, or the plan of a sequential job; reads no rows."""
     done = Done.read(run_directory / cell.cell_id)
-    return done is not None and (plan in done.plans or done.covers(problem_ids, draws))
+    if done is None or done.rule != grading_rule(cell.describe()):
+        return False
+    return plan in done.plans or done.covers(problem_ids, draws)
 
 
 def file_sizes(directory: Path) -> dict[str, int]:

@@ -8,7 +8,18 @@ from typing import Self
 
 from tqdm import tqdm
 
-from kvsweep.base.records import COMPLETIONS_FILE, GRADES_FILE, Completion, Pair, PairRow, decode, ignore, read_rows
+from kvsweep.base.files import open_file
+from kvsweep.base.records import (
+    COMPLETIONS_FILE,
+    GRADES_FILE,
+    Completion,
+    Grade,
+    Pair,
+    PairRow,
+    decode,
+    ignore,
+    read_rows,
+)
 from kvsweep.harness.grading.grader import Grader, Standard, read_standard
 from kvsweep.harness.sweep.run.store import CellStore
 
@@ -72,14 +83,15 @@ class _OpenCell:
     @cached_property
     def _graded_before(self) -> set[Pair]:
         path = self.store.directory / self.store.shard.file(GRADES_FILE)
-        return {row.key for row in read_rows(path, PairRow, on_bad=ignore)}
+        rows = read_rows(path, Grade, on_bad=ignore)
+        return {row.key for row in rows if row.rule == self.standard.id and row.outcome != "grader_timeout"}
 
     def ungraded(self) -> Iterator[Completion]:
         """Yield the completions that came since the last call and have no grade."""
         path = self.store.directory / self.store.shard.file(COMPLETIONS_FILE)
         if path.stat().st_size == self._read:
             return
-        with path.open("rb") as lines:
+        with open_file(path) as lines:
             lines.seek(self._read)
             for line in lines:
                 if not line.endswith(b"\n"):  # the line is still being written

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from filelock import FileLock, Timeout
 from kvsweep.base import records
 from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
+from kvsweep.base.files import make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.base.records import WHOLE, Completion, DecodeStats, Grade, Pair, PairRow, Problem, Shard, shard_files
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.done import Done, file_sizes
@@ -65,7 +67,7 @@ class CellStore:
 
     def __enter__(self) -> Self:
         with plain_disk_errors(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folder(self.directory)
             self._take_lock()
             try:
                 self._open()
@@ -77,15 +79,15 @@ class CellStore:
     def _open(self) -> None:
         with suppress(FileNotFoundError, BrokenCell):  # a broken file is written anew, one of another schema refused
             records.read_cell(self.directory)
-        records.replace_text(self.directory / records.CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
-        problems = "".join(problem.to_line() for problem in self.problems)
+        replace_text(self.directory / records.CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
+        problems = [problem.to_line(self.directory).encode() for problem in self.problems]
         path = self.directory / records.PROBLEMS_FILE
         # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
-        if not (path.exists() and path.read_bytes().startswith(problems.encode())):
-            records.replace_text(path, problems)
+        if not (path.exists() and [*islice(read_lines(path), len(problems))] == problems):
+            replace_text(path, b"".join(problems).decode())
         records.drop_torn_line(self._completions)
         quarantine_broken_lines(self._completions)
-        self._completions.touch()
+        open_file(self._completions, "ab").close()
         self.finished_pairs = stored_pairs(self.directory)
 
     def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
@@ -115,7 +117,7 @@ class CellStore:
         self.finished_pairs.add(completion.key)
 
     def _sync(self) -> None:
-        with self._completions.open("rb") as file:
+        with open_file(self._completions) as file:
             os.fsync(file.fileno())
         self._synced = time.monotonic()
 
@@ -136,7 +138,7 @@ class CellStore:
             earlier = _earlier_stretches(path)
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
             whole = {"schema": records.SCHEMA, **provenance, "stretches": [*earlier, stretch]}
-            records.replace_text(path, json.dumps(whole, indent=2) + "\n")
+            replace_text(path, json.dumps(whole, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
         """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
@@ -152,13 +154,19 @@ class CellStore:
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
-            files = file_sizes(self.directory)
-            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files)
+            done = Done(
+                completions=len(pairs),
+                draws=draws,
+                problems=list(problem_ids),
+                files=file_sizes(self.directory),
+                rule=records.grading_rule(self.cell.describe()),
+            )
             if plan is not None:
                 earlier = Done.read(self.directory)
+                earlier = earlier if earlier and earlier.rule == done.rule else None
                 done = earlier if earlier and earlier.covers(problem_ids, draws) else done
                 done.plans = sorted({plan, *(earlier.plans if earlier else ())})
-            records.replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
+            replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
         return True
 
     def _take_lock(self) -> None:
@@ -169,13 +177,14 @@ class CellStore:
                     pass
         except Timeout as held:
             self._lock.release()
-            owner = Path(f"{held.lock_file}.owner")
+            owner = "another process"
+            with suppress(OSError):
+                owner = read_file(Path(f"{held.lock_file}.owner")).decode(errors="replace")
             raise CellLockedError(
-                f"cell {self.cell.cell_id}, shard {self.shard}, is being written by "
-                f"{owner.read_text() if owner.exists() else 'another process'}: wait for it to end, stop it, or split "
-                "the cell with shard=i/n, the same n for all."
+                f"cell {self.cell.cell_id}, shard {self.shard}, is being written by {owner}: wait for it to end, stop "
+                "it, or split the cell with shard=i/n, the same n for all."
             ) from None
-        Path(f"{self._lock.lock_file}.owner").write_text(f"process {os.getpid()} on {platform.node()}")
+        replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
 
 
 def _earlier_stretches(path: Path) -> list[Any]:
@@ -227,11 +236,11 @@ def quarantine_broken_lines(path: Path) -> None:
     if not bad:
         return
     quarantine = path.with_name(f"{path.name}.quarantine")
-    with quarantine.open("ab") as file:
+    with open_file(quarantine, "ab") as file:
         file.writelines(line.text for line in bad)
     numbers = {line.number for line in bad}
-    with path.open("rb") as lines, records.replacing(path) as temporary, temporary.open("wb") as file:
-        file.writelines(line for number, line in enumerate(lines, start=1) if number not in numbers)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(line for number, line in enumerate(read_lines(path), start=1) if number not in numbers)
     print(
         f"note: {path} had {counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}; "
         "the run makes their completions again.",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from kvsweep.base.records import replace_text
+from kvsweep.base.files import replace_text
 from kvsweep.base.tasks import TaskStatus, job_file, noted_jobs, read_tasks, scheduler_jobs
 
 ASK = ("squeue", "--noheader", "--array", "--format=%i|%T|%r")

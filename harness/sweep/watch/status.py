@@ -33,6 +33,7 @@ from kvsweep.base import records
 from kvsweep.base.command_line import FAILED, counted, one_sentence
 from kvsweep.base.errors import BrokenCell, UserError
 from kvsweep.base.escape import visible
+from kvsweep.base.files import read_file
 from kvsweep.base.tasks import CellProgress, State, TaskStatus
 from kvsweep.harness.sweep.plan.names import policy_label
 from kvsweep.harness.sweep.watch.scheduler import tasks_now
@@ -173,7 +174,7 @@ def _cell_without_task(folder: Path) -> CellStatus:
     done = folder / records.DONE_FILE
     count = 0
     with suppress(OSError, ValueError, KeyError, TypeError):
-        count = int(json.loads(done.read_text())["completions"])
+        count = int(json.loads(read_file(done))["completions"])
     return CellStatus(
         cell_id=folder.name,
         model=settings["model"]["name"],

@@ -179,7 +179,8 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
     `kept_memory` is as in the report, `kv_bytes_allocated` the largest KV cache of any stretch, all slots together.
     """
     latest = partial(records.latest_rows, on_bad=records.ignore)
-    grades = Counter(row.outcome for row in latest([folder / shard.file(records.GRADES_FILE)], records.Grade))
+    graded = records.read_grades([folder / shard.file(records.GRADES_FILE)], on_bad=records.ignore)
+    grades = Counter(row.outcome for row in graded)
     if not grades:
         return {}
     values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}

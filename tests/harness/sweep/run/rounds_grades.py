@@ -6,16 +6,17 @@ from kvsweep.base.records import Grade
 from kvsweep.harness.grading.grader import Grader
 
 
-def grade(self, completions, golds, kind, rule):
+def grade(self, completions, standard):
     for row in completions:
         right = int(crc32(bytes(str(row.token_ids), "ascii")) % 8 >= 2 * len(row.evictions))
         yield Grade(
             problem_id=row.problem_id,
             draw=row.draw,
             answer=None,
-            gold=golds[row.problem_id],
+            gold=standard.golds[row.problem_id],
             outcome="correct" if right else "wrong",
             correct=right,
+            rule=standard.id,
         )
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from kvsweep.analysis.export import export
 from kvsweep.analysis.load import load_run, load_texts
+from kvsweep.base import records
 from kvsweep.base.errors import OtherSchemaError, UserError
 from kvsweep.base.records import (
     Completion,
@@ -442,14 +443,16 @@ def test_a_file_that_cannot_grow_is_one_sentence_and_loses_nothing(tmp_path: Pat
     assert pairs(path) == [("a", 0), ("b", 0)]
 
 
-def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with store(tmp_path) as opened:
-        path, opened._completions = opened._completions, Path("/dev/full")
-        with pytest.raises(UserError, match="No space left on device"):
-            opened.append(completion("a"))
-        opened._completions = path
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "open_file", lambda path, mode: Path("/dev/full").open(mode))  # noqa: SIM115
+            with pytest.raises(UserError, match="No space left on device"):
+                opened.append(completion("a"))
         opened.append(completion("a"))
-    assert pairs(path) == [("a", 0)]
+    assert pairs(opened._completions) == [("a", 0)]
 
 
 @pytest.fixture
