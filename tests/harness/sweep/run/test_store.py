@@ -40,7 +40,8 @@ from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.run.store import CellLockedError, CellStore, is_done
+from kvsweep.harness.sweep.plan.done import is_done
+from kvsweep.harness.sweep.run.store import CellLockedError, CellStore
 from kvsweep.harness.sweep.watch.status import read_sweep
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
