@@ -90,12 +90,12 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
 def _policy_section(name: str, config: DictConfig) -> DictConfig:
     """A policy's section within the configuration, so that ${model.predictor} and the like find what they name."""
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
-    return OmegaConf.merge(rest, {"policy": _policy_file(name)}).policy
+    return OmegaConf.merge(rest, {"policy": policy_file(name)}).policy
 
 
-def _policy_file(name: str) -> DictConfig:
+def policy_file(name: str) -> DictConfig:
     """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
     own = OmegaConf.load(conf_files("policy").get(name, CONF / "policy" / f"{name}.yaml"))
     assert isinstance(own, DictConfig)
     bases = [base for base in own.pop("defaults", []) if base != "_self_"]
-    return OmegaConf.merge(*map(_policy_file, bases), own)  # type: ignore[return-value]
+    return OmegaConf.merge(*map(policy_file, bases), own)  # type: ignore[return-value]
