@@ -1,6 +1,6 @@
 """From a run directory to data frames: one row per cell, one row per completion.
 
-Layout of a run directory: results/README.md. A running sweep is a normal input: a cell without `DONE` is
+Layout of a run directory: docs/files.md. A running sweep is a normal input: a cell without `DONE` is
 partial, a completion without a grade is ungraded (missing, never wrong), and a line that cannot be read is
 skipped with a notice.
 """
@@ -50,7 +50,7 @@ COMPLETION_DTYPES: dict[str, Any] = {
     **{"outcome": pd.CategoricalDtype([*records.OUTCOMES]), "correct": "float64", "answer": "object", "gold": "object"},
 }
 STAT_RULES = {
-    **dict.fromkeys(("decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
+    **dict.fromkeys(("prefill_seconds", "decode_seconds", "eviction_seconds", "tokens_total"), "sum"),
     **dict.fromkeys(("kv_bytes_allocated", "kv_bytes_analytic", "cells"), "max"),
 }
 
@@ -70,7 +70,7 @@ class Run:
 
     Attributes:
         cells: one row per cell, ordered by model, benchmark and policy, with the first columns of cells.csv
-            (results/README.md): the settings from cell_id to condition, status, completions, expected and draws.
+            (docs/report.md): the settings from cell_id to condition, status, completions, expected and draws.
         completions: one row per (cell, problem, draw): cell_id and the columns of `COMPLETION_DTYPES`. Lengths are in
             tokens, evictions are counted, freed_step_sum sums tokens freed times step over them; outcome, correct
             (0 or 1), answer and gold are missing where there is no grade.

@@ -1,6 +1,7 @@
 """The status files of a sweep's tasks, `<run_directory>/status/<task>.json`, and their one reader."""
 
 import json
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -78,14 +79,24 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     @property
     def is_gone(self) -> bool:
         """True if the process that wrote this status ran on this machine and has ended."""
-        is_here = bool(self.pid) and self.host == platform.node() and Path("/proc/self").exists()
-        return is_here and not Path(f"/proc/{self.pid}").exists()
+        return bool(self.pid) and self.host == platform.node() and not is_alive(self.pid)
 
     def seen(self, now: float) -> State:
         """The state seen from outside: a task that says "running" without a sign of life has stopped."""
         if self.state != "running":
             return self.state
         return "stopped" if self.is_gone or now - self.heartbeat >= LOST_AFTER_S else "running"
+
+
+def is_alive(pid: int) -> bool:
+    """True if a process with this id runs on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda path: None) -> list[TaskStatus]:

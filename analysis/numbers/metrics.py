@@ -1,6 +1,6 @@
 """Numbers per cell: Pass@1 and its error, the difference to the full cache, lengths, evictions, memory.
 
-results/README.md describes every column. Accuracies and rates are fractions (0 to 1), lengths tokens. A quantity that
+docs/report.md describes every column. Accuracies and rates are fractions (0 to 1), lengths tokens. A quantity that
 is not known yet is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
 """
 
@@ -278,6 +278,7 @@ def _completion_means(completions: pd.DataFrame) -> pd.DataFrame:
 
 def _throughput(stat_rows: pd.DataFrame) -> pd.DataFrame:
     table = stat_rows.set_index("cell_id")
-    speed = table["tokens_total"] / table["decode_seconds"].where(table["decode_seconds"] > 0)
+    seconds = table["prefill_seconds"] + table["decode_seconds"]
+    speed = table["tokens_total"] / seconds.where(seconds > 0)
     together = table[["kv_bytes_allocated", "kv_bytes_analytic"]].assign(decoded_together=table["cells"])
     return together.assign(tokens_per_second=speed)

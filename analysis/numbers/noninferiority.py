@@ -50,7 +50,7 @@ def decide_cells(
         margin: see `plan_of`.
 
     Returns:
-        `COLUMNS` by cell_id, as results/README.md describes them.
+        `COLUMNS` by cell_id, as docs/report.md describes them.
     """
     rows: dict[str, list[Any]] = {}
     for _, group in cells.groupby("condition", sort=False):

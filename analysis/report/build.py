@@ -37,7 +37,7 @@ def build_report(
 ) -> Path:
     """Write the report of a run directory, finished or not, to DIR/report.
 
-    Writes cells.csv (one row per cell, see results/README.md), tables.md and tables.tex, each figure as PNG, SVG and
+    Writes cells.csv (one row per cell, see docs/report.md), tables.md and tables.tex, each figure as PNG, SVG and
     PDF, and report.html.
 
     Args:

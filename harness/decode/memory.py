@@ -1,7 +1,10 @@
 """The number of slots that fit into the free memory."""
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -12,6 +15,9 @@ from kvsweep.harness.models.load import LoadedModel
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 _MOST_SLOTS = {"cpu": 64, "cuda": 256}
 _MEMORY_SHARE = 0.8
+# The files with a control group's limit and its use, in both versions.
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+_VERSION_2 = ("memory.max", "memory.current")
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,43 @@ def auto_slots(model: LoadedModel, *, capacity: int, requests: int, config: Cach
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could still be allocated on the device."""
+    """Bytes that could still be allocated on the device; for a CPU at most what control groups and SLURM leave."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min([free, *cgroup_rooms(), *slurm_rooms(os.environ)]))
+
+
+def cgroup_rooms(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """Bytes that each control group around this process still allows; a group without a limit gives none.
+
+    A process that sees its own group as the root, as in a container, finds the files at the mount itself.
+    """
+    with suppress(OSError):
+        for line in groups.read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            top = mount / "memory" if controllers else mount
+            limit, used = _VERSION_1 if controllers else _VERSION_2
+            own = top / name.lstrip("/")
+            for folder in [own, *own.parents]:
+                if folder.is_relative_to(top):
+                    with suppress(OSError, ValueError):  # a group without a limit says "max"
+                        yield int((folder / limit).read_text()) - int((folder / used).read_text()) + _file_pages(folder)
+
+
+def _file_pages(group: Path) -> int:
+    """Bytes of files in a group's memory, which the kernel gives up when memory is short."""
+    with suppress(OSError, ValueError):
+        found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(found.get("total_inactive_file", found["inactive_file"]))
+    return 0
+
+
+def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
+    """Bytes that SLURM's limits of this job's memory leave; 0 stands for all of the node's memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", environment.get("SLURM_CPUS_ON_NODE", 1))):
+        if megabytes := int(environment.get(name, 0)):
+            yield (megabytes * int(count) << 20) - pages * os.sysconf("SC_PAGE_SIZE")

@@ -8,6 +8,7 @@ import the caller's main module, and torch with it, in each of them.
 import contextlib
 import importlib
 import json
+import math
 import os
 import resource
 import select
@@ -23,6 +24,7 @@ from typing import Any, Self
 
 from kvsweep.base.command_line import guard_streams
 from kvsweep.base.errors import UserError
+from kvsweep.base.records import Outcome
 from kvsweep.harness.grading.answers import AnswerKind
 
 _ROWS_PER_MESSAGE = 16
@@ -179,9 +181,8 @@ class Pool:
         """
         replies: dict[int, dict[str, Any]] = {}
         tried: set[int] = set()
-        waiting = deque(
-            range(start, min(start + _ROWS_PER_MESSAGE, len(jobs))) for start in range(0, len(jobs), _ROWS_PER_MESSAGE)
-        )
+        size = max(1, min(_ROWS_PER_MESSAGE, math.ceil(len(jobs) / self._limit)))  # so that every worker has some
+        waiting = deque(range(start, min(start + size, len(jobs))) for start in range(0, len(jobs), size))
         while len(replies) < len(jobs):
             while waiting and (worker := self._idle_worker()) is not None:
                 indices = waiting.popleft()
@@ -210,6 +211,17 @@ class Pool:
                         replies[worker.pending.popleft()] = reply
                     worker.started = True
         return [replies[index] for index in range(len(jobs))]
+
+    def verdict(self, job: Job) -> tuple[str | None, Outcome]:
+        """Judge one row: the answer that was read from it, and its outcome.
+
+        Raises:
+            RuntimeError: the judge raised.
+        """
+        [reply] = self.judge([job])
+        if "error" in reply:
+            raise RuntimeError(f"grading failed: {reply['error']}")
+        return reply["answer"], reply["outcome"]
 
     def _idle_worker(self) -> _Worker | None:
         for worker in [worker for worker in self._workers if not worker.pending]:

@@ -30,7 +30,7 @@ from kvsweep.base.records import (
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.compression.predictor_card import read_card
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading.answers import judge
+from kvsweep.harness.grading import pool
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
@@ -235,7 +235,7 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
 
 def _of_row(row: dict[str, Any], name: str, where: str, model: LoadedModel) -> InspectedText:
-    return InspectedText(model=model, trace=trace_of_text(row, name, model.config.tags, model, where))
+    return InspectedText(model=model, trace=trace_of_text(row, name, model.config.tags, model, where)[0])
 
 
 @plain_config_errors()
@@ -264,12 +264,27 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     prompt = model.prompt_ids(problem.prompt)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=branches)
     engine = Engine.sized_for(
-        [request], model, decoding=job.decoding, seed=job.seed, slots=1, impl=job.impl, invariant=job.invariant
+        [request],
+        model,
+        decoding=job.decoding,
+        seed=job.seed,
+        slots=1,
+        impl=job.impl,
+        invariant=job.invariant,
+        cache=job.cache,
     )
     ((_, completion),) = engine.generate([request])
     cell = job.cells[0]
     rule = {"answer_from": cell.benchmark.answer_from, "tags": asdict(model.config.tags)}
-    answer, outcome = judge(completion.text, completion.stop_reason, problem.gold, cell.benchmark.answer_kind, rule)
+    row = pool.Job(
+        text=completion.text,
+        stop_reason=completion.stop_reason,
+        gold=problem.gold,
+        kind=cell.benchmark.answer_kind,
+        rule=rule,
+    )
+    with pool.Pool(workers=1) as judges:
+        answer, outcome = judges.verdict(row)
     right = int(outcome == "correct")
     verdict: Any = {"answer": answer, "gold": problem.gold, "outcome": outcome, "correct": right}
     grade = Grade(problem_id=problem.id, draw=draw, **verdict, rule=grading_rule(cell.describe()))

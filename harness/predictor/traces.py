@@ -16,7 +16,8 @@ from kvsweep.base.records import Completion, Problem, read_rows, read_shards
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading.answers import AnswerKind, judge
+from kvsweep.harness.grading.answers import AnswerKind
+from kvsweep.harness.grading.pool import Job, Pool
 from kvsweep.harness.models.thinking import ThinkTags, segment_text
 from kvsweep.harness.predictor.recipe import PredictorSettings
 from kvsweep.harness.toy.tasks import TASKS, training_problems
@@ -89,10 +90,11 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
     engine = Engine.sized_for(
         requests, model, decoding=settings.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl
     )
-    for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
-        prompt, gold = asked[completion.problem_id]
-        correct = judge(completion.text, completion.stop_reason, gold, kind)[1] == "correct"
-        yield graded_trace(completion, prompt, correct)
+    with Pool(workers=1) as judges:
+        for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
+            prompt, gold = asked[completion.problem_id]
+            row = Job(text=completion.text, stop_reason=completion.stop_reason, gold=gold, kind=kind)
+            yield graded_trace(completion, prompt, judges.verdict(row)[1] == "correct")
 
 
 def trace_of(completion: Completion, prompt: Sequence[int]) -> Trace:
@@ -161,31 +163,40 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
                 yield graded_trace(completion, model.prompt_ids(question), correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
-    for number, row in enumerate(read_rows(source), start=1):
-        where = f"{source}:{number}"
-        if not {"problem", "text"} <= row.keys() or not {"gold", "correct"} & row.keys():
-            raise UserError(f"{where} must name problem, text, and gold or correct.")
-        try:
-            yield trace_of_text(row, str(row.get("id", number)), tags, model, where)
-        except UserError as error:
-            tqdm.write(f"left out: {error}")
+    with Pool(workers=1) as judges:
+        for number, row in enumerate(read_rows(source), start=1):
+            where = f"{source}:{number}"
+            if not {"problem", "text"} <= row.keys() or not {"gold", "correct"} & row.keys():
+                raise UserError(f"{where} must name problem, text, and gold or correct.")
+            try:
+                trace, answer = trace_of_text(row, str(row.get("id", number)), tags, model, where)
+            except UserError as error:
+                tqdm.write(f"left out: {error}")
+                continue
+            if "correct" in row:
+                yield replace(trace, kept=bool(row["correct"]))
+            else:
+                text = Job(text=f"</think>{answer}", stop_reason="stop", gold=str(row["gold"]), kind="integer")
+                yield replace(trace, kept=judges.verdict(text)[1] == "correct")
 
 
-def trace_of_text(row: dict[str, Any], problem_id: str, tags: ThinkTags, model: LoadedModel, where: str) -> Trace:
-    """A row's text behind its question in the chat template, with the model's own tags in place of the text's.
+def trace_of_text(
+    row: dict[str, Any], problem_id: str, tags: ThinkTags, model: LoadedModel, where: str
+) -> tuple[Trace, str]:
+    """A row's text behind its question in the chat template, with the model's own tags; and the text's answer.
 
     A text that does not think, close its thinking and answer raises a UserError, which calls the row `where`.
     """
     text = row["text"]
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
-    verdict = judge(f"</think>{answer}", "stop", str(row.get("gold")), "integer")[1] == "correct"
     prompt = model.prompt_ids(row["problem"])
     before = [*prompt, *model.tokenizer(thinking, add_special_tokens=False).input_ids]
-    return Trace(
+    trace = Trace(
         problem_id=problem_id,
         draw=int(row.get("draw", 0)),
-        kept=bool(row.get("correct", verdict)),
+        kept=True,
         token_ids=[*before, model.think_end_id, *model.tokenizer(answer, add_special_tokens=False).input_ids],
         think_start=len(prompt),
         think_end=len(before),
     )
+    return trace, answer

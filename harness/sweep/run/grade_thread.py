@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from functools import cached_property
+from itertools import islice
 from typing import Self
 
 from tqdm import tqdm
@@ -24,14 +25,16 @@ from kvsweep.harness.grading.grader import Grader, Standard, read_standard
 from kvsweep.harness.sweep.run.store import CellStore
 
 _LOOK_S = 0.5
+# Rows that are graded at once: every worker has some, and the end of the job waits for few.
+_BATCH = 4
 
 
 class GradeThread:
     """A thread that reads the completions of open cells as they come, and appends their grades. A context manager.
 
-    The thread waits for the grading workers, and the decoding goes on meanwhile. `Grader.grade_cell` is left what has
-    no grade at the end: the last completions, all completions after an error here, and those that overran their time,
-    because a row has less of the processor beside the decoding than after it.
+    The thread waits for the grading workers, and the decoding goes on meanwhile. At the end `Grader.grade_cell` grades
+    the completions that have no grade: the last ones, all that came after an error in the thread, and those that
+    overran their time, because a row has less of the processor beside the decoding than after it.
 
     Args:
         grader: the workers, which nothing else may use until the block ends.
@@ -62,12 +65,11 @@ class GradeThread:
                 tqdm.write(note, file=sys.stderr)
 
     def _grade(self, cell: "_OpenCell") -> None:
-        for completion in cell.ungraded():
-            if self._end.is_set():
-                return
-            [grade] = self._grader.grade([completion], cell.standard)
-            if grade.outcome != "grader_timeout":
-                cell.store.append_grade(grade)
+        ungraded = cell.ungraded()
+        while (rows := list(islice(ungraded, _BATCH))) and not self._end.is_set():
+            for grade in self._grader.grade(rows, cell.standard):
+                if grade.outcome != "grader_timeout":
+                    cell.store.append_grade(grade)
 
 
 class _OpenCell:

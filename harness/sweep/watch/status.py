@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Console script: exit code 0, 1 if a task failed or stopped, 2 after a user's mistake, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="kvsweep-status", description="Show how far the sweep in DIR has come.")
     parser.add_argument("dir", metavar="DIR", type=Path, help="a run's folder, such as results/runs/demo")
-    parser.add_argument("--cells", action="store_true", help="one line per cell")
+    parser.add_argument("--cells", action="store_true", help="one line per cell, with its id")
     parser.add_argument("--watch", action="store_true", help="keep showing it until nothing runs or waits")
     parser.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds between looks (default: 2)")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
@@ -298,11 +298,11 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
 
 
 def _cell_table(cells: Sequence[CellStatus]) -> Table:
-    table = _table("policy", "state", "completions", "Pass@1 so far")
+    table = _table("policy", "state", "completions", "Pass@1 so far", "cell")
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
         for cell in panel:
-            table.add_row(cell.policy, cell.state, f"{cell.finished}/{cell.expected}", _percent(cell))
+            table.add_row(cell.policy, cell.state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
     return table
 
 
@@ -327,7 +327,7 @@ def _table(*heads: str) -> Table:
     """A table that folds a long name and cuts none."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
     for head in heads:
-        names = head in ("model", "benchmark", "policy", "state")
+        names = head in ("model", "benchmark", "policy", "state", "cell")
         table.add_column(head, justify="left" if names else "right", overflow="fold")
     return table
 

@@ -26,7 +26,7 @@ from kvsweep.analysis.numbers.pass_at_1 import read_score
 from kvsweep.base import records
 from kvsweep.base.escape import visible
 from kvsweep.base.records import Completion, Shard
-from kvsweep.base.tasks import State, TaskStatus
+from kvsweep.base.tasks import State, TaskStatus, is_alive
 from kvsweep.harness.sweep.plan.config import TrackerConfig
 
 _LOOK_S = 0.5
@@ -136,9 +136,14 @@ TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "tracki
 def follow(
     kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
 ) -> None:
-    """Report a task's cells to a tracker until the task ends. Any error of the tracker's package passes through."""
+    """Report a task's cells to a tracker until the task ends. Any error of the tracker's package passes through.
+
+    Without a status from the process `pid`, which runs the task, nothing is reported.
+    """
     path = TaskStatus.path(run_directory, task)
     while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
+        if not is_alive(pid):
+            return
         time.sleep(_LOOK_S)  # the task has not begun: this is an earlier task's file
     runs = {}
     for cell_id in cells:

@@ -388,6 +388,15 @@ class TestWorkers:
         assert [i for i, row in enumerate(grades) if row.outcome == "grader_timeout"] == [3, 4, 20]
         assert all(row.answer is None and row.correct == 0 for row in grades if row.outcome == "grader_timeout")
 
+    def test_few_rows_keep_every_worker_busy(self, tmp_path: Path, injected: str) -> None:
+        rows = [completion("slow", draw=i) for i in range(4)]
+        cell = write_cell(tmp_path / "cell", rows, {"p": "1"})
+        with Grader(workers=2, function=injected) as grader:
+            grader.grade_cell(cell)
+            graded_by = [grade.answer for grade in read_grades(cell)]
+            assert sorted(map(str, grader.worker_pids)) == sorted({str(pid) for pid in graded_by})
+        assert [graded_by.count(pid) for pid in dict.fromkeys(graded_by)] == [2, 2]
+
     def test_a_row_that_overran_once_is_tried_again(self, tmp_path: Path, injected: str) -> None:
         rows = [completion(text, draw=i) for i, text in enumerate(["ok", f"once {tmp_path}/mark", "ok"])]
         cell = write_cell(tmp_path / "cell", rows, {"p": "1"})

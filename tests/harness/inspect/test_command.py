@@ -250,6 +250,19 @@ def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_p
     assert table["text"].tolist() == question.thinking
 
 
+def test_a_live_completion_has_the_cells_cache(kvsweep, tiny, tiny_policy, model, tmp_path):
+    settings = ["policy=window", *tiny, *tiny_policy, "benchmark=toy_chain"]
+    packed = ["cache.bits=4", "cache.group=8", "cache.residual=4"]
+    ended = kvsweep(*settings, *packed, f"results_dir={tmp_path}", "slots=1")
+    assert ended.code == 0, ended.err
+    rows = map(json.loads, next(tmp_path.glob("*/*/completions.jsonl")).read_text().splitlines())
+    stored = {row["problem_id"]: row for row in rows}
+    written = {name: live([*settings, *packed], name, 0).read(model).completion.to_dict() for name in stored}
+    assert written == stored
+    unpacked = {name: live(settings, name, 0).read(model).completion.to_dict() for name in stored}
+    assert unpacked != stored
+
+
 def test_all_goes_on_where_a_picture_is_not_in_the_text(texts, tiny_model_dir, tmp_path, capsys):
     main([str(texts), "--show", "all", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
     said = capsys.readouterr()

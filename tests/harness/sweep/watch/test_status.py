@@ -141,7 +141,8 @@ def test_a_killed_sweep_says_what_it_has_and_how_to_grade_the_rest(
     assert ended(str(tmp_path), "--cells") == 1
     out = capsys.readouterr().out
     assert f"{tmp_path}: stopped" in out
-    assert "75.0 ± 25.0" in out
+    [line] = [line for line in out.splitlines() if "75.0 ± 25.0" in line]
+    assert line.split() == ["full", "stopped", "4/5", "75.0", "±", "25.0", "full"], "policy first, the cell's id last"
     assert out.count("no grade") == 2
     assert f"Not graded yet: 6 completions. This command grades the rest:\n    kvsweep-grade {tmp_path}\n" in out
     task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive())

@@ -277,6 +277,13 @@ def test_a_killed_job_is_told_as_failed_and_ends_its_tracker(
     wait_until(lambda: [run["ok"] for run in fake.runs] == [False])
 
 
+def test_a_tracker_ends_with_a_job_that_died_before_its_first_status(fake: FakeTracker, tmp_path: Path) -> None:
+    job = subprocess.Popen(["true"])
+    job.wait()
+    tracker.follow("wandb", "p", 1.0, tmp_path, "task", job.pid, ["cell"])
+    assert fake.runs == []
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not holds():

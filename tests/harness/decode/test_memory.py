@@ -1,0 +1,63 @@
+"""The memory that the machine, its control groups and SLURM leave."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvsweep.harness.decode import memory
+from kvsweep.harness.decode.memory import cgroup_rooms, free_memory, slurm_rooms
+
+
+def group(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+
+def rooms(tmp_path: Path, own: str) -> list[int]:
+    (tmp_path / "own").write_text(own)
+    return list(cgroup_rooms(tmp_path / "own", tmp_path / "mount"))
+
+
+def test_every_group_above_a_process_limits_it(tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    group(mount / "job" / "step", memory_max="max", memory_current=10)
+    group(mount / "job", memory_max=1000, memory_current=400, memory_stat="anon 1\ninactive_file 50")
+    group(mount, memory_max=5000, memory_current=400)
+    assert rooms(tmp_path, "0::/job/step\n") == [650, 4600]
+    # In a container the path is the host's, and the mount is the group.
+    assert rooms(tmp_path, "0::/\n") == [4600]
+    assert rooms(tmp_path, "0::/elsewhere\n") == [4600]
+
+
+def test_version_1_and_no_groups(tmp_path: Path) -> None:
+    group(tmp_path / "mount/memory/job", memory_limit_in_bytes=300, memory_usage_in_bytes=100)
+    (tmp_path / "mount/memory/job/memory.stat").write_text("inactive_file 1\ntotal_inactive_file 7\n")
+    assert rooms(tmp_path, "3:cpuset:/job\n4:cpu,memory:/job\n") == [207]
+    assert list(cgroup_rooms(tmp_path / "missing", tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "megabytes"),
+    [
+        ({"SLURM_MEM_PER_NODE": "4096"}, [4096]),
+        ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_ON_NODE": "3"}, [3000]),
+        ({"SLURM_MEM_PER_NODE": "0"}, []),
+        ({}, []),
+    ],
+)
+def test_slurm_limits_a_job_less_what_this_process_holds(environment: dict[str, str], megabytes: list[int]) -> None:
+    found = list(slurm_rooms(environment))
+    held = [(megabyte << 20) - room for megabyte, room in zip(megabytes, found, strict=True)]
+    assert all(10 << 20 < one < 20 << 30 for one in held)
+
+
+def test_the_smallest_room_counts_and_none_is_below_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "cgroup_rooms", lambda: iter([123, 456]))
+    assert free_memory(torch.device("cpu")) == 123
+    monkeypatch.setattr(memory, "cgroup_rooms", lambda: iter([-5]))
+    assert free_memory(torch.device("cpu")) == 0
+    monkeypatch.setattr(memory, "cgroup_rooms", lambda: iter([]))
+    assert 0 < free_memory(torch.device("cpu")) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
