@@ -183,7 +183,7 @@ def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Callable[.
     assert "21 cells (0 done)" in estimate.out
     submitted = fresh("kvsweep", *sweep, "launcher=slurm", without=HEAVY)
     assert submitted.code == 0, submitted.err
-    assert submitted.out.startswith("submitted 1 tasks as job 7\n")
+    assert submitted.out.startswith("submitted 1 task as job 7\n")
     status = fresh("kvsweep-status", str(tmp_path / "demo"), without=HEAVY)
     assert status.code == 0, status.err
     assert "queued" in status.out
