@@ -237,7 +237,7 @@ class Engine:
         ids = self.table.text(slot).tolist()
         stopped = ids[-1] in self.model.stop_ids
         cut_off: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
-        thinking = self._thinking_tokens(ids)
+        thinking = self.model.thinking_tokens(ids)
         return Completion(
             problem_id=request.problem_id,
             draw=request.draw,
@@ -252,10 +252,6 @@ class Engine:
             peak_length=max([int(self.cache.lengths[slot]), *(e.length_before for e in evictions)]),
             seed=self.seed,
         )
-
-    def _thinking_tokens(self, ids: list[int]) -> int | None:
-        """Tokens before the tag that closes the thinking; None where the text has no such tag."""
-        return ids.index(self.model.think_end_id) if self.model.think_end_id in ids else None
 
     def _evict_due(self) -> None:
         """Evict every live slot that is due. A trunk is parked instead, until its branches can fork."""
@@ -283,7 +279,7 @@ class Engine:
 
     def _view(self, slot: int, state: SlotState) -> CacheView:
         request, text = state.request, self.table.text(slot)
-        question_length, thinking = len(request.prompt_ids), self._thinking_tokens(text.tolist())
+        question_length, thinking = len(request.prompt_ids), self.model.thinking_tokens(text.tolist())
         return view_slot(
             self.model,
             self.cache,

@@ -37,7 +37,7 @@ class ModelConfig:
     device: str = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
     think_start: str = "<think>"
-    think_end: str = "</think>"
+    think_end: str | None = "</think>"
     force_think: bool = False
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -52,8 +52,10 @@ class ModelConfig:
         if (self.path is None) == (self.gguf is None):
             raise UserError(f"model.path={self.path} and model.gguf={self.gguf}: name one of both, the other is null.")
         for name in ("think_start", "think_end"):
-            if not getattr(self, name).strip():
+            if getattr(self, name) is not None and not getattr(self, name).strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes.")
+        if self.think_end is None and (self.is_built or self.force_think):
+            raise UserError("model.think_end=null fits neither force_think nor a built model: name the closing tag.")
         if self.config is not None and "model_type" not in self.config:
             raise UserError("model.config has no model_type: name the architecture, such as qwen2 or llama.")
         if self.is_built and set(self.special_tokens or ()) != set(ROLES):
@@ -66,7 +68,9 @@ class ModelConfig:
 
     @property
     def tags(self) -> ThinkTags:
-        """The tags around the thinking."""
+        """The tags around the thinking; a model that does not think is refused."""
+        if self.think_end is None:
+            raise UserError(f"model={self.name} does not think (model.think_end=null): choose a model that does.")
         return ThinkTags(start=self.think_start, end=self.think_end)
 
     @property

@@ -73,10 +73,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    place = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     try:
-        AutoTokenizer.from_pretrained(**place).save_pretrained(folder)
-        read = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name a GGUF that transformers reads.") from error

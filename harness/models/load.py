@@ -97,15 +97,21 @@ class LoadedModel:
         """Token id of the tag that closes the thinking.
 
         Raises:
-            UserError: the tag is not one token of this tokenizer.
+            UserError: the model does not think, or the tag is not one token of this tokenizer.
         """
-        ids = self.tokenizer.encode(self.config.think_end, add_special_tokens=False)
+        ids = self.tokenizer.encode(self.config.tags.end, add_special_tokens=False)
         if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
             raise UserError(
                 f"model.think_end={self.config.think_end} is not a single token of {self.config.place}: "
                 "name the tag that this model closes its thinking with."
             )
         return ids[0]
+
+    def thinking_tokens(self, ids: list[int]) -> int | None:
+        """Tokens of a completion before the tag that closes the thinking; None where it has no such tag."""
+        if self.config.think_end is None or self.think_end_id not in ids:
+            return None
+        return ids.index(self.think_end_id)
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, up to where the model begins to think."""
@@ -217,7 +223,7 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     from kvsweep.harness.models.stand_in import stand_in_tokenizer
 
     if config.is_built:
-        return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
+        return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.tags.end)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
     return PreTrainedTokenizerFast.from_pretrained(config.checkpoint, revision=config.revision or "main")
 

@@ -171,7 +171,8 @@ def _records(rng: Random, size: int, held_out: bool) -> Story:
     numbers = {city: rng.randrange(2, 10) for city in cities}
     said = [f"The number of {city} is {number}." for city, number in numbers.items()]
     asked = rng.choice(cities)
-    return Story(f"{' '.join(said)}\nWhat is the number of {asked}?", (), numbers[asked])
+    # Told once, the facts are too hard for SmolLM2: it answers 28 of 40 such questions.
+    return Story(f"{' '.join([*said, *rng.sample(said, size)])}\nWhat is the number of {asked}?", (), numbers[asked])
 
 
 KINDS: dict[str, Kind] = {
@@ -179,7 +180,7 @@ KINDS: dict[str, Kind] = {
     "account": Kind(write=_account, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
     "schedule": Kind(write=_schedule, train_sizes=range(3, 9), eval_sizes=range(6, 10)),
     "walk": Kind(write=_walk, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
-    "records": Kind(write=_records, train_sizes=(), eval_sizes=range(4, 8)),
+    "records": Kind(write=_records, train_sizes=(), eval_sizes=range(3, 7)),
 }
 
 # The kinds that a benchmark takes in turn.

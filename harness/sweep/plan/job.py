@@ -184,6 +184,11 @@ def make_job(config: DictConfig) -> Job:
             "until=decided compares cells with the full cache of unpacked rows, which cache.bits="
             f"{cache.bits} does not decode: give until=null, or cache.bits=16."
         )
+    if model.think_end is None and benchmark_config.answer_from == "after_think":
+        raise UserError(
+            f"model={model.name} does not think (model.think_end=null), and benchmark={benchmark_config.name} reads "
+            "answers after the thinking: set benchmark.answer_from=whole_text."
+        )
     benchmark = load_problems(benchmark_config)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
