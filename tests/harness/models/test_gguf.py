@@ -47,7 +47,7 @@ def test_a_reader_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_a_model_that_does_not_think_is_asked_for_whole_answers(compose) -> None:
     with pytest.raises(
-        UserError, match="smollm2_135m does not think .* benchmark=words reads answers after the thinking"
+        UserError, match=r"smollm2_135m does not think .* benchmark=words reads answers after the thinking"
     ):
         make_job(compose("model=smollm2_135m", "benchmark=words", "policy=full"))
     with pytest.raises(UserError, match=r"model.think_end=null fits neither force_think nor a built model"):
