@@ -7,7 +7,7 @@ import pandas as pd
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
-from kvsweep.analysis.numbers.verdict import PanelVerdict, answers, panel_verdicts, policy_verdicts
+from kvsweep.analysis.numbers.sentences import PanelVerdict, answers, panel_verdicts, policy_verdicts
 
 
 @dataclass(frozen=True, kw_only=True)

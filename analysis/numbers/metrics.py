@@ -4,13 +4,13 @@ docs/report.md describes every column. Accuracies and rates are fractions (0 to 
 is not known yet is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
 from kvsweep.analysis.load import Run
-from kvsweep.analysis.numbers.inference import LEVEL, paired_tests, pass_at_k, score_array
+from kvsweep.analysis.numbers.inference import LEVEL, pass_at_k, problem_means, score_array
 from kvsweep.analysis.numbers.pass_at_1 import mean_and_error
 from kvsweep.base.records import OUTCOMES
 
@@ -19,7 +19,7 @@ PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouche
 
 # Cache lengths in tokens, and as fractions of a full cache's.
 HOLDINGS = ["mean_peak_length", "mean_length_before", "mean_length_after", "mean_cache_length"]
-HOLDINGS += ["kept_memory", "kept_rows"]
+HOLDINGS += ["kept_memory", "kept_rows", "kept_memory_own", "kept_rows_own"]
 
 
 def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
@@ -27,9 +27,9 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
     `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
     """
+    from kvsweep.analysis.numbers.against_full import decide_cells
     from kvsweep.analysis.numbers.kv_bytes import with_bytes
     from kvsweep.analysis.numbers.looping import looping
-    from kvsweep.analysis.numbers.noninferiority import decide_cells
 
     graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [
@@ -38,7 +38,9 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         difference_to_full(run.cells, graded),
         decide_cells(run.cells, graded, run.provenance, margin),
         _outcome_shares(graded),
+        _tokens_spent(graded),
         _completion_means(run.completions),
+        _beside_full(run.cells, run.completions),
         looping(run),
         _throughput(run.stats),
     ]
@@ -142,28 +144,54 @@ def majority(graded: pd.DataFrame) -> pd.Series:
 
 
 def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
-    """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded.
+    """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded, and `PAIR_SUMS`, by cell_id.
 
     The full cache is that of the same condition. Draws that share a seed share their random numbers, so a pair is equal
-    until eviction acts, and the common part cancels. Tests and corrections (over the cells of one condition) are those
-    of `inference.paired_tests`. A cell that shares no pair with a full cache has no row.
+    until eviction acts, and the common part cancels. A cell that shares no pair with a full cache has no row.
     """
-    parts = []
+    parts = [pd.DataFrame(columns=["diff_to_full", "diff_se", "diff_problems", *PAIR_SUMS], dtype="float64")]
+    for full, others in _full_and_others(cells):
+        rows = graded[graded["cell_id"].isin([full, *others])]
+        scores = score_array(rows, [full, *others])
+        if not scores.size:
+            continue
+        means = pd.DataFrame(problem_means(scores[1:] - scores[0]), index=pd.Index(others, name="cell_id"))
+        table = pd.DataFrame({"diff_to_full": means.mean(1), "diff_se": means.sem(1), "diff_problems": means.count(1)})
+        parts.append(table[table["diff_problems"] > 0].join(_pair_sums(rows, full)))
+    return pd.concat(parts[1:] or parts)
+
+
+def _full_and_others(cells: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
+    """The full cache's cell and the other cells of each condition that has both."""
     for _, group in cells.groupby("condition", sort=False):
         full = group.loc[group["policy"] == "full", "cell_id"]
         others = list(group.loc[group["policy"] != "full", "cell_id"])
-        rows = graded[graded["cell_id"].isin(group["cell_id"])]
-        if full.empty or not others or rows.empty:
-            continue
-        scores = score_array(rows, [full.iloc[0], *others])
-        tests = paired_tests(scores[1:], scores[0]).set_index(pd.Index(others, name="cell_id"))
-        parts.append(tests.join(_pair_sums(rows, full.iloc[0])))
-    if not parts:
-        empty = paired_tests(np.empty((0, 1, 1)), np.empty((1, 1)))
-        parts = [empty.reindex(columns=[*empty.columns, *PAIR_SUMS]).astype("float64")]
-    names = {"difference": "diff_to_full", "se": "diff_se", "problems": "diff_problems", "p": "p_to_full"}
-    table = pd.concat(parts).rename(columns=names).drop(columns=["low", "high"])
-    return table[table["diff_problems"] > 0]
+        if len(full) and others:
+            yield full.iloc[0], others
+
+
+def _beside_full(cells: pd.DataFrame, completions: pd.DataFrame) -> pd.DataFrame:
+    """The cells' cache lengths over those of the full cache's own run, on the pairs that both have, by cell_id."""
+    key, sums = ["problem_id", "draw"], ["peak_length", "num_tokens", "held"]
+    rows = completions[["cell_id", *key, "peak_length", "num_tokens"]].assign(held=cache_rows(completions)["held"])
+    parts = [pd.DataFrame(columns=["kept_memory", "kept_rows"], dtype="float64")]
+    for full, others in _full_and_others(cells):
+        pairs = rows[rows["cell_id"].isin([full, *others])].merge(
+            rows.loc[rows["cell_id"] == full, [*key, *sums]], on=key, suffixes=("", "_full")
+        )
+        total = pairs.groupby("cell_id", observed=True)[[name + end for name in sums for end in ("", "_full")]].sum()
+        per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
+        kept = pd.DataFrame({"kept_memory": total["peak_length"] / total["peak_length_full"]})
+        parts.append(kept.assign(kept_rows=per_step[0] / per_step[1]).set_axis(total.index.astype("object")))
+    return pd.concat(parts[1:] or parts)
+
+
+def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
+    """Tokens written, the right and the wrong texts', for each answer and for each right answer."""
+    rows = graded.assign(answered=graded["outcome"].isin(["correct", "wrong"]))
+    sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
+    spent = [sums["num_tokens"] / sums[name].where(sums[name] > 0) for name in ("answered", "correct")]
+    return pd.DataFrame({"tokens_per_answer": spent[0], "tokens_per_solved": spent[1]})
 
 
 def _pair_sums(rows: pd.DataFrame, full: str) -> pd.DataFrame:
@@ -265,14 +293,16 @@ def _completion_means(completions: pd.DataFrame) -> pd.DataFrame:
         evicted=("evicted", "mean"),
         full_length=("full_length", "mean"),
     )
-    table["kept_memory"] = (table["mean_peak_length"] / table.pop("full_length")).clip(upper=1.0)
+    table["kept_memory_own"] = (table["mean_peak_length"] / table.pop("full_length")).clip(upper=1.0)
+    peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
+    table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum()
     counted = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
     sums = rows.groupby("cell_id", observed=True)[counted].sum()
     sums = sums.where(sums > 0)  # a mean over nothing is missing
     table["mean_length_before"] = sums["length_before_sum"] / sums["evictions"]
     table["mean_length_after"] = sums["length_after_sum"] / sums["evictions"]
     table["mean_cache_length"] = sums["held"] / sums["num_tokens"]
-    table["kept_rows"] = sums["held"] / sums["full"]
+    table["kept_rows_own"] = sums["held"] / sums["full"]
     return table
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis import format
 from kvsweep.analysis.format import DEFAULT_LOOK, Look
-from kvsweep.analysis.numbers.verdict import PanelVerdict
+from kvsweep.analysis.numbers.sentences import PanelVerdict
 from kvsweep.analysis.pictures.style import STYLE, new_figure, panels, percent_axis
 
 BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"

@@ -74,7 +74,7 @@ def build_report(
 
 def build_summary_report(path: Path, folder: Path, look: Look = DEFAULT_LOOK) -> Path:
     """Write figures, verdicts and page of grids of which only the scores are known (`verdict.read_summary`)."""
-    from kvsweep.analysis.numbers.verdict import read_summary, summary_verdicts
+    from kvsweep.analysis.numbers.sentences import read_summary, summary_verdicts
     from kvsweep.analysis.report.gallery import draw_scores
     from kvsweep.analysis.report.page import summary_page
 

@@ -15,7 +15,7 @@ from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import published_grid
-from kvsweep.analysis.numbers.verdict import PanelVerdict
+from kvsweep.analysis.numbers.sentences import PanelVerdict
 from kvsweep.analysis.pictures.budget import budget_figure
 from kvsweep.analysis.pictures.bytes import bytes_figure
 from kvsweep.analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure

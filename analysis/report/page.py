@@ -12,7 +12,7 @@ from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.grids import missing_cells
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import beside_published
-from kvsweep.analysis.numbers.verdict import PanelVerdict, spread_in_words
+from kvsweep.analysis.numbers.sentences import PanelVerdict, spread_in_words
 from kvsweep.analysis.report import gallery
 from kvsweep.analysis.report.board import heat_rows, policy_tables
 from kvsweep.analysis.report.drilldown import outcome_maps

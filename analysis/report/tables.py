@@ -124,7 +124,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
 VIEWS = {
     "scores": ["draws", "Pass@1 ± SE", "95% interval", "vs full ± SE", "decision", "kept memory %", "status"],
     "against the full cache": [
-        *["Pass@1 ± SE", "vs full ± SE", "decision", "p (Holm)", "regressions", "gains", "where evicted", "elsewhere"]
+        *["Pass@1 ± SE", "vs full ± SE", "decision", "p (loses)", "regressions", "gains", "where evicted", "elsewhere"]
     ],
     "lengths and memory": ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %"],
     "endings": ["truncated %", "looping", "no answer %", "timed out %", "status"],
@@ -156,7 +156,7 @@ def _cell(row: Any, draws: int) -> dict[str, str]:
         **({name: format.percent(value) for name, value in several.items()} if draws > 1 else {}),
         "vs full ± SE": format.percent_pm(row.diff_to_full, row.diff_se, signed=True),
         "decision": row.decision if isinstance(row.decision, str) else MISSING,
-        "p (Holm)": format.p_value(row.p_holm),
+        "p (loses)": format.p_value(row.p_loses),
         "regressions": format.number(row.regressions),
         "gains": format.number(row.gains),
         "where evicted": format.percent(row.diff_evicted, signed=True),

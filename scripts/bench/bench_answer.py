@@ -33,7 +33,7 @@ from bench_engine import Peer, stock_network
 from torch import Tensor
 from tqdm import tqdm
 
-from kvsweep.analysis.numbers.decisions import decide_rounds
+from kvsweep.analysis.numbers.margin_test import decide_rounds
 from kvsweep.base.records import STATS_FILE, Completion, DecodeStats, Pair, read_rows
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.harness.decode.sampling import sequence_key, uniform

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from kvsweep.analysis.numbers.decisions import (
+from kvsweep.analysis.numbers.margin_test import (
     MARGIN,
     decide,
     decide_grid,

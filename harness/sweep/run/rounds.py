@@ -1,15 +1,16 @@
 """Sequential sweeps (`until=decided`): which cells of a grid the stored rows have decided.
 
-After each round of draws, every cell is compared with the full cache of its grid. A cell that holds or loses gets no
-more draws. Which cells are decided depends on the stored grades and on the job's settings alone, so every shard of a
-later round finds the same cells. For this reason no shard begins a round before all shards have stored the one before.
+After each round of draws, every cell is compared with the full cache of its grid. A cell that is shown to lose less
+than the margin, or more, gets no more draws. Which cells are decided depends on the stored grades and on the job's
+settings alone, so every shard of a later round finds the same cells. For this reason no shard begins a round before all
+shards have stored the one before.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from kvsweep.analysis.numbers.decisions import Floats, decide_rounds
+from kvsweep.analysis.numbers.margin_test import Floats, decide_rounds
 from kvsweep.base.command_line import LOCKED
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Grade, grade_files, ignore, read_grades, view
@@ -58,7 +59,7 @@ def _decided(job: Job, scores: Mapping[str, Floats]) -> dict[str, int]:
     others = {cell_id: score for cell_id, score in scores.items() if cell_id != full}
     assert job.margin is not None
     decisions = decide_rounds(others, scores[full], rounds=job.rounds, margin=job.margin / 100)
-    decided = {cell_id: decision.draws for cell_id, decision in decisions.items() if decision.label != "open"}
+    decided = {cell_id: decision.draws for cell_id, decision in decisions.items() if decision.settled}
     return decided if len(decided) < len(others) else {**decided, full: max(decided.values())}
 
 

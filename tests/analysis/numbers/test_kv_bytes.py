@@ -9,7 +9,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.numbers.verdict import answers
+from kvsweep.analysis.numbers.sentences import answers
 from kvsweep.analysis.pictures.bytes import bytes_figure
 
 # Bytes of a row and of the newest rows, by bits.

@@ -15,7 +15,7 @@ from kvsweep.analysis.format import PAGE_WIDTH, POLICY_TITLES
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.grids import shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.numbers.verdict import spread_in_words
+from kvsweep.analysis.numbers.sentences import spread_in_words
 from kvsweep.analysis.pictures.comparison import (
     accuracy_memory_figure,
     pareto_front,

@@ -14,7 +14,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.grids import find_grids, missing_cells
 from kvsweep.analysis.numbers.metrics import cell_metrics
 from kvsweep.analysis.numbers.reference import published_grid
-from kvsweep.analysis.numbers.verdict import read_summary
+from kvsweep.analysis.numbers.sentences import read_summary
 from kvsweep.analysis.pictures.budget import budget_figure
 from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
 from kvsweep.analysis.pictures.style import save_figure

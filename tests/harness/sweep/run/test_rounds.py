@@ -11,7 +11,7 @@ import pytest
 import submitit
 import yaml
 
-from kvsweep.analysis.numbers.decisions import decide_rounds
+from kvsweep.analysis.numbers.margin_test import decide_rounds
 from kvsweep.base.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.sweep.launch import launch, slurm

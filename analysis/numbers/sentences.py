@@ -21,6 +21,13 @@ POINT = ["keep_ratio", "local_window"]
 AXES = [*POINT, "budget"]
 SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 
+# What one setting does, and what several do.
+LABELS = {
+    "holds": ("holds", "hold"),
+    "costs": ("holds at a cost that is shown", "hold at a cost that is shown"),
+    "loses": ("loses accuracy", "lose accuracy"),
+    "open": ("is open", "are open"),
+}
 MOMENTS = {
     "mean_length_after": "just after an eviction",
     "mean_peak_length": "at the peak",
@@ -67,11 +74,13 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
     for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
         first = cells.iloc[0]
         lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
-        for decision, heading in (("holds", "Hold"), ("loses", "Lose accuracy"), ("open", "Open")):
+        for decision, (_, heading) in LABELS.items():
             rows: Any = cells[cells["decision"] == decision].sort_values("diff_to_full", ascending=False).itertuples()
             named = [f"{format.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
             if named:
-                lines.append(f"{heading}, with the difference to the full cache in points: {'; '.join(named)}.")
+                lines.append(
+                    f"{heading.capitalize()}, with the difference to the full cache in points: {'; '.join(named)}."
+                )
         title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
     return found
@@ -101,11 +110,17 @@ def _panel_answer(cells: pd.DataFrame) -> tuple[str, str]:
         return "alone", name
     if (cells["status"] != "done").any() or (cells["ungraded"] > 0).any():
         return "unfinished", name
-    if (others["decision"] == "holds").any():
-        one = others[others["decision"] == "holds"].sort_values("kept_rows", kind="stable").iloc[0]
+    one = recommended(others)
+    if one is not None:
         place = ", ".join(filter(None, [format.policy_title(one["policy"], one["variant"]), format.axes(one[AXES])]))
         return "holds", f"{format.percent(one['kept_rows'])}% of the rows on {name} ({place})"
     return ("loses" if (others["decision"] == "loses").all() else "open"), name
+
+
+def recommended(cells: pd.DataFrame) -> pd.Series | None:
+    """The cell with the smallest cache of those that hold even though the smallest is looked for; None without any."""
+    found = cells[cells["recommendable"].eq(True)].sort_values("kept_rows", kind="stable")
+    return None if found.empty else found.iloc[0]
 
 
 def _answer(named: dict[str, list[str]], margin: str) -> str:
@@ -144,34 +159,45 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     known = cells[cells["decision"].notna()]
     if known.empty:
         return ["There is no full cache to compare with."]
-    decisions = set(known["decision"])
     less = f"less than {_points(known['margin'].iloc[0])} against the full cache"
-    if "holds" in decisions:
-        chosen = known[known["decision"] == "holds"].sort_values("kept_rows").iloc[0]
+    chosen, labels = recommended(known), set(known["decision"])
+    if chosen is not None:
+        cost = ", a cost that is shown" if chosen["decision"] == "costs" else ""
         headline = (
-            f"Recommended: {format.axes(chosen[POINT])}, the smallest cache that holds. It loses {less} "
-            f"({_difference(chosen)}) and keeps {format.percent(chosen['kept_rows'])}% of the rows."
+            f"Recommended: {format.axes(chosen[POINT])}, the smallest cache that holds in a search through all "
+            f"{chosen['family']:.0f} settings. It loses {less} ({_difference(chosen)}{cost}) and keeps "
+            f"{format.percent(chosen['kept_rows'])}% of the full cache's rows."
         )
-    elif "open" in decisions:
-        chosen = known[known["decision"] == "open"].sort_values("these_low").iloc[-1]
-        headline = (
-            f"No setting is shown to hold, that is, to lose {less}. The nearest is {format.axes(chosen[POINT])} "
-            f"({_difference(chosen)}). {_to_show(chosen, len(known))}"
-        )
-    else:
+    elif labels == {"loses"}:
         best = known.sort_values("diff_to_full").iloc[-1]
         return [
             f"Every setting loses accuracy; the best loses {format.percent(-best['diff_to_full'])} points "
             f"({format.axes(best[POINT])}, {_interval(best)}).",
             f"{_size(known)}.",
         ]
-    return [headline, _counts(known), _population(chosen)]
+    else:
+        chosen = known.sort_values("these_low").iloc[-1]
+        alone = " in a search through all of them" if labels & {"holds", "costs"} else ""
+        headline = (
+            f"No setting is shown to hold{alone}, that is, to lose {less}. The nearest is "
+            f"{format.axes(chosen[POINT])} ({_difference(chosen)}). {_to_show(chosen)}"
+        )
+    return [headline, _counts(known), _levels(known), _population(chosen)]
 
 
 def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
-    holds, loses, is_open = (int((cells["decision"] == label).sum()) for label in ("holds", "loses", "open"))
-    left = f", {is_open} {'is' if is_open == 1 else 'are'} open (neither is shown)" if is_open else ""
-    return f"{_size(cells, what)}: {holds} hold{'s' * (holds == 1)}, {loses} lose{'s' * (loses == 1)} accuracy{left}."
+    counts = {label: int((cells["decision"] == label).sum()) for label in LABELS}
+    told = [f"{count} {LABELS[label][count != 1]}" for label, count in counts.items() if count or label == "holds"]
+    return f"{_size(cells, what)}: {', '.join(told)}."
+
+
+def _levels(cells: pd.DataFrame) -> str:
+    """The chance that a label is wrong, and of how many settings."""
+    looks = ", all rounds together" if cells["rounds"].iloc[0] else ""
+    return (
+        f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss among the "
+        f"{cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation."
+    )
 
 
 def _points(margin: float) -> str:
@@ -184,7 +210,7 @@ def _difference(row: Any) -> str:
 
 def _interval(row: Any) -> str:
     low, high = (_signed(row[name]) for name in ("these_low", "these_high"))
-    return f"{100 * row['confidence']:.3g}% interval {low} to {high}"
+    return f"interval {low} to {high}"
 
 
 def _size(cells: pd.DataFrame, what: str = "settings") -> str:
@@ -197,29 +223,22 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
     return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more)"
 
 
-def _to_show(row: Any, settings: int) -> str:
-    """What would show that an open setting holds."""
-    doubt = f"Its interval lies below 0, but of {settings} intervals one may do so by chance, so no loss is shown yet. "
+def _to_show(row: Any) -> str:
+    """What would show that a setting holds."""
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
     return (
-        f"{doubt if row['these_high'] < 0 else ''}If it is as good as the full cache, {draws} "
-        f"draw{'' if draws == '1' else 's'} per problem would show it, or {problems} problems like these with as many "
-        "draws as here (90% power)."
+        f"If it is as good as the full cache, {draws} draw{'' if draws == '1' else 's'} per problem would show it, or "
+        f"{problems} problems like these with as many draws as here (90% power)."
     )
 
 
 def _population(row: Any) -> str:
     """The problems that the comparison with the full cache is about."""
-    if row["graded"] == row["problems"]:
-        return (
-            f"With one draw per problem, the interval is about these {row['problems']} problems and about other "
-            "problems like these."
-        )
     low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
-    there = "holds there too" if row["diff_low"] > -row["margin"] else "is open there"
+    there = "holds for" if row["diff_low"] > -row["margin"] else "is not shown for"
     return (
-        f"This is about these {row['problems']} problems, with new draws of the answers. About other problems like "
-        f"these, {format.axes(row[POINT])} {there} (95% interval {low} to {high})."
+        f"This is about these {row['problems']} problems, with new draws of the answers. It {there} other problems "
+        f"like these: there the 95% interval of {format.axes(row[POINT])} is {low} to {high}."
     )
 
 

@@ -1,0 +1,135 @@
+"""Each cell of a run beside the full cache: its label and interval, where its loss sits, what it costs and gains."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kvsweep.analysis.numbers import margin_test
+from kvsweep.analysis.numbers.inference import problem_means, score_array
+from kvsweep.analysis.numbers.margin_test import LEVEL, Decision, Floats
+
+COLUMNS = ["decision", "margin", "family", "rounds", "stopped_early", "these_low", "these_high", "p_holds", "p_loses"]
+COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold"]
+COLUMNS += ["lost_wholly", "diff_hard", "diff_middle", "diff_easy"]
+# Of how many cells a policy's sizes form a chain, in which the smallest cache that holds is searched from the largest.
+CHAIN = 3
+Record = Mapping[str, Any]
+
+
+class Plan(NamedTuple):
+    """What decides about a cell beside the scores: the rounds of a sequential sweep, the margin, the sweep's grid."""
+
+    rounds: tuple[int, ...]
+    margin: float
+    grid: str
+
+
+def plan_of(record: Record, margin: float | None = None) -> Plan:
+    """The plan of a cell, from its provenance. A `margin` (a fraction) takes the place of the run's own."""
+    config = record.get("config") or {}
+    rounds = tuple(record.get("rounds") or ())
+    points = (config.get("report") or {}).get("margin", 100 * margin_test.MARGIN)
+    grid = str(config.get("grid")) if rounds else ""
+    return Plan(rounds=rounds, margin=points / 100 if margin is None else margin, grid=grid)
+
+
+def decide_cells(
+    cells: pd.DataFrame, graded: pd.DataFrame, provenance: Mapping[str, Record], margin: float | None = None
+) -> pd.DataFrame:
+    """Decide about each cell that shares a (problem, draw) pair with the full cache of its condition.
+
+    The correction for the number of cells runs over the cells of a condition that have the same plan. A cell is open
+    as long as it or its full cache is unfinished.
+
+    Args:
+        cells, graded, provenance: as in `Run`; of the completions those that have a grade.
+        margin: see `plan_of`.
+
+    Returns:
+        `COLUMNS` and recommendable by cell_id, as docs/report.md describes them.
+    """
+    rows: dict[str, list[Any]] = {}
+    recommendable: set[str] = set()
+    for _, group in cells.groupby("condition", sort=False):
+        is_full = group["policy"] == "full"
+        names = [*group.loc[is_full, "cell_id"].head(1), *group.loc[~is_full, "cell_id"]]
+        if not is_full.any() or len(names) == 1:
+            continue
+        full, *others = score_array(graded, names)
+        plans = {name: plan_of(provenance.get(name, {}), margin) for name in names[1:]}
+        scores = dict(zip(plans, others, strict=True))
+        unfinished = set(group.loc[group["status"] != "done", "cell_id"])
+        for plan in dict.fromkeys(plans.values()):
+            family = {name: scores[name] for name in scores if plans[name] == plan}
+            found = _decisions(family, full, plan)
+            ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
+            known = {name: one for name, one in found.items() if not math.isnan(one.difference)}
+            rows |= {
+                name: _row(family[name], full, plan, one, len(family), name in ready) for name, one in known.items()
+            }
+            if len(ready) == len(found):
+                chains = _chains(group[group["cell_id"].isin(list(ready))])
+                recommendable |= margin_test.hold_in_search({name: one.p_holds for name, one in ready.items()}, chains)
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
+    return table.assign(recommendable=[name in recommendable for name in table.index])
+
+
+def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[str, Decision]:
+    if plan.rounds:
+        return margin_test.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
+    return margin_test.decide_grid(family, full, margin=plan.margin)
+
+
+def _chains(cells: pd.DataFrame) -> list[list[str]]:
+    """The cells of each policy that has at least `CHAIN` sizes, from the largest cache that the settings give down."""
+    room = cells["local_window"] + cells["keep_ratio"] * (cells["budget"] - cells["local_window"])
+    order = cells.assign(room=room).sort_values(["room", "local_window"], ascending=False, kind="stable")
+    groups = order.dropna(subset=["room"]).groupby(["policy", "variant"], dropna=False, sort=False)
+    return [list(rows["cell_id"]) for _, rows in groups if len(rows) >= CHAIN]
+
+
+def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool) -> list[Any]:
+    looks = max(1, len(plan.rounds))
+    level = LEVEL / looks
+    seen = cell[:, : decision.draws], full[:, : decision.draws]
+    elsewhere = margin_test.decide(*seen, margin=plan.margin, level=level, population="like_these")
+    planners = margin_test.draws_to_hold, margin_test.problems_to_hold
+    needed = [plan_for(*seen, margin=plan.margin, level=level) for plan_for in planners]
+    return [
+        decision.label if finished else "open",
+        plan.margin,
+        family,
+        " ".join(map(str, plan.rounds)),
+        looks > 1 and decision.settled and decision.draws < plan.rounds[-1],
+        decision.low,
+        decision.high,
+        decision.p_holds,
+        decision.p_loses,
+        elsewhere.low,
+        elsewhere.high,
+        *needed,
+        *_where_lost(cell, full),
+    ]
+
+
+def _where_lost(cell: Floats, full: Floats) -> list[float]:
+    """The problems that the full cache always solves and the cell never, and the difference on thirds of the problems.
+
+    The thirds go by the full cache's Pass@1, hard ones first. A draw goes by the other draws: chosen by its own answer,
+    an easy problem would be one that the full cache was lucky with. With one draw there are no thirds.
+    """
+    draws = min(cell.shape[1], full.shape[1])
+    cell, full = cell[:, :draws], full[:, :draws]
+    both = ~np.isnan(cell) & ~np.isnan(full)
+    asked = both.any(1)
+    lost = asked & ((full == 1) | ~both).all(1) & ((cell == 0) | ~both).all(1)
+    thirds: list[list[float]] = [[], [], []]
+    for draw in range(draws if draws > 1 else 0):
+        others = problem_means(np.delete(full, draw, axis=1)[None])[0]
+        for rank, difference in zip(pd.Series(others).rank(pct=True), cell[:, draw] - full[:, draw], strict=True):
+            if not math.isnan(rank + difference):
+                thirds[min(2, math.ceil(3 * rank - 1e-9) - 1)].append(difference)
+    return [int(lost.sum()), *(float(np.mean(part)) if part else math.nan for part in thirds)]
