@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.margin_test import decide_rounds
 from kvsweep.analysis.numbers.inference import score_array
+from kvsweep.analysis.numbers.margin_test import decide_rounds
 from kvsweep.analysis.numbers.metrics import graded_rows
 from kvsweep.harness.sweep.plan.job import doubled
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from kvsweep.analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
 from kvsweep.analysis.numbers.margin_test import (
     MARGIN,
     decide,
@@ -21,7 +22,6 @@ from kvsweep.analysis.numbers.margin_test import (
     draws_to_hold,
     problems_to_hold,
 )
-from kvsweep.analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
 from kvsweep.analysis.numbers.metrics import score_intervals
 
 RNG = np.random.default_rng(20260121)
