@@ -34,7 +34,7 @@ test = stats.permutation_test((differences,), np.mean, permutation_type="samples
 low, high = stats.bootstrap((differences,), np.mean, n_resamples=9999, rng=0).confidence_interval
 print(
     f"\nbest minus full: {100 * differences.mean():+.1f} points, 95% {100 * low:+.1f} to {100 * high:+.1f}, "
-    f"p = {test.pvalue:.4f} (the report's, that nothing is lost, for {best['family']:.0f} settings: {best['p_loses']:.4f})"
+    f"p = {test.pvalue:.4f} (the report's, for {best['family']:.0f} settings: {best['p_loses']:.4f})"
 )
 
 # %% A figure of one's own: does a text that is evicted more often fail more often? (It may also have a harder problem.)
