@@ -144,7 +144,7 @@ def axes(values: Any) -> str:
 
 
 def setting(row: Any, *, budget: bool = True) -> str:
-    """Name a policy setting, as "DynTS 0.3 / 48, budget 128, question_on_top=true", or without the budget.
+    """Name a policy setting, as "DynTS 0.3 / 48, budget 128, question=free", or without the budget.
 
     The row has policy, budget and variant; keep_ratio and local_window are named if it has them.
     """
@@ -176,7 +176,7 @@ def markdown(lines: Iterable[Iterable[str]]) -> str:
 
 
 def policy_title(policy: str, variant: str = "") -> str:
-    """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question_on_top=true)".
+    """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question=free)".
 
     `variant` is as in cells.csv. Of a field that is itself called `variant` only the value is named, unless "original".
     """

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis.format import POLICY_TITLES
-from kvsweep.analysis.question import one_spelling, question_of
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import in_one_line
@@ -238,7 +237,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "policy": _policy_name(cell.settings),
                 "bits": _cache(cell.settings)["bits"],
                 **{name: policy.get(name) for name in ("keep_ratio", "local_window", "budget")},
-                "question": question_of(policy),
+                "question": str(policy.get("question") or ""),
                 "variant": variant,
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
@@ -299,7 +298,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
 def _settings(cell: dict[str, Any]) -> dict[str, str]:
     """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
-    sections["policy"], sections["cache"] = one_spelling(cell["policy"]), _cache(cell)
+    sections["cache"] = _cache(cell)
     named = {".".join(path): item for path, item in records.leaves(sections)}
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)

@@ -1,31 +1,10 @@
 """The question's place in the policies of a run: prompt tokens compete, are pinned in the cache or lie on top."""
 
-from typing import Any
-
 import pandas as pd
 
 from kvsweep.analysis.format import policy_title
 
 TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
-
-# Policies that pinned the question while `question_on_top` was the only setting, and it was false.
-_PINNED_BEFORE = ("dynts", "oracle", "bottom", "no_window", "random")
-
-
-def question_of(policy: dict[str, Any]) -> str:
-    """free, pinned or on_top, from the policy section of a cell.yaml of any age; "" for a policy without a choice."""
-    if "question" in policy or "question_on_top" not in policy:
-        return str(policy.get("question") or "")
-    if policy["question_on_top"]:
-        return "on_top"
-    return "pinned" if str(policy["name"]).startswith(_PINNED_BEFORE) else "free"
-
-
-def one_spelling(policy: dict[str, Any]) -> dict[str, Any]:
-    """The policy section with its question under one name."""
-    question = question_of(policy)
-    rest = {name: value for name, value in policy.items() if not name.startswith("question")}
-    return {**rest, "question": question} if question else rest
 
 
 def question_title(cells: pd.DataFrame) -> str:

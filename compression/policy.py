@@ -137,10 +137,6 @@ class Policy(ABC):
         """Everything about the policy that can change a completion, for `cell_id`; contents in place of paths."""
         return dataclasses.asdict(self)
 
-    def describe(self) -> dict[str, Any]:
-        """The identity as cell.yaml tells it."""
-        return self.identity()
-
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetPolicy(Policy):
@@ -157,28 +153,19 @@ class BudgetPolicy(Policy):
         question: the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
             the size, before any other row that competes. "on_top": they stay beside the size, and budget, ratio and
             window apply to the generated tokens alone. None: as the policy's authors have it.
-        question_on_top: older spelling. True is question="on_top"; False is the question as the policy had it then.
 
     Raises:
-        ValueError: a field out of its range; two spellings that contradict each other.
+        ValueError: a field out of its range.
     """
 
-    SHARED: ClassVar[tuple[str, ...]] = (
-        "keep_ratio",
-        "local_window",
-        "budget",
-        "rows",
-        "every",
-        "question",
-        "question_on_top",
-    )
+    # The settings that all policies of a grid share; `rows` and `every` are another spelling of ratio and budget.
+    SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "rows", "every", "question")
     QUESTION: ClassVar[Question] = "free"  # as the policy's authors have it
 
     keep_ratio: float
     local_window: int
     budget: int
     question: Question | None = None
-    question_on_top: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.keep_ratio <= 1:
@@ -192,38 +179,15 @@ class BudgetPolicy(Policy):
                 f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}: "
                 "choose a window of at most the budget."
             )
-        if self.question_on_top is not None:
-            meant = "on_top" if self.question_on_top else self.question_before
-            if self.question not in (None, meant):
-                raise ValueError(
-                    f"policy.question_on_top={self.question_on_top} contradicts policy.question={self.question}: "
-                    "give policy.question alone."
-                )
-            # Both spellings make equal policies.
-            object.__setattr__(self, "question", meant)
-            object.__setattr__(self, "question_on_top", None)
 
     @property
     def question_rule(self) -> Question:
         """The place of the prompt's tokens: `question`, or the authors' choice where none is set."""
         return self.question or self.QUESTION
 
-    @property
-    def question_before(self) -> Question | None:
-        """The place that question_on_top=False meant for this rule before `question` existed; None for a newer rule."""
-        return self.QUESTION
-
     def identity(self) -> dict[str, Any]:
-        """The fields, spelled as when the rule was first run, so that its cells keep their names."""
-        settings = dataclasses.asdict(self) | {"question": self.question_rule}
-        del settings["question_on_top"]
-        if self.question_before and self.question_rule in (self.question_before, "on_top"):
-            settings["question_on_top"] = settings.pop("question") == "on_top"
-        return settings
-
-    def describe(self) -> dict[str, Any]:
-        """The identity, and the question's place whatever the spelling."""
-        return {**self.identity(), "question": self.question_rule}
+        """The fields, with the authors' choice for the question where none is set."""
+        return {**super().identity(), "question": self.question_rule}
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
         """Cache length at which eviction fires: the budget, and the question's length if that lies on top."""

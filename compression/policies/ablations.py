@@ -51,11 +51,6 @@ class Bottom(DynTS):
 
     QUESTION: ClassVar[Question] = "free"
 
-    @property
-    def question_before(self) -> Question | None:
-        """Pinned."""
-        return "pinned"
-
     def scores(self, view: CacheView) -> Tensor:
         """The predicted importance negated for the thinking; question and answer first to go, or the answer pinned."""
         end = -float("inf") if self.question_rule == "free" else float("inf")

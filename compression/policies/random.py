@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvsweep.compression.policy import BudgetPolicy, CacheView, Question
+from kvsweep.compression.policy import BudgetPolicy, CacheView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,11 +18,6 @@ class Random(BudgetPolicy):
     In the authors' code chance may evict any token outside the window, question and answer too (`question="free"`).
     With the question pinned or on top the answer stays as well, as DynTS has it.
     """
-
-    @property
-    def question_before(self) -> Question | None:
-        """Pinned."""
-        return "pinned"
 
     def scores(self, view: CacheView) -> Tensor:
         """Uniform numbers; the answer pinned where the question is."""

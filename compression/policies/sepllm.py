@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsweep.compression.policies.streaming_llm import SinkPolicy
-from kvsweep.compression.policy import CacheView, Question, Selection
+from kvsweep.compression.policy import CacheView, Selection
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +24,6 @@ class SepLLM(SinkPolicy):
     """
 
     sinks: int = 4
-
-    @property
-    def question_before(self) -> Question | None:
-        """None: the room used to be filled with the newest tokens."""
-        return None
 
     def select(self, view: CacheView) -> Selection:
         """Of the rows that have room those that are pinned, a separator, or in the window."""

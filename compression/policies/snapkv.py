@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from kvsweep.compression.policies.observation import ObservationPolicy
-from kvsweep.compression.policy import CacheView, Question
+from kvsweep.compression.policy import CacheView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,11 +25,6 @@ class SnapKV(ObservationPolicy):
 
     observation_window: int = 32
     pooling: int = 5
-
-    @property
-    def question_before(self) -> Question | None:
-        """Free in the original form, whose rule is older than the setting."""
-        return "free" if self.variant == "original" else None
 
     def head_scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window] pooled attention."""

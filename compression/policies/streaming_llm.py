@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvsweep.compression.policy import BudgetPolicy, CacheView
 
@@ -49,11 +49,6 @@ class StreamingLLM(SinkPolicy):
 
     sinks: int = 4
     variant: Literal["original", "dynts_code"] = "original"
-
-    def identity(self) -> dict[str, Any]:
-        """The fields; the original variant, which is older than the field, goes without it."""
-        settings = super().identity()
-        return {k: v for k, v in settings.items() if (k, v) != ("variant", "original")}
 
     def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
         """The size of the other policies, and sinks on top of it in the DynTS code."""

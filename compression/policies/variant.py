@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvsweep.compression.policy import BudgetPolicy, CacheView, Question
+from kvsweep.compression.policy import BudgetPolicy, CacheView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,11 +37,6 @@ class VariantPolicy(BudgetPolicy):
     def per_head(self) -> bool:
         """True but for the DynTS code's form."""
         return self.variant != "dynts_code"
-
-    @property
-    def question_before(self) -> Question | None:
-        """None: the rules of these policies were brought to their authors' when `question` came."""
-        return None
 
     def scores(self, view: CacheView) -> Tensor:
         """The head scores, or the token scores of the DynTS code's form."""

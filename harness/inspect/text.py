@@ -175,8 +175,6 @@ def of_completion(
     policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
     if "rows" in policy:  # another spelling of keep_ratio and budget
         policy.update(rows=None, every=None)
-    if "question" in policy and "question" in own:
-        policy["question_on_top"] = None  # the older spelling of the same setting
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
     model = build(ModelConfig, "model", config.model)
     read = partial(_of_completion, question, completion, setting_of(own), grade)

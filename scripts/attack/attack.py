@@ -46,7 +46,7 @@ GRID = [
     "policy.budget=96",
     "policy.keep_ratio=0.4",
     "policy.local_window=32",
-    "policy.question_on_top=true",
+    "policy.question=on_top",
     "slots=2",
 ]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)

@@ -26,7 +26,6 @@ from kvsweep.analysis.numbers.inference import paired_tests
 RUNS = ("methods", "methods_free", "methods_pinned", "methods_on_top")
 # (budget, keep_ratio) inside the budget, and with the question on top, that hold about the same rows.
 PAIRS = {0.6: 0.3, 0.7: 0.5}
-PINNED_BY_AUTHORS = ("dynts", "no_window")
 QUESTIONS = ("free", "pinned", "on_top")
 PAIRED = (("pinned", "free"), ("on_top", "pinned"), ("on_top", "free"))
 COLORS = ("#0072b2", "#d55e00", "#7f7f7f")
@@ -55,11 +54,13 @@ def completions(run: Path) -> Iterator[dict[str, Any]]:
         policy = cell["policy"]
         if policy["name"] == "full":
             continue
-        question = policy.get("question") or ("on_top" if policy.get("question_on_top") else "its own")
-        if question == "its own":
-            question = "pinned" if policy["name"] in PINNED_BY_AUTHORS or "pinned" in run.name else "free"
         ratio = {on_top: inside for inside, on_top in PAIRS.items()}.get(policy["keep_ratio"], policy["keep_ratio"])
-        key = {"model": cell["model"]["title"], "policy": policy["name"], "question": question, "keep_ratio": ratio}
+        key = {
+            "model": cell["model"]["title"],
+            "policy": policy["name"],
+            "question": policy["question"],
+            "keep_ratio": ratio,
+        }
         grades = {row["problem_id"]: row["correct"] for row in lines(folder / "grades.jsonl")}
         for row in lines(folder / "completions.jsonl"):
             first = row["evictions"][0]["length_after"] if row["evictions"] else np.nan

@@ -46,7 +46,7 @@ def write_cell(
         "keep_ratio": keep_ratio,
         "local_window": local_window,
         "budget": budget,
-        "question_on_top": True,
+        "question": "on_top",
     }
     settings = {
         "model": {"name": model, "title": model_title},

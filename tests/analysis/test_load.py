@@ -116,9 +116,9 @@ def test_what_cannot_be_read_is_skipped_with_a_notice(tmp_path: Path, make_cell:
 
 
 def test_a_setting_beyond_the_axes_that_differs_is_named(tmp_path: Path, make_cell: MakeCell) -> None:
-    make_cell([[1]], policy="dynts", extra={"question_on_top": True})
-    make_cell([[1]], policy="dynts", extra={"question_on_top": False})
-    make_cell([[1]], policy="random", extra={"question_on_top": True})
+    make_cell([[1]], policy="dynts", extra={"question": "on_top"})
+    make_cell([[1]], policy="dynts", extra={"question": "pinned"})
+    make_cell([[1]], policy="random", extra={"question": "on_top"})
     variants = load_run(tmp_path / "run").cells.groupby("policy")["variant"].apply(set)
     assert variants["dynts"] == {"question=on_top", "question=pinned"}
     assert variants["random"] == {""}

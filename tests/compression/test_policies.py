@@ -681,10 +681,6 @@ def test_all_policies_hold_the_same_after_an_eviction(name, question):
 def test_a_question_is_what_the_authors_make_of_it_unless_one_says_otherwise(name):
     settings = {"keep_ratio": 0.3, "local_window": 20, "budget": 64}
     assert make(name, **settings).question_rule == ITS_AUTHORS.get(name, "free")
-    if name != "no_question":
-        assert make(name, **settings, question_on_top=True) == make(name, **settings, question="on_top")
-        with pytest.raises(ValueError, match=r"question_on_top=True contradicts policy\.question=pinned"):
-            make(name, **settings, question_on_top=True, question="pinned")
 
 
 @pytest.mark.parametrize("name", [name for name in EVICTING if name != "no_question"])
@@ -734,7 +730,7 @@ def test_a_long_question_counts_against_the_kept_fraction_unless_on_top():
     inside = make("dynts", keep_ratio=0.1, local_window=3000, budget=5000).select(view).keep
     assert inside[:200].tolist() == list(range(200))
     assert inside[200:].tolist() == list(range(2001, 5001))
-    on_top = make("dynts", keep_ratio=0.1, local_window=3000, budget=5000, question_on_top=True).select(view).keep
+    on_top = make("dynts", keep_ratio=0.1, local_window=3000, budget=5000, question="on_top").select(view).keep
     assert on_top[:250].tolist() == list(range(250))
     assert len(on_top) == 250 + 175 + 3000
 
@@ -784,7 +780,7 @@ def test_settings_out_of_range(settings, named):
         ("lazyeviction", {"threshold": math.nan}, "threshold=nan"),
         ("h2o", {"variant": "mine"}, "variant=mine"),
         ("keydiff", {"variant": "dynts_code"}, "variant=dynts_code is unknown: choose original"),
-        ("no_question", {"question_on_top": True}, "question=on_top contradicts"),
+        ("no_question", {"question": "on_top"}, "question=on_top contradicts"),
         ("no_question", {"question": "pinned"}, "question=pinned contradicts"),
     ],
 )
@@ -869,9 +865,8 @@ def test_sizes_of_other_papers_keep_the_same_rows_said_either_way(rows, every, w
 @pytest.mark.parametrize("on_top", [False, True])
 def test_capacity_holds_every_length_the_rule_can_reach(question, on_top):
     for keep_ratio, local_window in itertools.product([0.1, 0.9, 1.0], [1, 64, 128]):
-        policy: BudgetPolicy = make(
-            "window", keep_ratio=keep_ratio, local_window=local_window, budget=128, question_on_top=on_top
-        )
+        sizes = {"keep_ratio": keep_ratio, "local_window": local_window, "budget": 128}
+        policy: BudgetPolicy = make("window", **sizes, question="on_top" if on_top else "free")
         length, peak = question, question
         for _ in range(400):
             before, length = length, length + 1

@@ -28,7 +28,7 @@ SWEEP = [
     "grid.keep_ratio=[0.2,0.4]",
     "policy.budget=96",
     "policy.local_window=32",
-    "policy.question_on_top=true",
+    "policy.question=on_top",
     "decoding.max_new_tokens=400",
     "slots=4",
 ]

@@ -60,7 +60,7 @@ class Cell:
             "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
-            "policy": self.policy.describe(),
+            "policy": self.policy.identity(),
             "decoding": {**decoding.pop("sampling"), **decoding},
             "impl": self.impl,
             "seed": self.seed,

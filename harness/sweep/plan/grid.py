@@ -41,8 +41,6 @@ def build_policies(config: DictConfig) -> list[Policy]:
     for name, *point in itertools.product(names, *axes.values()):
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-        if "question" in setting:
-            setting["question_on_top"] = None  # the older spelling of the same axis
         policies.append(build_target("policy", _sized({**values, **setting})))
     return list(dict.fromkeys(policies))
 

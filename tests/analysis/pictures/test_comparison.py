@@ -96,7 +96,7 @@ def test_policies_are_ranked_beside_the_same_place_of_the_question(tmp_path: Pat
 
 def test_a_figure_of_several_places_of_the_question_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1]], policy="dynts", extra={"question": "pinned"})
-    make_cell([[1]], policy="no_window", extra={"question_on_top": False})  # of a run before the setting
+    make_cell([[1]], policy="no_window", extra={"question": "pinned"})
     for policy in ("h2o", "tova", "knorm"):
         make_cell([[1]], policy=policy, extra={"question": "free"})
     (setting,) = shared_settings(read(tmp_path))

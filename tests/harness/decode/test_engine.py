@@ -345,7 +345,7 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
 def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
     stock, model, texts = toy
     predictor = WEIGHTS / "predictors" / model.config.name / "far_max"
-    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question_on_top": True}
+    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question": "on_top"}
     policy = DynTS(name="dynts", predictor=str(predictor), **rule)
     completions, _ = run(model, ask(texts[:4], policy), max_new_tokens=400, slots=4)
     answered = 0
@@ -360,7 +360,7 @@ def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
 def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy):
     _, model, _ = toy
     texts = [model.prompt_ids(p.question) for task in TASKS for p in problems(task)[:2]]
-    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question_on_top": True}
+    rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question": "on_top"}
     requests = ask(texts, FULL, Random(name="random", **rule), Window(name="window", **rule))
     options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 400}
     four, _ = run(model, requests, slots=4, **options)

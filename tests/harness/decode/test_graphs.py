@@ -183,7 +183,7 @@ def test_buckets_hold_the_live_slots_with_little_to_spare():
 def embedded(name):
     """An embedded model, and requests for it with a branch whose policy records scores and one that records mass."""
     model = load_model(ModelConfig(name=name, title="Toy", path=str(WEIGHTS / name), threads=1))
-    rule = {"keep_ratio": 0.3, "local_window": 16, "budget": 48, "question_on_top": True}
+    rule = {"keep_ratio": 0.3, "local_window": 16, "budget": 48, "question": "on_top"}
     head = str(WEIGHTS / "predictors" / name / "far_max")
     policies = DynTS(name="dynts", predictor=head, **rule), H2O(name="h2o", **rule)
     branches = tuple(Branch(cell_id=policy.name, policy=policy) for policy in policies)

@@ -27,7 +27,7 @@ def test_forked_tokens_by_hand() -> None:
 
 def test_the_first_eviction_of_a_policy() -> None:
     policy = Random(name="random", keep_ratio=0.5, local_window=8, budget=50)
-    on_top = Random(name="random", keep_ratio=0.5, local_window=8, budget=50, question_on_top=True)
+    on_top = Random(name="random", keep_ratio=0.5, local_window=8, budget=50, question="on_top")
     assert first_eviction(FullCache(name="full"), 20) is None
     assert first_eviction(policy, 20) == 30
     assert first_eviction(on_top, 20) == 50
@@ -40,7 +40,7 @@ GRID = ["grid.policy=[random,window]", "grid.keep_ratio=[0.3,0.5]", "policy.loca
 
 def test_the_calculation_agrees_with_the_engine(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
     """On the toy model's own texts: decoded tokens as the engine counts them, forks as the rows tell them."""
-    arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question_on_top=true", *GRID]
+    arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question=on_top", *GRID]
     assert kvsweep(*arguments, "decoding.max_new_tokens=200", f"results_dir={tmp_path}").code == 0
     cells = list((tmp_path / "default").glob("*/cell.yaml"))
     rows = [[json.loads(line) for line in c.with_name("completions.jsonl").read_text().splitlines()] for c in cells]

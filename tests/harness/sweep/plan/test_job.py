@@ -37,7 +37,6 @@ BAD_VALUES = [
     *((f"policy.keep_ratio={value}", "policy.keep_ratio") for value in ("1.5", "0", "-1", "abc", "nan", "[0.5]")),
     *((f"policy.local_window={value}", "policy.local_window") for value in ("0", "-3", "200", "1.5", "null")),
     *((f"policy.budget={value}", "policy.budget") for value in ("0", "-1", "many")),
-    ("policy.question_on_top=perhaps", "policy.question_on_top"),
     ("policy.question=kept", "policy.question"),
     ("grid.question=[free,kept]", "grid.question"),
     ("grid.question=[]", "grid.question"),
@@ -275,9 +274,9 @@ def test_the_full_cache_has_no_axes(policies: Callable[..., list[Any]]) -> None:
 def test_policies_of_a_grid_share_the_settings_of_the_chosen_one(
     policies: Callable[..., list[Any]], tiny_predictor_dir: Path
 ) -> None:
-    chosen = ["policy=random", "policy.keep_ratio=0.2", "policy.question_on_top=true"]
+    chosen = ["policy=random", "policy.keep_ratio=0.2", "policy.question=on_top"]
     dynts, window, random = policies(*chosen, "grid.policy=[dynts,window,random]")
-    shared = {"keep_ratio": 0.2, "local_window": 16, "budget": 128, "question_on_top": True}
+    shared = {"keep_ratio": 0.2, "local_window": 16, "budget": 128, "question": "on_top"}
     assert dynts == DynTS(name="dynts", predictor=str(tiny_predictor_dir), **shared)
     assert window == Window(name="window", **shared)
     assert random == Random(name="random", **shared)
@@ -389,7 +388,7 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
     cell = synthetic()
     part = getattr(cell, section)
     for field in part.__dataclass_fields__:
-        if field in ("SHARED", "QUESTION", "question_on_top"):  # the last is an older spelling of question
+        if field in ("SHARED", "QUESTION"):
             continue
         changed = replace(cell, **{section: replace(part, **{field: other[field]})})
         assert (changed.cell_id == cell.cell_id) == (field in known), field
@@ -397,7 +396,7 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
 
 
 def test_a_question_is_an_axis_of_the_grid(policies: Callable[..., list[Any]]) -> None:
-    grid = policies("policy.question_on_top=true", "grid.policy=[full,dynts,window]", "grid.question=[free,pinned]")
+    grid = policies("policy.question=on_top", "grid.policy=[full,dynts,window]", "grid.question=[free,pinned]")
     assert [getattr(policy, "question", None) for policy in grid] == [None, "free", "pinned", "free", "pinned"]
     own = policies("grid.policy=[dynts,window,no_question]")
     assert [policy.question_rule for policy in own] == ["pinned", "free", "free"]
