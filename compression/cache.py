@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Selection
-from kvsweep.compression.recorders import keep_columns
+from kvsweep.compression.recorders import Memory, keep_columns
 from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.compression.signals import Signal
 from kvsweep.compression.storage import PackedRows, Storage, WholeRows
@@ -108,9 +108,8 @@ class SlotCache(Cache):
         self.device_lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         heads = (shape.layers, shape.kv_heads) if per_head else (1, 1)
         self.positions = torch.zeros(slots, *heads, capacity, dtype=torch.int64, device=device)
-        self.recorders = {
-            signal: signal.allocate(shape, slots, capacity, device, self.operations) for signal in signals
-        }
+        memory = Memory(shape=shape, slots=slots, capacity=capacity, device=device, operations=self.operations)
+        self.recorders = {signal: signal.allocate(memory) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         form = config.form(shape.head_dim)
         self.storage: Storage = (

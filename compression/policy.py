@@ -1,7 +1,5 @@
 """The interface of a policy: from one sequence's cache at an eviction it chooses the rows that stay."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -9,17 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from kvsweep.kernels.implementation import operations
+from pydantic import Field
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvsweep.compression.signals import Signal
-    from kvsweep.kernels.implementation import Operations
+from kvsweep.compression import artifacts
+from kvsweep.compression.signals import Signal
+from kvsweep.kernels.implementation import Operations, operations
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 Question = Literal["free", "pinned", "on_top"]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,6 @@ class CacheView:
 
     @property
     def length(self) -> int:
-        """Rows in the cache."""
         return self.positions.shape[-1]
 
     @property
@@ -91,7 +89,7 @@ class Selection:
     Attributes:
         keep: sorted slot indices of the rows to keep, [kept] for all layers and heads or [layers, kv_heads, kept].
         written: what each row is to remember, [layers, kv_heads, length], for each `compression.signals.RowMemory`.
-            Those of the kept rows are there at the next eviction.
+            The kept rows bring their numbers to the next eviction.
     """
 
     keep: Tensor
@@ -100,9 +98,20 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(ABC):
-    """Decides which tokens stay. Its fields are those of its YAML in conf/policy; it holds no sequence's state."""
+    """Decides which tokens stay. Its fields are those of its YAML in conf/policy; it holds no sequence's state.
+
+    A field's annotation says its range (pydantic's Field), which `harness.settings.build` checks; `__post_init__`
+    checks what concerns several fields, and the artifacts.
+    """
+
+    # The settings that name an artifact (`compression.artifacts`), each with the command that makes one.
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {}
 
     name: str
+
+    def __post_init__(self) -> None:
+        for kind, maker in self.ARTIFACTS.items():
+            artifacts.check(kind, getattr(self, kind), maker)
 
     @property
     def signals(self) -> tuple[Signal, ...]:
@@ -130,12 +139,17 @@ class Policy(ABC):
         """Choose the rows to keep."""
 
     def files(self) -> dict[Path, str]:
-        """The files of weights that the policy reads, each with the hash of its contents."""
-        return {}
+        """The files of tensors that the policy reads, each with the hash of its contents."""
+        return {artifacts.file_of(place): artifacts.digest(place) for place in self._artifacts.values()}
 
     def identity(self) -> dict[str, Any]:
-        """Everything about the policy that can change a completion, for `cell_id`; contents in place of paths."""
-        return dataclasses.asdict(self)
+        """Everything about the policy that can change a completion, for `cell_id`: an artifact by its contents."""
+        digests = {kind: artifacts.digest(place) for kind, place in self._artifacts.items()}
+        return dataclasses.asdict(self) | digests
+
+    @property
+    def _artifacts(self) -> dict[str, str]:
+        return {kind: getattr(self, kind) for kind in self.ARTIFACTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,38 +160,43 @@ class BudgetPolicy(Policy):
     Rows that stay for certain (`newest_kept`, sinks) are each method's own, within that size.
 
     Attributes:
-        keep_ratio: fraction kept of the tokens outside the window, in (0, 1].
+        keep_ratio: fraction kept of the tokens outside the window.
         local_window: newest tokens in the size; the methods that have such a window always keep them.
         budget: cache length in tokens at which eviction fires. The published trigger looks at the length before the
             step, so the cache holds budget + 1 tokens when it is pruned.
         question: the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
             the size, before any other row that competes. "on_top": they stay beside the size, and budget, ratio and
             window apply to the generated tokens alone. None: as the policy's authors have it.
+        sinks: first tokens of the text that stay, inside the size, before any other row that competes. None: as the
+            policy's authors have it.
 
     Raises:
-        ValueError: a field out of its range.
+        ValueError: a window larger than the budget, or more sinks than rows that stay outside the newest.
     """
 
     # The settings that all policies of a grid share; `rows` and `every` are another spelling of ratio and budget.
-    SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "rows", "every", "question")
-    QUESTION: ClassVar[Question] = "free"  # as the policy's authors have it
+    SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "rows", "every", "question", "sinks")
+    # As the policy's authors have it.
+    QUESTION: ClassVar[Question] = "free"
+    SINKS: ClassVar[int] = 0
 
-    keep_ratio: float
-    local_window: int
+    keep_ratio: Annotated[float, Field(gt=0, le=1, description="the fraction kept")]
+    local_window: Annotated[int, Field(ge=1, description="a number of tokens")]
     budget: int
     question: Question | None = None
+    sinks: Annotated[int, Field(ge=0, description="a number of tokens")] | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.keep_ratio <= 1:
-            raise ValueError(
-                f"policy.keep_ratio={self.keep_ratio} is out of range: it is the fraction kept, above 0 and at most 1."
-            )
-        if self.local_window < 1:
-            raise ValueError(f"policy.local_window={self.local_window} is out of range: it must be at least 1 token.")
+        super().__post_init__()
         if self.local_window > self.budget:
             raise ValueError(
                 f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}: "
                 "choose a window of at most the budget."
+            )
+        if self.sinks_kept > max(0, self.size - self.newest_kept):
+            raise ValueError(
+                f"policy.sinks={self.sinks_kept} is out of range: of the {self.size} tokens that stay "
+                f"{self.newest_kept} are the newest, and sinks are among the others."
             )
 
     @property
@@ -185,9 +204,14 @@ class BudgetPolicy(Policy):
         """The place of the prompt's tokens: `question`, or the authors' choice where none is set."""
         return self.question or self.QUESTION
 
+    @property
+    def sinks_kept(self) -> int:
+        """The first tokens that stay: `sinks`, or the authors' choice where none is set."""
+        return self.SINKS if self.sinks is None else self.sinks
+
     def identity(self) -> dict[str, Any]:
-        """The fields, with the authors' choice for the question where none is set."""
-        return {**super().identity(), "question": self.question_rule}
+        """The fields, with the authors' choices where none is set."""
+        return super().identity() | {"question": self.question_rule, "sinks": self.sinks_kept}
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
         """Cache length at which eviction fires: the budget, and the question's length if that lies on top."""
@@ -206,8 +230,6 @@ class BudgetPolicy(Policy):
 
     def select(self, view: CacheView) -> Selection:
         """Keep the newest rows (`newest_kept`) and the highest scores of the rest; equal scores go by position."""
-        import torch
-
         outside = max(self._on_top(view.question_length), view.length - self.newest_kept)
         scores = self.ranking(view)[..., :outside]
         kept = self.length_after(view.length, view.question_length, view.evictions)
@@ -217,11 +239,11 @@ class BudgetPolicy(Policy):
         return Selection(keep=torch.cat([best, newest], dim=-1), written=self.written(view))
 
     def ranking(self, view: CacheView) -> Tensor:
-        """The scores, with a question that stays at infinity."""
+        """The scores, infinite at sinks and at a question that stays."""
         scores = self.scores(view)
-        if self.question_rule == "free":
-            return scores
-        return scores.masked_fill(view.question[..., : scores.shape[-1]], float("inf"))
+        first = view.question_length if self.question_rule != "free" else 0
+        positions = view.positions[..., : scores.shape[-1]]
+        return scores.masked_fill(positions < max(first, self.sinks_kept), float("inf"))
 
     @property
     def newest_kept(self) -> int:
@@ -235,7 +257,7 @@ class BudgetPolicy(Policy):
 
     @abstractmethod
     def scores(self, view: CacheView) -> Tensor:
-        """Importance of each row: the higher, the rather it stays; infinity pins it.
+        """Importance of each row: the higher, the rather the row stays; infinity pins the row.
 
         [length], or [layers, kv_heads, length] with `per_head`; rows among the newest kept may be left out.
         """
@@ -248,14 +270,17 @@ class BudgetPolicy(Policy):
         return question_length if self.question_rule == "on_top" else 0
 
 
-def check_fraction(name: str, value: float, kind: str = "") -> None:
-    """Raise ValueError unless the setting lies from 0 to 1; `kind` ("a share ") says in the message what it is."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"policy.{name}={value} is out of range: {kind}from 0 to 1.")
+@dataclass(frozen=True, kw_only=True)
+class HeadPolicy(BudgetPolicy):
+    """A policy whose scores are [layers, kv_heads, length]: each layer and key head keeps rows of its own."""
+
+    @property
+    def per_head(self) -> bool:
+        return True
 
 
 def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
-    """The keep_ratio and budget that go back to `rows` rows when a step has found `every` more.
+    """The keep_ratio and budget with which each eviction leaves `rows` rows, and the next comes `every` tokens later.
 
     Other papers say their sizes so. The published trigger looks at the length before the step, so rows + every + 1 rows
     are cut. The ratio is the decimal of fewest digits with which BudgetPolicy's rounding gives exactly `rows`.

@@ -1,17 +1,15 @@
 """The importance predictor: from a token's last hidden state to how much attention the answer will pay to the token."""
 
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kvsweep.compression.predictor_card import CARD_FILE, WEIGHTS_FILE, read_card
+from kvsweep.compression import artifacts
 
 
 class ImportancePredictor(nn.Module):
@@ -32,28 +30,26 @@ class ImportancePredictor(nn.Module):
     def forward(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
         """Map hidden states [..., hidden_size] to importance scores [...], all positive; `linear` multiplies."""
         for weight in self.parameters():
-            # A product with a single column rounds otherwise for other numbers of tokens, one with 16 does not.
+            # With one column the product's rounding depends on the number of tokens; with 16 columns it does not.
             columns = weight if len(weight) > 1 else weight.expand(16, -1)
-            # Softplus; torch's own rounds otherwise at the end of a tensor.
+            # Softplus. torch's own softplus rounds the last few numbers of a tensor differently from the others.
             hidden = -functional.logsigmoid(-linear(hidden, columns))
         return hidden[..., 0]
 
 
-def save_predictor(predictor: ImportancePredictor, directory: Path, metadata: Mapping[str, Any]) -> None:
-    """Write the weights (in their own dtype) and a JSON card of shapes and `metadata` into `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in predictor.state_dict().items()}, directory / WEIGHTS_FILE)
-    card = {"hidden_size": predictor.hidden_size, "widths": list(predictor.widths), **metadata}
-    (directory / CARD_FILE).write_text(json.dumps(card, indent=2, sort_keys=True) + "\n")
+def save_predictor(predictor: ImportancePredictor, directory: Path, card: Mapping[str, Any]) -> None:
+    """Write the weights (in their own dtype) and the card, with the predictor's widths, into `directory`."""
+    widths = {"hidden_size": predictor.hidden_size, "widths": list(predictor.widths)}
+    artifacts.save("predictor", directory, predictor.state_dict(), {**widths, **card})
 
 
-def load_predictor(directory: Path, *, dtype: torch.dtype = torch.float32) -> ImportancePredictor:
+def load_predictor(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> ImportancePredictor:
     """Load a predictor that `save_predictor` wrote, for inference.
 
     Raises:
         ValueError: the directory holds no predictor's card.
     """
-    card = read_card(directory)
+    card = artifacts.read_card("predictor", directory)
     predictor = ImportancePredictor(card["hidden_size"], card["widths"])
-    predictor.load_state_dict(load_file(directory / WEIGHTS_FILE))
+    predictor.load_state_dict(artifacts.load(directory))
     return predictor.to(dtype).eval().requires_grad_(False)

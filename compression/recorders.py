@@ -5,12 +5,31 @@ recordings in `Recorder.tensors` are copied or swapped with it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from kvsweep.compression.predictor import load_predictor
 from kvsweep.compression.rows import CacheShape, Prefill
+from kvsweep.kernels.implementation import Operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What a recorder must know of the cache to allocate its tensors."""
+
+    shape: CacheShape
+    slots: int
+    capacity: int
+    device: torch.device
+    operations: Operations
+
+    def per_row(self, fill: float = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A number per row, [slots, layers, kv_heads, capacity]."""
+        size = (self.slots, self.shape.layers, self.shape.kv_heads, self.capacity)
+        return torch.full(size, fill, dtype=dtype, device=self.device)
 
 
 class Recorder:
@@ -51,24 +70,26 @@ class Recorder:
 class ScoreRecorder(Recorder):
     """One number per row: `score` of the last hidden state of the step that wrote the row."""
 
-    def __init__(self, score: Callable[[Tensor], Tensor], slots: int, capacity: int, device: torch.device) -> None:
-        self.score, self.scores = score, torch.full((slots, capacity), torch.nan, device=device)
+    def __init__(self, score: Callable[[Tensor], Tensor], memory: Memory) -> None:
+        self.score = score
+        self.scores = torch.full((memory.slots, memory.capacity), torch.nan, device=memory.device)
         super().__init__(self.scores)
 
+    @classmethod
+    def of_predictor(cls, directory: str, memory: Memory) -> "ScoreRecorder":
+        predictor = load_predictor(directory, dtype=memory.shape.dtype).to(memory.device)
+        return cls(partial(predictor, linear=memory.operations.linear), memory)
+
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Give the prompt's rows no score."""
         self.scores[slot] = torch.nan
 
     def on_token(self, rows: Tensor, at: Tensor, hidden: Tensor) -> None:
-        """Score the rows that the step wrote."""
         self.scores[rows, at] = self.score(hidden)[: len(rows)].float()
 
     def evict(self, slot: int, keep: Tensor) -> None:
-        """Move the kept rows' scores to the front."""
         keep_columns(self.scores[slot], keep)
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
-        """Return the scores, [length]."""
         return self.scores[slot, :length]
 
 
@@ -80,28 +101,18 @@ class MassRecorder(Recorder):
 
     needs_mass = True
 
-    def __init__(
-        self,
-        causal_mass: Callable[..., Tensor],
-        decay: float,
-        shape: CacheShape,
-        slots: int,
-        capacity: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, decay: float, memory: Memory) -> None:
         self.decay = decay
-        self.causal_mass = causal_mass if decay == 1 else partial(decayed_mass, decay=decay)
-        self.total = torch.zeros(slots, shape.layers, shape.kv_heads, capacity, device=device)
+        self.causal_mass = memory.operations.causal_mass if decay == 1 else partial(decayed_mass, decay=decay)
+        self.total = memory.per_row()
         super().__init__(self.total)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Begin with what the prompt's queries pay to its rows."""
         self.total[slot] = 0
         for layer, (query, (key, _)) in enumerate(zip(prefill.queries, prefill.rows, strict=True)):
             self.total[slot, layer, :, : prefill.length] = self.causal_mass(query, key, scaling=prefill.scaling)
 
     def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Add what the step's queries pay."""
         assert mass is not None
         total = self.total[: mass.shape[0], layer, :, : mass.shape[-1]]
         if self.decay != 1:
@@ -109,12 +120,10 @@ class MassRecorder(Recorder):
         total += mass
 
     def evict(self, slot: int, keep: Tensor) -> None:
-        """Move the kept rows' sums to the front; rows that are written next start at zero."""
         keep_columns(self.total[slot], keep)
         self.total[slot, ..., keep.shape[-1] :] = 0
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
-        """Return the sums, [layers, kv_heads, length]."""
         return self.total[slot, :, :, :length]
 
 
@@ -127,23 +136,19 @@ class UseRecorder(Recorder):
 
     needs_mass = True
 
-    def __init__(self, threshold: float, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> None:
-        size = (slots, shape.layers, shape.kv_heads, capacity)
+    def __init__(self, threshold: float, memory: Memory) -> None:
         self.threshold = threshold
-        self.last, self.interval = (torch.zeros(size, dtype=torch.int32, device=device) for _ in range(2))
+        self.last, self.interval = (memory.per_row(dtype=torch.int32) for _ in range(2))
         super().__init__(self.last, self.interval)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Count the prompt's last query as the last use of all its rows."""
         self.last[slot], self.interval[slot] = prefill.length - 1, 0
 
     def on_row(self, rows: Tensor, at: Tensor, positions: Tensor) -> None:
-        """Begin a row."""
         self.last[rows, :, :, at] = (positions[:, None, None] - 1).int()
         self.interval[rows, :, :, at] = 0
 
     def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Note the rows that the step uses."""
         assert mass is not None
         part = slice(mass.shape[0]), layer, slice(None), slice(mass.shape[-1])
         last, interval, now = self.last[part], self.interval[part], positions[:, None, None].int()
@@ -152,61 +157,53 @@ class UseRecorder(Recorder):
         last.copy_(torch.where(used, now, last))
 
     def evict(self, slot: int, keep: Tensor) -> None:
-        """Move the kept rows' times to the front."""
         keep_columns(self.last[slot], keep)
         keep_columns(self.interval[slot], keep)
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
-        """Return times and intervals, [2, layers, kv_heads, length]."""
         return torch.stack([self.last[slot, :, :, :length], self.interval[slot, :, :, :length]])
 
 
 class MemoryRecorder(Recorder):
     """A number per row, layer and key head that a policy writes at an eviction; NaN until then."""
 
-    def __init__(self, shape: CacheShape, slots: int, capacity: int, device: torch.device) -> None:
-        self.memory = torch.full((slots, shape.layers, shape.kv_heads, capacity), torch.nan, device=device)
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory.per_row(torch.nan)
         super().__init__(self.memory)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Remember nothing."""
         self.memory[slot] = torch.nan
 
     def write(self, slot: int, values: Tensor) -> None:
-        """Remember the values of the live rows."""
         self.memory[slot, ..., : values.shape[-1]] = values
 
     def evict(self, slot: int, keep: Tensor) -> None:
-        """Move the kept rows' numbers to the front; rows that are written next have none."""
         keep_columns(self.memory[slot], keep)
         self.memory[slot, ..., keep.shape[-1] :] = torch.nan
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
-        """Return the numbers, [layers, kv_heads, length]."""
         return self.memory[slot, :, :, :length]
 
 
 class QueryRecorder(Recorder):
     """The queries of the newest `window` tokens, in a ring: the query of position p lies at p % window."""
 
-    def __init__(self, shape: CacheShape, slots: int, window: int, device: torch.device) -> None:
-        size = (slots, shape.layers, shape.q_heads, window, shape.head_dim)
+    def __init__(self, window: int, memory: Memory) -> None:
+        shape, device = memory.shape, memory.device
+        size = (memory.slots, shape.layers, shape.q_heads, window, shape.head_dim)
         self.ring, self.window = torch.zeros(size, dtype=shape.dtype, device=device), window
-        self.rows = torch.arange(slots, device=device)
+        self.rows = torch.arange(memory.slots, device=device)
         super().__init__(self.ring)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Begin with the prompt's newest queries."""
         positions = torch.arange(max(0, prefill.length - self.window), prefill.length, device=self.ring.device)
         for layer, query in enumerate(prefill.queries):
             self.ring[slot, layer, :, positions % self.window] = query[:, positions]
 
     def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Write the step's queries over the oldest."""
         self.ring[self.rows[: len(positions)], layer, :, positions % self.window] = query
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
-        """Return the queries, [layers, q_heads, window, head_dim], oldest first."""
         order = torch.arange(newest + 1 - self.window, newest + 1, device=self.ring.device) % self.window
         return self.ring[slot, :, :, order]
 

@@ -8,26 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
-
-    from kvsweep.compression.recorders import Recorder
-    from kvsweep.compression.rows import CacheShape
-    from kvsweep.kernels.implementation import Operations
+    from kvsweep.compression.recorders import Memory, Recorder
 
 
 class Signal(ABC):
     """Names something to record. Signals are frozen and hashable; equal signals share a recorder."""
 
     @abstractmethod
-    def allocate(
-        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
-    ) -> Recorder:
-        """Make the recorder, with memory for `slots` sequences of up to `capacity` rows."""
+    def allocate(self, memory: Memory) -> Recorder:
+        """Make the recorder, with memory for all slots of a cache."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +34,10 @@ class PredictedImportance(Signal):
 
     directory: str
 
-    def allocate(
-        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
-    ) -> Recorder:
-        """Load the predictor and make memory for its scores."""
-        from kvsweep.compression.predictor import load_predictor
+    def allocate(self, memory: Memory) -> Recorder:
         from kvsweep.compression.recorders import ScoreRecorder
 
-        predictor = load_predictor(Path(self.directory), dtype=shape.dtype).to(device)
-        return ScoreRecorder(partial(predictor, linear=operations.linear), slots, capacity, device)
+        return ScoreRecorder.of_predictor(self.directory, memory)
 
 
 @dataclass(frozen=True)
@@ -65,13 +52,10 @@ class AttentionMass(Signal):
 
     decay: float = 1.0
 
-    def allocate(
-        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
-    ) -> Recorder:
-        """Make a running sum per row."""
+    def allocate(self, memory: Memory) -> Recorder:
         from kvsweep.compression.recorders import MassRecorder
 
-        return MassRecorder(operations.causal_mass, self.decay, shape, slots, capacity, device)
+        return MassRecorder(self.decay, memory)
 
 
 @dataclass(frozen=True)
@@ -80,13 +64,10 @@ class RecentQueries(Signal):
 
     window: int
 
-    def allocate(
-        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
-    ) -> Recorder:
-        """Make a ring of queries per layer."""
+    def allocate(self, memory: Memory) -> Recorder:
         from kvsweep.compression.recorders import QueryRecorder
 
-        return QueryRecorder(shape, slots, self.window, device)
+        return QueryRecorder(self.window, memory)
 
 
 @dataclass(frozen=True)
@@ -99,31 +80,25 @@ class LastUse(Signal):
 
     threshold: float
 
-    def allocate(
-        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
-    ) -> Recorder:
-        """Make two times per row."""
+    def allocate(self, memory: Memory) -> Recorder:
         from kvsweep.compression.recorders import UseRecorder
 
-        return UseRecorder(self.threshold, shape, slots, capacity, device)
+        return UseRecorder(self.threshold, memory)
 
 
 @dataclass(frozen=True)
 class RowMemory(Signal):
     """A number per row that a policy writes at an eviction, [layers, kv_heads, length]; NaN where none was written.
 
-    It goes with its row, to the front at an eviction and to another slot with the sequence.
+    The number goes with its row, to the front at an eviction and to another slot with the sequence.
 
     Attributes:
-        policy: the policy whose memory it is.
+        policy: the policy whose memory this is.
     """
 
     policy: str
 
-    def allocate(
-        self, shape: CacheShape, slots: int, capacity: int, device: torch.device, operations: Operations
-    ) -> Recorder:
-        """Make a number per row."""
+    def allocate(self, memory: Memory) -> Recorder:
         from kvsweep.compression.recorders import MemoryRecorder
 
-        return MemoryRecorder(shape, slots, capacity, device)
+        return MemoryRecorder(memory)

@@ -83,7 +83,7 @@ def tiny_statistics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(2)
     mean = torch.randn(2, 4, 4, dtype=torch.complex64)
     rotation = {"inverse_frequencies": 0.1 ** torch.arange(4), "attention_scaling": torch.tensor(1.0)}
-    save_statistics(path, {"mean": mean, "mean_size": 1.2 * mean.abs(), **rotation}, {"hidden_size": 32})
+    save_statistics(str(path), {"mean": mean, "mean_size": 1.2 * mean.abs(), **rotation}, {"hidden_size": 32})
     return path
 
 

@@ -82,7 +82,7 @@ def write_labels(results: Path, model: str, benchmark: str) -> None:
     folder = results / "oracle" / model / benchmark
     folder.mkdir(parents=True, exist_ok=True)
     for label in ("answer", "far_max"):
-        save_labels(folder / f"oracle_{label}.safetensors", {})
+        save_labels(folder / f"oracle_{label}.safetensors", {}, {"hidden_size": 32})
 
 
 @pytest.mark.parametrize("name", names("policy"))

@@ -1,15 +1,11 @@
 """DynTS's ablations that change one part of its rule (the random one is `compression.policies.random`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policy import CacheView, Question
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.kernels.lazy_torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +33,6 @@ class NoWindow(DynTS):
 
     @property
     def newest_kept(self) -> int:
-        """One."""
         return 1
 
 

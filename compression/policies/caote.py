@@ -1,15 +1,10 @@
 """CAOTE (arXiv 2504.14051): the rows whose loss would change the attention's output most."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvsweep.compression.policies.observation import ObservationPolicy
-from kvsweep.compression.policy import CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policies.observation import ObservationPolicy, Pooling
+from kvsweep.compression.policy import CacheView, Count
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +16,10 @@ class CAOTE(ObservationPolicy):
     are read in Random-Attention's engine (kvcompress/engine/cache_utils.py, mode caote), not in the authors' own code.
     """
 
-    observation_window: int = 64
-    pooling: int = 1
+    observation_window: Count = 64
+    pooling: Pooling = 1
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window] error of the output."""
-        import torch
-
+    def scores(self, view: CacheView) -> Tensor:
         weights = self.attention(view, past_only=True).mean(dim=2).clamp(1e-6, 1 - 1e-6)
         values = torch.stack(list(view.values))[:, :, : weights.shape[-1]].to(weights.dtype)
         output = (weights[..., None] * values).sum(dim=-2, keepdim=True)

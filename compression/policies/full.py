@@ -1,7 +1,5 @@
 """The uncompressed baseline."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from kvsweep.compression.policy import CacheView, Policy, Selection
@@ -12,13 +10,10 @@ class FullCache(Policy):
     """Keeps everything: the baseline of every comparison."""
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
-        """Never."""
         return None
 
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
-        """All tokens there can be."""
         return question_length + max_new_tokens
 
     def select(self, view: CacheView) -> Selection:
-        """Unreachable: the trigger never fires."""
         raise AssertionError("the full cache never evicts")

@@ -1,22 +1,18 @@
 """G-KV (arXiv 2512.00504): R-KV whose rows remember how much attention they had at earlier evictions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from kvsweep.compression.policies.observation import newest_attention
-from kvsweep.compression.policies.rkv import RKV
-from kvsweep.compression.policy import CacheView, check_fraction
+from kvsweep.compression.policies.observation import ObservationPolicy, Pooling, newest_attention
+from kvsweep.compression.policies.rkv import LessRedundancy
+from kvsweep.compression.policy import CacheView, Count, Fraction
 from kvsweep.compression.signals import RowMemory, Signal
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.kernels.lazy_torch import Tensor, functional
 
 
 @dataclass(frozen=True, kw_only=True)
-class GKV(RKV):
+class GKV(LessRedundancy, ObservationPolicy):
     """mix * memory - (1 - mix) * redundancy, per layer and head (gkv/model/compression/score_based.py).
 
     Importance is the attention of the window's queries over all rows that each sees: the largest of each group of
@@ -26,42 +22,27 @@ class GKV(RKV):
     block instead.
 
     Attributes:
-        decay: share of a memory that lasts to the next eviction, in [0, 1].
-
-    Raises:
-        ValueError: decay outside [0, 1].
+        decay: share of a memory that lasts to the next eviction.
     """
 
-    VARIANTS: ClassVar[tuple[str, ...]] = ("original",)
     MEMORY: ClassVar[RowMemory] = RowMemory("gkv")
 
-    observation_window: int = 16
-    pooling: int = 1
-    mix: float = 0.5
-    decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction("decay", self.decay)
+    observation_window: Count = 16
+    pooling: Pooling = 1
+    mix: Fraction = 0.5
+    decay: Fraction = 0.8
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """The observation window's queries and the memory."""
         return (*super().signals, self.MEMORY)
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window] memory less redundancy."""
-        from torch.nn.functional import max_pool1d
-
-        pooled = max_pool1d(self._remembered(view), self.pooling, stride=1, padding=self.pooling // 2)
-        redundancy = self._redundancy(view)[..., : -self.observation_window]
-        return self._mixed(pooled, redundancy / redundancy.amax(dim=-1, keepdim=True))
+    def scores(self, view: CacheView) -> Tensor:
+        redundancy = self.redundancy(view)[..., : -self.observation_window]
+        return self.mixed(self.max_pooled(self._remembered(view)), redundancy / redundancy.amax(dim=-1, keepdim=True))
 
     def written(self, view: CacheView) -> Mapping[Signal, Tensor]:
         """The memory of the rows outside the window, before pooling; those in the window remember nothing yet."""
-        from torch.nn.functional import pad
-
-        return {self.MEMORY: pad(self._remembered(view), (0, self.observation_window), value=float("nan"))}
+        return {self.MEMORY: functional.pad(self._remembered(view), (0, self.observation_window), value=float("nan"))}
 
     def _remembered(self, view: CacheView) -> Tensor:
         attention = newest_attention(view, self._queries, self.observation_window)

@@ -1,19 +1,13 @@
 """Key norm (arXiv 2406.11430): the rows whose keys are short, since those receive attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from kvsweep.compression.policies.variant import VariantPolicy
-from kvsweep.compression.policy import CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policy import CacheView, HeadPolicy
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class KNorm(VariantPolicy):
+class KNorm(HeadPolicy):
     """Minus the Euclidean norm of the key, per layer and head (section 3; l2compress cache.py).
 
     No row stays for certain.
@@ -24,11 +18,7 @@ class KNorm(VariantPolicy):
 
     @property
     def newest_kept(self) -> int:
-        """None."""
         return 0
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] negated norms."""
-        import torch
-
+    def scores(self, view: CacheView) -> Tensor:
         return -torch.stack(list(view.keys)).float().norm(dim=-1)

@@ -1,19 +1,14 @@
 """The presses of NVIDIA/kvpress that score rows from keys and values alone, under this cache, budget and clocks."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvsweep.compression.policies.variant import VariantPolicy
-from kvsweep.compression.policy import CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policy import CacheView, HeadPolicy
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 class NeedsMoreError(Exception):
@@ -38,7 +33,7 @@ _ATTENTIONS, _ARGUMENTS = _Absent("attention weights"), _Absent("the arguments o
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVPress(VariantPolicy):
+class KVPress(HeadPolicy):
     """A `ScorerPress` of kvpress, whose scores rank the rows per layer and head; no row stays for certain.
 
     kvpress itself prunes once, after the prefill, or by its own schedule; here a press scores at every eviction. This
@@ -70,13 +65,9 @@ class KVPress(VariantPolicy):
 
     @property
     def newest_kept(self) -> int:
-        """None."""
         return 0
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] the press's scores."""
-        import torch
-
+    def scores(self, view: CacheView) -> Tensor:
         kept = self.length_after(view.length, view.question_length, view.evictions)
         layers = [self._score(k[None], v[None], kept)[0] for k, v in zip(view.keys, view.values, strict=True)]
         return torch.stack(layers).float()
@@ -111,8 +102,6 @@ class KVPress(VariantPolicy):
 
     def _try_press(self) -> None:
         """Score random rows, to learn what the press needs before any model is loaded."""
-        import torch
-
         rows = torch.randn(2, 1, 2, self.budget + 1, 16, generator=torch.Generator().manual_seed(0))
         try:
             scores, again = (self._score(rows[0], rows[1], self.size) for _ in range(2))

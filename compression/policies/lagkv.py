@@ -1,19 +1,14 @@
 """LagKV (arXiv 2504.04704): rows whose keys and values stand out from those of the part of the text that follows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from kvsweep.compression.policies.variant import VariantPolicy
-from kvsweep.compression.policy import CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policy import CacheView, Count, HeadPolicy
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class LagKV(VariantPolicy):
+class LagKV(HeadPolicy):
     """Parts of `lag` rows, each ranked by its spread after scaling to the range of the next part; no attention needed.
 
     Equation 5 to 8 and kvpress lagkv_press.py. A part's keys are scaled, channel by channel, so that the next part's
@@ -22,38 +17,25 @@ class LagKV(VariantPolicy):
     A cache too short for two parts keeps its newest rows. How sure: read in kvpress's code.
 
     Attributes:
-        sinks: first rows of the cache that score 1.
         lag: rows of a part.
-
-    Raises:
-        ValueError: a field out of its range.
     """
 
-    sinks: int = 4
-    lag: int = 128
+    SINKS: ClassVar[int] = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sinks < 0:
-            raise ValueError(f"policy.sinks={self.sinks} is out of range: at least 0.")
-        if self.lag < 1:
-            raise ValueError(f"policy.lag={self.lag} is out of range: at least 1 row.")
+    lag: Count = 128
 
     @property
     def newest_kept(self) -> int:
-        """None for certain: the newest rows score 1."""
         return 0
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] rank of each row within its part."""
-        import torch
-
+    def scores(self, view: CacheView) -> Tensor:
         scores = torch.ones(len(view.keys), view.keys[0].shape[0], view.length, device=view.keys[0].device)
-        parts = (view.length - self.sinks) // self.lag
+        first = self.sinks_kept
+        parts = (view.length - first) // self.lag
         if parts < 2:
-            scores[..., self.sinks :] = torch.arange(max(0, view.length - self.sinks)) / view.length
+            scores[..., first:] = torch.arange(max(0, view.length - first)) / view.length
             return scores
-        ranked = slice(self.sinks, self.sinks + (parts - 1) * self.lag)
+        ranked = slice(first, first + (parts - 1) * self.lag)
         for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):
             spread = (self._spread(keys, parts) + self._spread(values, parts)) / 2
             best_first = spread.sort(dim=-1, descending=True, stable=True).indices
@@ -63,7 +45,8 @@ class LagKV(VariantPolicy):
 
     def _spread(self, rows: Tensor, parts: int) -> Tensor:
         """[kv_heads, parts - 1, lag] of rows [kv_heads, length, head_dim]."""
-        split = rows[:, self.sinks : self.sinks + parts * self.lag].double().unflatten(1, (parts, self.lag))
+        first = self.sinks_kept
+        split = rows[:, first : first + parts * self.lag].double().unflatten(1, (parts, self.lag))
         low, high = split[:, 1:].aminmax(dim=-2, keepdim=True)
         # A channel that is constant in the next part would divide by zero.
         return ((split[:, :-1] - low) / (high - low).clamp(min=1e-12)).std(dim=-1).softmax(dim=-1)

@@ -1,20 +1,17 @@
 """Policies that keep what was used lately: RaaS (arXiv 2502.11147) and LazyEviction (arXiv 2506.15969)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Annotated, ClassVar
 
-from kvsweep.compression.policies.variant import VariantPolicy
-from kvsweep.compression.policy import CacheView, Question
+from pydantic import Field
+
+from kvsweep.compression.policy import CacheView, HeadPolicy, Question
 from kvsweep.compression.signals import LastUse, Signal
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.kernels.lazy_torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class RaaS(VariantPolicy):
+class RaaS(HeadPolicy):
     """The rows that were used last stay, per layer and head (Algorithm 1): a cache of least recently used rows.
 
     A step uses a row if it pays the row at least `threshold`. Attention is summed over each group of query heads here,
@@ -23,28 +20,19 @@ class RaaS(VariantPolicy):
     rule of the paper's first version, from summaries; in the final one a step uses half of the rows.
 
     Attributes:
-        threshold: attention from which a row counts as used, above 0.
-
-    Raises:
-        ValueError: a threshold that is not above 0.
+        threshold: attention from which a row counts as used.
     """
 
     QUESTION: ClassVar[Question] = "pinned"
 
-    threshold: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.threshold > 0:
-            raise ValueError(f"policy.threshold={self.threshold} is out of range: above 0.")
+    threshold: Annotated[float, Field(gt=0)] = 1e-4
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """Times and intervals of use."""
         return (LastUse(self.threshold),)
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] position of the query that used the row last."""
+    def scores(self, view: CacheView) -> Tensor:
+        """The position of the query that used the row last."""
         last, _ = view.signals[LastUse(self.threshold)]
         return last.double()
 
@@ -61,8 +49,7 @@ class LazyEviction(RaaS):
 
     QUESTION: ClassVar[Question] = "free"
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] expected use."""
+    def scores(self, view: CacheView) -> Tensor:
         last, interval = view.signals[LastUse(self.threshold)].double()
         age = view.positions[..., -1:] - last
         again = 2 / (1 + (interval - 1).exp())

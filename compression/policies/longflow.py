@@ -1,21 +1,15 @@
 """LongFlow (arXiv 2603.11504): the rows that the newest query takes most from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvsweep.compression.policies.observation import newest_attention
-from kvsweep.compression.policies.variant import VariantPolicy
-from kvsweep.compression.policy import CacheView
+from kvsweep.compression.policy import CacheView, HeadPolicy
 from kvsweep.compression.signals import RecentQueries, Signal
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongFlow(VariantPolicy):
+class LongFlow(HeadPolicy):
     """Attention of the newest query times the 1-norm of the value, summed over the heads of a layer.
 
     All heads of a layer keep the same rows. In the released code (models/ours.py) one row goes at every step, in whose
@@ -25,18 +19,13 @@ class LongFlow(VariantPolicy):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """The newest query."""
         return (RecentQueries(1),)
 
     @property
     def newest_kept(self) -> int:
-        """The newest row."""
         return 1
 
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] contribution, the same for all heads of a layer."""
-        import torch
-
+    def scores(self, view: CacheView) -> Tensor:
         values = torch.stack(list(view.values)).float().abs().sum(dim=-1)  # [layers, kv_heads, length]
         attention = newest_attention(view, RecentQueries(1), 1)[:, :, 0]
         grouped = attention.unflatten(1, (values.shape[1], -1)).sum(dim=2)

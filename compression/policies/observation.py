@@ -1,55 +1,67 @@
-"""The base of policies that score rows by the attention of the newest queries."""
-
-from __future__ import annotations
+"""The bases of policies that score rows by the attention of the newest queries."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Literal
 
-from kvsweep.compression.policies.variant import VariantPolicy
-from kvsweep.compression.policy import CacheView
+from pydantic import AfterValidator, Field
+
+from kvsweep.compression.policy import BudgetPolicy, CacheView, Count, HeadPolicy
 from kvsweep.compression.signals import RecentQueries, Signal
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+def _odd(width: int) -> int:
+    if width % 2 == 0:
+        raise ValueError(f"policy.pooling={width} is out of range: it must be odd.")
+    return width
+
+
+Pooling = Annotated[int, Field(ge=1), AfterValidator(_odd)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservationPolicy(VariantPolicy):
+class Observation(BudgetPolicy):
     """Scores from the queries of an observation window.
 
-    In the original form the observation window's own rows stay for certain, in the DynTS code's the local window.
-
     Attributes:
-        observation_window: newest tokens whose queries score the others. The DynTS code starts to sum one query early:
-            it takes one more at the first eviction and two more at later ones.
-        pooling: width over which neighbouring scores are pooled, odd.
+        observation_window: newest tokens whose queries score the others.
 
     Raises:
-        ValueError: an observation window below 1 or larger than the size, an even pooling width.
+        ValueError: an observation window larger than the size.
     """
 
-    observation_window: int
-    pooling: int
+    observation_window: Count
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.observation_window <= self.size:
+        if self.observation_window > self.size:
             raise ValueError(
-                f"policy.observation_window={self.observation_window} is out of range: from 1 to the {self.size} "
+                f"policy.observation_window={self.observation_window} is out of range: at most the {self.size} "
                 "tokens that stay at an eviction."
             )
-        if self.pooling < 1 or self.pooling % 2 == 0:
-            raise ValueError(f"policy.pooling={self.pooling} is out of range: an odd width of at least 1.")
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """The observation window's queries."""
         return (self._queries,)
 
     @property
+    def _queries(self) -> RecentQueries:
+        return RecentQueries(self.observation_window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationPolicy(HeadPolicy, Observation):
+    """Scores per layer and head; the observation window's own rows stay for certain.
+
+    Attributes:
+        pooling: width over which neighbouring scores are pooled, odd.
+    """
+
+    pooling: Pooling
+
+    @property
     def newest_kept(self) -> int:
-        """The observation window, or the local window in the DynTS code's form."""
-        return self.observation_window if self.per_head else self.local_window
+        return self.observation_window
 
     def attention(
         self,
@@ -60,8 +72,6 @@ class ObservationPolicy(VariantPolicy):
         pool: Literal["mean", "max"] = "mean",
     ) -> Tensor:
         """[layers, kv_heads, group, rows outside the window] pooled mean attention (`kernels.reference`)."""
-        import torch
-
         layers = [
             view.operations.observation_scores(
                 queries,
@@ -76,6 +86,15 @@ class ObservationPolicy(VariantPolicy):
         ]
         return torch.stack(layers)
 
+
+@dataclass(frozen=True, kw_only=True)
+class DynTSCodeObservation(Observation):
+    """Scores as the DynTS code has them: one per token; the local window stays for certain.
+
+    That code starts to sum one query early: it takes one more than `observation_window` at the first eviction and two
+    more at later ones.
+    """
+
     def summed_attention(self, view: CacheView) -> Tensor:
         """[length] attention of the newest queries, averaged over layers and query heads, summed over the queries."""
         newest = self.observation_window + (2 if view.evicted_before else 1)
@@ -83,13 +102,11 @@ class ObservationPolicy(VariantPolicy):
 
     @property
     def _queries(self) -> RecentQueries:
-        return RecentQueries(self.observation_window + (0 if self.per_head else 2))
+        return RecentQueries(self.observation_window + 2)
 
 
 def newest_attention(view: CacheView, recorded: RecentQueries, newest: int) -> Tensor:
     """[layers, q_heads, newest, length] causal attention of the newest queries over all rows, float32 at least."""
-    import torch
-
     layers = []
     for queries, keys in zip(view.signals[recorded], view.keys, strict=True):
         kv_heads, length, head_dim = keys.shape

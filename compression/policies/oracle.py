@@ -1,20 +1,13 @@
 """DynTS on the labels that a head is taught to predict: the best that a head could do, as far as labels are known."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, ClassVar
 
-from kvsweep.base.files import digests
+from kvsweep.compression import artifacts
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policy import CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Trace: TypeAlias = tuple[Tensor, Tensor]
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,62 +19,28 @@ class Oracle(DynTS):
 
     Attributes:
         labels: file of `kvsweep-predictor oracle`: texts and labels, 0 to 1 as the head's targets.
-
-    Raises:
-        ValueError: no such file.
     """
+
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {**DynTS.ARTIFACTS, "labels": "kvsweep-predictor oracle"}
 
     labels: str | None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.labels is None or not Path(self.labels).is_file():
-            raise ValueError(
-                f"policy.labels={self.labels} is no file: write the labels of the full cache's texts with "
-                "`kvsweep-predictor oracle` and name their file."
-            )
-
     def importance(self, view: CacheView) -> Tensor:
         """[length] true importance where the text is the labelled one and labelled, predicted importance elsewhere."""
-        import torch
-
-        predicted = super().importance(view)
-        trace = _read(Path(str(self.labels))).get(f"{view.problem_id}/{view.draw}")
-        if trace is None:
+        predicted, tensors = super().importance(view), artifacts.load_once(str(self.labels))
+        pair = f"{view.problem_id}/{view.draw}"
+        if f"ids/{pair}" not in tensors:
             return predicted
-        ids, label = (part.to(predicted.device) for part in trace)
+        ids, label = (tensors[f"{part}/{pair}"].to(predicted.device) for part in ("ids", "labels"))
         common = min(len(ids), len(view.text_ids))
         same = int((ids[:common] == view.text_ids[:common]).long().cumprod(dim=0).sum())
         true = label[view.positions.clamp(max=len(label) - 1)].to(predicted.dtype)
         known = (view.positions < same) & ~true.isnan()
         return torch.where(known, true, predicted)
 
-    def files(self) -> dict[Path, str]:
-        """The predictor's weights and the labels."""
-        path = Path(str(self.labels))
-        return {**super().files(), path: digests([path])[0]}
 
-    def identity(self) -> dict[str, Any]:
-        """The fields, with contents hashed in place of paths."""
-        return {**super().identity(), "labels": [*self.files().values()][1]}
-
-
-def save_labels(path: Path, traces: dict[str, Trace]) -> None:
+def save_labels(place: str, traces: Mapping[str, tuple[Tensor, Tensor]], card: Mapping[str, Any]) -> None:
     """Write `{problem_id/draw: (token ids [length], labels [length], NaN where there is none)}`."""
-    from safetensors.torch import save_file
-
-    tensors = {}
-    for key, (ids, label) in traces.items():
-        tensors[f"ids/{key}"], tensors[f"labels/{key}"] = ids.contiguous(), label.float().contiguous()
-    temporary = path.with_suffix(".tmp")
-    save_file(tensors, temporary)
-    temporary.replace(path)
-
-
-@cache
-def _read(path: Path) -> dict[str, Trace]:
-    from safetensors.torch import load_file
-
-    tensors = load_file(path)
-    keys = [name.removeprefix("ids/") for name in tensors if name.startswith("ids/")]
-    return {key: (tensors[f"ids/{key}"], tensors[f"labels/{key}"]) for key in keys}
+    tensors = {f"ids/{pair}": ids for pair, (ids, _) in traces.items()}
+    tensors |= {f"labels/{pair}": labels.float() for pair, (_, labels) in traces.items()}
+    artifacts.save("labels", place, tensors, card)

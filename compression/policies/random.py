@@ -1,14 +1,9 @@
 """Random tokens beside the window: the ablation that any scoring must beat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvsweep.compression.policy import BudgetPolicy, CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.kernels.lazy_torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +15,5 @@ class Random(BudgetPolicy):
     """
 
     def scores(self, view: CacheView) -> Tensor:
-        """Uniform numbers; the answer pinned where the question is."""
         numbers = view.uniform()
         return numbers if self.question_rule == "free" else numbers.masked_fill(view.answer, float("inf"))

@@ -1,64 +1,62 @@
 """R-KV (arXiv 2505.24133): rows that the newest queries attend to and that repeat no other row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from kvsweep.compression.policies.observation import ObservationPolicy
-from kvsweep.compression.policy import CacheView, check_fraction
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policies.observation import DynTSCodeObservation, Observation, ObservationPolicy, Pooling
+from kvsweep.compression.policy import CacheView, Count, Fraction
+from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class RKV(ObservationPolicy):
-    """mix * importance - (1 - mix) * redundancy, per layer and head (rkv/compression/r1_kv.py).
-
-    Importance: logits of the window's queries, the largest of each group of heads, softmax over the rows before the
-    window, mean over queries, max-pooled. Redundancy: `kernels.reference.redundancy` of all keys, the window's among
-    them, whose own entries are then cut off. The DynTS code's form takes SnapKV's summed attention, max-pooled, for
-    importance and averages redundancy over layers and heads.
+class LessRedundancy(Observation):
+    """Scores mix * importance - (1 - mix) * redundancy.
 
     Attributes:
-        mix: weight of importance (the paper's lambda), in [0, 1]: 0.07 in the authors' code, 0.1 in their paper.
+        pooling: width over which neighbouring importances are pooled, odd.
+        mix: weight of importance (the paper's lambda).
         threshold: cosine above which two keys count as similar.
-
-    Raises:
-        ValueError: mix outside [0, 1].
     """
 
-    VARIANTS: ClassVar[tuple[str, ...]] = ("original", "dynts_code")
-
-    observation_window: int = 8
-    pooling: int = 7
-    mix: float = 0.07
+    observation_window: Count = 8
+    pooling: Pooling = 7
+    mix: Fraction
     threshold: float = 0.5
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction("mix", self.mix, "a weight ")
-
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window] importance less redundancy."""
-        importance = self.attention(view, past_only=True, pool_logits=True, pool="max")[:, :, 0]
-        return self._mixed(importance, self._redundancy(view)[..., : -self.observation_window])
-
-    def token_scores(self, view: CacheView) -> Tensor:
-        """[rows outside the local window] importance less redundancy."""
-        from torch.nn.functional import max_pool1d
-
-        # Where the window covers all rows none competes, and the scores are there to be looked at.
-        outside = view.length - (self.local_window if self.local_window < view.length else 0)
-        attention = self.summed_attention(view)[None, :outside] / self.observation_window
-        importance = max_pool1d(attention, self.pooling, stride=1, padding=self.pooling // 2)[0]
-        return self._mixed(importance, self._redundancy(view).mean(dim=(0, 1))[:outside])
-
-    def _mixed(self, importance: Tensor, redundancy: Tensor) -> Tensor:
+    def mixed(self, importance: Tensor, redundancy: Tensor) -> Tensor:
         return self.mix * importance - (1 - self.mix) * redundancy
 
-    def _redundancy(self, view: CacheView) -> Tensor:
-        import torch
-
+    def redundancy(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, length] `kernels.reference.redundancy` of all keys."""
         return torch.stack([view.operations.redundancy(keys, threshold=self.threshold) for keys in view.keys])
+
+    def max_pooled(self, scores: Tensor) -> Tensor:
+        return functional.max_pool1d(scores, self.pooling, stride=1, padding=self.pooling // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RKV(LessRedundancy, ObservationPolicy):
+    """Importance less redundancy, per layer and head (rkv/compression/r1_kv.py).
+
+    Importance: logits of the window's queries, the largest of each group of heads, softmax over the rows before the
+    window, mean over queries, max-pooled. The redundancy is computed over all rows; then the window's rows, which stay
+    for certain, are left out. The weight `mix` is 0.07 in the authors' code, 0.1 in their paper.
+    """
+
+    mix: Fraction = 0.07
+
+    def scores(self, view: CacheView) -> Tensor:
+        importance = self.attention(view, past_only=True, pool_logits=True, pool="max")[:, :, 0]
+        return self.mixed(importance, self.redundancy(view)[..., : -self.observation_window])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RKVDynTSCode(LessRedundancy, DynTSCodeObservation):
+    """R-KV as the DynTS code has it: summed attention, max-pooled, less redundancy averaged over layers and heads."""
+
+    mix: Fraction = 0.1
+
+    def scores(self, view: CacheView) -> Tensor:
+        """[rows outside the local window] scores; of all rows where the window covers them all and none competes."""
+        outside = view.length - (self.local_window if self.local_window < view.length else 0)
+        attention = self.summed_attention(view)[None, :outside] / self.observation_window
+        return self.mixed(self.max_pooled(attention)[0], self.redundancy(view).mean(dim=(0, 1))[:outside])

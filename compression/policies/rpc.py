@@ -1,15 +1,11 @@
 """RPC (arXiv 2505.13866): a cache that grows with the text, as the newest queries choose."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from kvsweep.compression.policies.observation import ObservationPolicy
-from kvsweep.compression.policy import CacheView, Question
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policies.observation import ObservationPolicy, Pooling
+from kvsweep.compression.policy import CacheView, Count, Question
+from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +23,15 @@ class RPC(ObservationPolicy):
 
     QUESTION: ClassVar[Question] = "on_top"
 
-    observation_window: int = 32
-    pooling: int = 7
+    observation_window: Count = 32
+    pooling: Pooling = 7
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
-        """Cache length at which eviction fires: what stayed of the evictions before, and one budget's text."""
+        """Cache length at which eviction fires: the rows that earlier evictions added, and one budget's text."""
         return self.budget + self._on_top(question_length) + evictions * self._growth
 
     def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
-        """Rows right after an eviction: those of the evictions before, and the common size of the others."""
+        """Rows right after an eviction: those that earlier evictions added, and the common size."""
         grown = evictions * self._growth
         return super().length_after(length - grown, question_length) + grown
 
@@ -53,11 +49,8 @@ class RPC(ObservationPolicy):
                 return unpruned
         return max(fullest, unpruned - written + due)
 
-    def head_scores(self, view: CacheView) -> Tensor:
+    def scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window] pooled attention, the same for all heads of a layer."""
-        import torch
-        from torch.nn.functional import pad
-
         layers = []
         for layer, (queries, keys) in enumerate(zip(view.signals[self._queries], view.keys, strict=True)):
             kept = 0 if self.question_rule == "free" else int(view.question[layer, 0].sum())
@@ -69,7 +62,7 @@ class RPC(ObservationPolicy):
                 past_only=True,
                 pooling=self.pooling,
             )
-            layers.append(pad(scores.mean(dim=(0, 1)), (apart, 0)).expand(len(keys), -1))
+            layers.append(functional.pad(scores.mean(dim=(0, 1)), (apart, 0)).expand(len(keys), -1))
         return torch.stack(layers)
 
     @property

@@ -1,15 +1,10 @@
 """SnapKV (arXiv 2404.14469): the rows that the newest queries attend to, with their neighbours."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from kvsweep.compression.policies.observation import ObservationPolicy
-from kvsweep.compression.policy import CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policies.observation import DynTSCodeObservation, ObservationPolicy, Pooling
+from kvsweep.compression.policy import CacheView, Count
+from kvsweep.kernels.lazy_torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,19 +12,21 @@ class SnapKV(ObservationPolicy):
     """Attention of the observation window, averaged over its queries, smoothed, averaged over each group of heads.
 
     Section 4 and the released code (snapkv/monkeypatch/snapkv_utils.py), whose softmax runs over all rows a query sees;
-    average pooling. There the cache is pruned once, after the prefill; here at every eviction. The DynTS code's form
-    sums the attention of one or two more queries over layers and heads and does not pool.
+    average pooling. There the cache is pruned once, after the prefill; here at every eviction.
     """
 
-    VARIANTS: ClassVar[tuple[str, ...]] = ("original", "dynts_code")
+    observation_window: Count = 32
+    pooling: Pooling = 5
 
-    observation_window: int = 32
-    pooling: int = 5
-
-    def head_scores(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, rows outside the window] pooled attention."""
+    def scores(self, view: CacheView) -> Tensor:
         return self.attention(view).mean(dim=2)
 
-    def token_scores(self, view: CacheView) -> Tensor:
-        """[length] summed attention."""
+
+@dataclass(frozen=True, kw_only=True)
+class SnapKVDynTSCode(DynTSCodeObservation):
+    """SnapKV as the DynTS code has it: attention summed over queries, averaged over layers and heads, not pooled."""
+
+    observation_window: Count = 32
+
+    def scores(self, view: CacheView) -> Tensor:
         return self.summed_attention(view)

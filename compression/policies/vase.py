@@ -1,46 +1,33 @@
 """VaSE (arXiv 2606.03928): rows whose values are large always stay; chance, led by attention, picks the rest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from kvsweep.compression.policies.observation import ObservationPolicy
-from kvsweep.compression.policy import CacheView, check_fraction
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.compression.policies.observation import ObservationPolicy, Pooling
+from kvsweep.compression.policy import CacheView, Count, Fraction
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class VaSE(ObservationPolicy):
     """Large values protected, the rest drawn without replacement in proportion to the newest queries' attention.
 
-    Released code, mode range_sink_sample_attn: a value's size is its range (largest less smallest component); the first
-    tokens count as largest; attention is the softmax over the rows before the window, averaged over queries, smoothed,
-    averaged over each group of heads. Ours alone is how the draw is made: exponential races on counter-based numbers,
-    which draw with the same probabilities.
+    Released code, mode range_sink_sample_attn: a value's size is its range (largest less smallest component); the sinks
+    count as largest; attention is the softmax over the rows before the window, averaged over queries, smoothed,
+    averaged over each group of heads. The draw alone is made otherwise here: by exponential races on counter-based
+    numbers, which draw with the same probabilities.
 
     Attributes:
-        large: share of all rows that stay that goes to large values, in [0, 1]; a quarter in the authors' scripts.
-        sinks: first tokens of the text whose values count as largest.
-
-    Raises:
-        ValueError: a field out of its range.
+        large: share of all rows that stay that goes to large values; a quarter in the authors' scripts.
     """
 
-    observation_window: int = 64
-    pooling: int = 5
-    large: float = 0.25
-    sinks: int = 4
+    SINKS: ClassVar[int] = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction("large", self.large, "a share ")
-        if self.sinks < 0:
-            raise ValueError(f"policy.sinks={self.sinks} is out of range: at least 0.")
+    observation_window: Count = 64
+    pooling: Pooling = 5
+    large: Fraction = 0.25
 
-    def head_scores(self, view: CacheView) -> Tensor:
+    def scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window]: infinite where protected, else the draw's order."""
         weights = self.weights(view)
         # The largest of weight-scaled exponentials draws without replacement in proportion to the weights.
@@ -54,11 +41,9 @@ class VaSE(ObservationPolicy):
 
     def protected(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window] true at the rows of the largest values."""
-        import torch
-
         outside = view.length - self.observation_window
         values = torch.stack(list(view.values))[:, :, :outside].float()
         spread = values.amax(dim=-1) - values.amin(dim=-1)
-        spread = spread.masked_fill(view.positions[..., :outside] < self.sinks, float("inf"))
+        spread = spread.masked_fill(view.positions[..., :outside] < self.sinks_kept, float("inf"))
         largest = spread.sort(dim=-1, descending=True, stable=True).indices[..., : round(self.large * self.size)]
         return torch.zeros_like(spread, dtype=torch.bool).scatter(-1, largest, True)

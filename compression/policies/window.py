@@ -1,14 +1,9 @@
 """The newest tokens: as many rows as the other policies hold."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvsweep.compression.policy import BudgetPolicy, CacheView
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kvsweep.kernels.lazy_torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,5 +14,4 @@ class Window(BudgetPolicy):
     """
 
     def scores(self, view: CacheView) -> Tensor:
-        """Later is better."""
         return view.positions.double()

@@ -106,7 +106,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
             answer_start=trace.think_end,
             stream=sequence_key(seed, trace.problem_id, trace.draw, "select", 0),
         )
-        scores = _pinned_as_highest(policy.scores(view)[..., trace.think_start :].double())
+        scores = _pinned_as_highest(policy.ranking(view)[..., trace.think_start :].double())
         scores = scores.mean(dim=(0, 1)) if policy.per_head else scores
         unscored = torch.full((len(written) - len(scores),), torch.nan, device=model.device)
         found.append(torch.cat([scores, unscored]))

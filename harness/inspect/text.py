@@ -27,8 +27,8 @@ from kvsweep.base.records import (
     read_provenance,
     read_rows,
 )
+from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.policy import BudgetPolicy
-from kvsweep.compression.predictor_card import read_card
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading import pool
 from kvsweep.harness.models.config import ModelConfig
@@ -127,7 +127,7 @@ class TextSource:
     def check_head(self, path: Path) -> None:
         """Raise a UserError if a folder holds no importance predictor of the model's width."""
         try:
-            width = read_card(path)["hidden_size"]
+            width = read_card("predictor", path)["hidden_size"]
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
         expected = read_spec(self.model).hidden_size

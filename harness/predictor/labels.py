@@ -160,7 +160,8 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label)
         found[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
     path = recipe.out / f"oracle_{'_'.join(recipe.label)}.safetensors"
-    save_labels(path, found)
+    card = {"hidden_size": manifest["hidden_size"], "model_weights": manifest["model"]["weights"]}
+    save_labels(str(path), found, {**card, "label": recipe.label})
     return path
 
 

@@ -90,7 +90,7 @@ def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel)
         "text": Path(recipe.text).name if recipe.text else "traces",
         "tokens": means.tokens,
     }
-    save_statistics(path, {**means.result(), **rotation}, card)
+    save_statistics(str(path), {**means.result(), **rotation}, card)
     return {"statistics": str(path), "tokens": means.tokens}
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvsweep.compression import artifacts
 from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
 from kvsweep.compression.policies.caote import CAOTE
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.gkv import GKV
-from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
 from kvsweep.compression.policies.inertia import Inertia
 from kvsweep.compression.policies.keydiff import KeyDiff
 from kvsweep.compression.policies.knorm import KNorm
@@ -25,17 +26,15 @@ from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.last_use import LazyEviction, RaaS
 from kvsweep.compression.policies.longflow import LongFlow
 from kvsweep.compression.policies.oracle import Oracle, save_labels
-from kvsweep.compression.policies.oracle import _read as read_labels
 from kvsweep.compression.policies.random import Random
 from kvsweep.compression.policies.random_head import RandomHead
-from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.sepllm import SepLLM
-from kvsweep.compression.policies.snapkv import SnapKV
-from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.policies.sepllm import SepLLM, SepLLMDynTSCode
+from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
 from kvsweep.compression.policies.tova import TOVA
-from kvsweep.compression.policies.triattention import TriAttention, save_statistics
-from kvsweep.compression.policies.triattention import _read as read_statistics
+from kvsweep.compression.policies.triattention import TriAttention, read_statistics, save_statistics
 from kvsweep.compression.policies.vase import VaSE
 from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import BudgetPolicy, CacheView, size_of
@@ -46,6 +45,7 @@ from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
+from kvsweep.harness.settings import build
 from kvsweep.harness.toy.paths import WEIGHTS
 from kvsweep.harness.toy.tasks import problems
 
@@ -109,18 +109,10 @@ def window(view, policy):
     return row(view, lambda r: int(view.positions[r]))
 
 
-def streaming_llm(view, policy):
-    return row(view, lambda r: math.inf if view.positions[r] < policy.sinks else int(view.positions[r]))
-
-
 def sepllm(view, policy):
     """None where a row has no claim: it goes even where there is room."""
 
-    def score(r):
-        position = int(view.positions[r])
-        return math.inf if position < policy.sinks else position if view.separators[r] else None
-
-    return row(view, score)
+    return row(view, lambda r: int(view.positions[r]) if view.separators[r] else None)
 
 
 def h2o(view, policy):
@@ -241,7 +233,7 @@ def vase(view, policy):
         weights = torch.stack([pooled(r, policy.pooling, "mean") for r in rows]).mean(dim=0)
         values = view.values[i][h, :outside].double()
         size = [
-            math.inf if view.positions[i, h, r] < policy.sinks else float(values[r].max() - values[r].min())
+            math.inf if view.positions[i, h, r] < policy.sinks_kept else float(values[r].max() - values[r].min())
             for r in range(outside)
         ]
         total = policy.local_window + int((policy.budget + 1 - policy.local_window) * policy.keep_ratio)
@@ -272,7 +264,7 @@ def random_head(view, policy):
 
 
 def lagkv(view, policy):
-    lag, first = policy.lag, policy.sinks
+    lag, first = policy.lag, policy.sinks_kept
     parts = (view.length - first) // lag
 
     def spread(rows, start):
@@ -377,7 +369,7 @@ def rpc(view, policy):
 
 def triattention(view, policy):
     """Each key turned back by its own position, and its cosine with a mean query at every distance to come."""
-    stats = read_statistics(Path(policy.statistics))
+    stats = read_statistics(policy.statistics, "cpu")
     frequencies, scaling = stats["inverse_frequencies"].tolist(), float(stats["attention_scaling"])
     newest = int(view.positions.flatten()[-1]) + 1
 
@@ -416,7 +408,6 @@ def write_statistics(path, *, layers, q_heads, pairs):
     size = mean.abs() + torch.rand(mean.shape, generator=generator)
     rotation = {"inverse_frequencies": 0.3 ** torch.arange(pairs), "attention_scaling": torch.tensor(1.2)}
     save_statistics(path, {"mean": mean, "mean_size": size, **rotation}, {"hidden_size": 8})
-    read_statistics.cache_clear()
 
 
 # A text of 40 tokens whose labels fall from 1 at position 10 to 0 at position 29; none are known outside.
@@ -431,7 +422,6 @@ def oracle(view, policy):
     return dynts(view, policy)
 
 
-CODE = {"variant": "dynts_code"}
 # Per policy file: its class, settings to test it with, its scores as its source states them (None: it never evicts).
 MATRIX = {
     "full": (FullCache, {}, None),
@@ -447,19 +437,19 @@ MATRIX = {
     "bottom": (Bottom, {}, bottom),
     "no_question": (NoQuestion, {}, dynts),
     "no_window": (NoWindow, {}, dynts),
-    "streaming_llm": (StreamingLLM, {"sinks": 3}, streaming_llm),
-    "streaming_llm_dynts_code": (StreamingLLM, {"sinks": 3, **CODE}, streaming_llm),
+    "streaming_llm": (StreamingLLM, {"sinks": 3}, window),
+    "streaming_llm_dynts_code": (StreamingLLMDynTSCode, {"sinks": 3}, window),
     "sepllm": (SepLLM, {"sinks": 2}, sepllm),
-    "sepllm_dynts_code": (SepLLM, {"sinks": 0}, sepllm),
+    "sepllm_dynts_code": (SepLLMDynTSCode, {}, sepllm),
     "h2o": (H2O, {}, h2o),
-    "h2o_dynts_code": (H2O, CODE, h2o_code),
+    "h2o_dynts_code": (H2ODynTSCode, {}, h2o_code),
     "snapkv": (SnapKV, {"observation_window": 7}, snapkv),
-    "snapkv_dynts_code": (SnapKV, {"observation_window": 5, **CODE}, snapkv_code),
+    "snapkv_dynts_code": (SnapKVDynTSCode, {"observation_window": 5}, snapkv_code),
     "rkv": (RKV, {"observation_window": 4}, rkv),
     "rkv_paper": (RKV, {"observation_window": 4, "mix": 0.1}, rkv),
-    "rkv_dynts_code": (RKV, {"observation_window": 4, "mix": 0.1, **CODE}, rkv_code),
+    "rkv_dynts_code": (RKVDynTSCode, {"observation_window": 4}, rkv_code),
     "tova": (TOVA, {}, tova),
-    "tova_kvpress": (TOVA, {"variant": "kvpress"}, tova),
+    "tova_kvpress": (TOVA, {"keep_last": True}, tova),
     "keydiff": (KeyDiff, {}, keydiff),
     "knorm": (KNorm, {}, knorm),
     "vase": (VaSE, {"observation_window": 5, "sinks": 2, "large": 0.2}, vase),
@@ -507,15 +497,14 @@ ITS_AUTHORS = {"rpc": "on_top"} | {name: "pinned" for name in EVICTING if name.s
 def predictor(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_predictor(ImportancePredictor(8, (4,)), Path(PREDICTOR), {})
-    save_labels(Path(LABELS), {"p0/0": (torch.arange(100), torch.linspace(1, 0, 100)), "p0/1": LABELLED})
-    read_labels.cache_clear()
-    write_statistics(Path(STATISTICS), layers=LAYERS, q_heads=4 * KV_HEADS, pairs=HEAD_DIM // 2)
+    save_labels(LABELS, {"p0/0": (torch.arange(100), torch.linspace(1, 0, 100)), "p0/1": LABELLED}, {"hidden_size": 8})
+    write_statistics(STATISTICS, layers=LAYERS, q_heads=4 * KV_HEADS, pairs=HEAD_DIM // 2)
 
 
 def make(name, **settings):
     cls, own, _ = MATRIX[name]
     predictor = {"predictor": PREDICTOR} if issubclass(cls, DynTS) else {}
-    return cls(name=name, **{**predictor, **own, **settings})
+    return build(cls, "policy", {"name": name, **predictor, **own, **settings})
 
 
 def make_view(length, question_length, *, answer_start=None, seed=0, holes=True, per_head=False, group=4):
@@ -577,12 +566,13 @@ def brute_force(name, policy, view):
         total = on_top + policy.local_window + past
         total += int((view.length - on_top - policy.local_window - past) * policy.keep_ratio)
     if name == "streaming_llm_dynts_code":
-        total = min(view.length, total + policy.sinks)
+        total = min(view.length, total + policy.sinks_kept)
     first_newest = max(on_top, view.length - newest)
 
     def keep(one, positions):
         kept = set(range(first_newest, view.length))
-        asked = [r for r in range(first_newest) if question != "free" and positions[r] < view.question_length]
+        first = max(view.question_length if question != "free" else 0, policy.sinks_kept)
+        asked = [r for r in range(first_newest) if positions[r] < first]
         claims = [r for r in range(first_newest) if r not in asked and one[r] is not None]
         for r in [*asked, *sorted(claims, key=lambda r: (-one[r], r))]:
             if len(kept) < total:
@@ -612,7 +602,7 @@ def test_kept_rows_equal_brute_force(name, question):
         options = {"seed": seed, "holes": question != "on_top", "per_head": policy.per_head, "group": (4, 7)[seed % 2]}
         if name == "triattention":
             group = options["group"]
-            write_statistics(Path(STATISTICS), layers=LAYERS, q_heads=group * KV_HEADS, pairs=HEAD_DIM // 2)
+            write_statistics(STATISTICS, layers=LAYERS, q_heads=group * KV_HEADS, pairs=HEAD_DIM // 2)
         view = make_view(length, 1 + seed % 13, answer_start=length - 5 if seed % 2 else None, **options)
         kept = policy.select(view).keep
         assert kept.tolist() == brute_force(name, policy, view)
@@ -623,7 +613,7 @@ def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen,
     compared = []
     if name == "triattention":
         shape = toy_qwen.shape
-        write_statistics(Path(STATISTICS), layers=shape.layers, q_heads=shape.q_heads, pairs=shape.head_dim // 2)
+        write_statistics(STATISTICS, layers=shape.layers, q_heads=shape.q_heads, pairs=shape.head_dim // 2)
     predictor = (
         {"predictor": str(WEIGHTS / "predictors/toy_qwen/far_max")} if issubclass(MATRIX[name][0], DynTS) else {}
     )
@@ -681,6 +671,16 @@ def test_all_policies_hold_the_same_after_an_eviction(name, question):
 def test_a_question_is_what_the_authors_make_of_it_unless_one_says_otherwise(name):
     settings = {"keep_ratio": 0.3, "local_window": 20, "budget": 64}
     assert make(name, **settings).question_rule == ITS_AUTHORS.get(name, "free")
+
+
+@pytest.mark.parametrize("sinks", [0, 4])
+@pytest.mark.parametrize("name", EVICTING)
+def test_sinks_stay_inside_the_size(name, sinks):
+    policy = make(name, keep_ratio=0.5, local_window=20, budget=64, sinks=sinks)
+    view = make_view(65, 12, per_head=policy.per_head, holes=False)
+    kept = policy.select(view).keep
+    assert kept.tolist() == brute_force(name, policy, view)
+    assert (kept[..., :sinks] == torch.arange(sinks)).all()
 
 
 @pytest.mark.parametrize("name", [name for name in EVICTING if name != "no_question"])
@@ -761,11 +761,11 @@ def test_settings_out_of_range(settings, named):
 @pytest.mark.parametrize(
     ("name", "settings", "named"),
     [
-        ("streaming_llm", {"sinks": 25}, "sinks=25.*24 tokens stay outside"),
+        ("streaming_llm", {"sinks": 25}, "sinks=25.*of the 72 tokens that stay 48 are the newest"),
         ("streaming_llm", {"sinks": -1}, "sinks=-1"),
         ("sepllm", {"sinks": 25}, "sinks=25"),
         ("snapkv", {"observation_window": 0}, "observation_window=0"),
-        ("snapkv", {"observation_window": 73}, "observation_window=73.*to the 72 tokens"),
+        ("snapkv", {"observation_window": 73}, "observation_window=73.*the 72 tokens"),
         ("snapkv", {"pooling": 4}, "pooling=4.*odd"),
         ("rkv", {"pooling": 0}, "pooling=0"),
         ("rkv", {"mix": 1.5}, "mix=1.5"),
@@ -778,8 +778,6 @@ def test_settings_out_of_range(settings, named):
         ("gkv", {"decay": -0.1}, "decay=-0.1"),
         ("raas", {"threshold": 0.0}, "threshold=0.0"),
         ("lazyeviction", {"threshold": math.nan}, "threshold=nan"),
-        ("h2o", {"variant": "mine"}, "variant=mine"),
-        ("keydiff", {"variant": "dynts_code"}, "variant=dynts_code is unknown: choose original"),
         ("no_question", {"question": "on_top"}, "question=on_top contradicts"),
         ("no_question", {"question": "pinned"}, "question=pinned contradicts"),
     ],
@@ -794,6 +792,11 @@ def test_dynts_needs_a_predictor():
         DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor=None)
     with pytest.raises(ValueError, match="holds no"):
         DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor="nowhere")
+
+
+def test_an_artifact_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match="holds no predictor"):
+        DynTS(name="dynts", keep_ratio=0.3, local_window=4, budget=8, predictor=STATISTICS)
 
 
 def test_the_oracle_takes_true_labels_while_the_text_is_the_labelled_one():
@@ -813,7 +816,7 @@ def test_the_oracle_takes_true_labels_while_the_text_is_the_labelled_one():
 
 
 def test_the_oracle_needs_its_labels():
-    with pytest.raises(ValueError, match=r"policy\.labels=nowhere is no file.*kvsweep-predictor oracle"):
+    with pytest.raises(ValueError, match=r"policy\.labels=nowhere holds no labels.*kvsweep-predictor oracle"):
         make("oracle_far_max", keep_ratio=0.3, local_window=4, budget=8, labels="nowhere")
 
 

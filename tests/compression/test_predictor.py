@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from kvsweep.compression.predictor import ImportancePredictor, load_predictor, read_card, save_predictor
+from kvsweep.compression.artifacts import read_card
+from kvsweep.compression.predictor import ImportancePredictor, load_predictor, save_predictor
 
 
 def test_forward_is_a_bias_free_softplus_perceptron():
@@ -23,5 +24,10 @@ def test_saved_and_loaded_gives_the_same_scores(tmp_path, dtype):
     loaded = load_predictor(tmp_path / "p")
     hidden = torch.randn(4, 6)
     torch.testing.assert_close(loaded(hidden), predictor.float()(hidden))
-    assert read_card(tmp_path / "p") == {"hidden_size": 6, "widths": [5], "label": "far_max"}
+    assert read_card("predictor", tmp_path / "p") == {
+        "kind": "predictor",
+        "hidden_size": 6,
+        "widths": [5],
+        "label": "far_max",
+    }
     assert not any(p.requires_grad for p in loaded.parameters())

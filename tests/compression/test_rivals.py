@@ -15,13 +15,13 @@ import torch
 
 from kvsweep.compression.policies.ablations import Bottom, NoQuestion
 from kvsweep.compression.policies.dynts import DynTS
-from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
 from kvsweep.compression.policies.keydiff import KeyDiff
 from kvsweep.compression.policies.knorm import KNorm
-from kvsweep.compression.policies.rkv import RKV
-from kvsweep.compression.policies.sepllm import SepLLM
-from kvsweep.compression.policies.snapkv import SnapKV
-from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
+from kvsweep.compression.policies.sepllm import SepLLM, SepLLMDynTSCode
+from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
 from kvsweep.compression.policies.tova import TOVA
 from kvsweep.compression.policies.vase import VaSE
 from kvsweep.compression.policies.window import Window
@@ -81,22 +81,22 @@ def policy_of(case, given):
     size = sized(length, total)
     # The DynTS code's size is its own arithmetic, ours too.
     code = {"keep_ratio": told.get("ratio"), "local_window": told.get("kept_window"), "budget": length - 1}
-    observed = {"observation_window": told.get("window_size", told.get("ob_window")), "variant": "original"}
+    observed = {"observation_window": told.get("window_size", told.get("ob_window"))}
     if rule in ("rkv", "snapkv_of_rkv"):
         return RKV(name="rkv", mix=told.get("mix_lambda", 1.0), pooling=told["kernel_size"], **observed, **size)
     if rule == "snapkv":
         return SnapKV(name="snapkv", pooling=told["kernel_size"], **observed, **size)
     if rule == "snapkv_dynts_code":
-        return SnapKV(name="snapkv_dynts_code", **{**observed, "variant": "dynts_code"}, **code)
+        return SnapKVDynTSCode(name="snapkv_dynts_code", **observed, **code)
     if rule == "rkv_dynts_code":
         own = {"mix": told["mix_lambda"], "pooling": told["max_pool_kernel_size"], "threshold": told["sim_threshold"]}
-        return RKV(name="rkv_dynts_code", **own, **{**observed, "variant": "dynts_code"}, **code)
+        return RKVDynTSCode(name="rkv_dynts_code", **own, **observed, **code)
     if rule == "h2o":
         return H2O(name="h2o", recent=told["recent_size"] / total, **size)
     if rule == "h2o_dynts_code":
-        return H2O(name="h2o_dynts_code", variant="dynts_code", **code)
+        return H2ODynTSCode(name="h2o_dynts_code", **code)
     if rule == "tova":
-        return TOVA(name="tova", variant="kvpress" if "kvpress" in case["by"] else "original", **size)
+        return TOVA(name="tova", keep_last="kvpress" in case["by"], **size)
     if rule in ("keydiff", "knorm"):
         return {"keydiff": KeyDiff, "knorm": KNorm}[rule](name=rule, **size)
     if rule == "vase":
@@ -107,13 +107,12 @@ def policy_of(case, given):
         return StreamingLLM(name="streaming_llm", sinks=told["start_size"], **size)
     if rule == "streaming_dynts_code":
         window = told["kept_window"] + int((length - told["kept_window"]) * told["ratio"])
-        own = {"variant": "dynts_code", "sinks": total - window}
-        return StreamingLLM(name="streaming_llm_dynts_code", **own, **code)
+        return StreamingLLMDynTSCode(name="streaming_llm_dynts_code", sinks=total - window, **code)
     if rule == "sepllm":
         rooms = told["init_cache_size"] + told["sep_cache_size"] + told["local_size"]
         return SepLLM(name="sepllm", sinks=told["init_cache_size"], **sized(length, rooms, told["local_size"]))
     if rule == "sep_dynts_code":
-        return SepLLM(name="sepllm_dynts_code", sinks=0, **code)
+        return SepLLMDynTSCode(name="sepllm_dynts_code", **code)
     if rule == "window":
         return Window(name="window", **code)
     return {"dynts": DynTS, "no_question": NoQuestion, "bottom": Bottom}[rule](name=rule, predictor=PREDICTOR, **code)

@@ -23,14 +23,15 @@ class GridAxes:
     local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
     budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
     question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
+    sinks: Annotated[Sequence[int], Field(min_length=1)] | None = None
 
 
 def build_policies(config: DictConfig) -> list[Policy]:
     """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
 
     The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
-    every, question), so that they hold the same memory. A shared setting that the composed policy leaves at null, and
-    all other settings, come from each policy's own YAML.
+    every, question, sinks), so that they hold the same memory. A shared setting that the composed policy leaves at
+    null, and all other settings, come from each policy's own YAML.
     """
     grid = build(GridAxes, "grid", config.grid)
     composed = plain(config.policy)

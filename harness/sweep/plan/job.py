@@ -19,10 +19,9 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.escape import folder_below
 from kvsweep.base.records import WHOLE, Pair, Shard, content_hash
 from kvsweep.base.tasks import CellProgress, State, TaskStatus
+from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policies.triattention import read_statistics_card
 from kvsweep.compression.policy import Policy
-from kvsweep.compression.predictor_card import read_card
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
@@ -282,28 +281,26 @@ def checked_invariance(value: Any) -> bool | None:
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Check the model, and the importance predictors and query statistics that were made for a model.
+    """Check the model, and the policies' artifacts, which were made for a model.
 
     Raises:
-        UserError: the model cannot be had, or a predictor or statistics were made for another model.
+        UserError: the model cannot be had, or an artifact was made for another model.
     """
     hidden_size = read_spec(model).hidden_size
-    readers = {"predictor": (read_card, "a predictor"), "statistics": (read_statistics_card, "statistics")}
-    for kind, place in {(k, d) for k in readers for p in policies if (d := getattr(p, k, None))}:
-        read, what = readers[kind]
-        card = read(Path(place))
+    for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
+        card = artifacts.read_card(kind, place)
         expected, weights = card["hidden_size"], model.identity()["weights"]
         if expected != hidden_size:
             raise UserError(
                 f"policy.{kind}={place} was made for hidden size {expected}, but model={model.name} has "
-                f"{hidden_size}: give {what} made for this model."
+                f"{hidden_size}: give one made for this model."
             )
         made_for = card.get("model_weights", weights)
         # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
         if made_for != weights and ("@" in made_for) == ("@" in weights):
             raise UserError(
                 f"policy.{kind}={place} was made for {card.get('model')} ({made_for}), but "
-                f"model={model.name} is {weights}: give {what} made for this model."
+                f"model={model.name} is {weights}: give one made for this model."
             )
 
 

@@ -8,11 +8,11 @@ import torch
 from kvsweep.compression.attention import attend_slots
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.gkv import GKV
-from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
 from kvsweep.compression.policies.inertia import Inertia
 from kvsweep.compression.policies.last_use import LazyEviction
 from kvsweep.compression.policies.random import Random
-from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.rkv import RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
 from kvsweep.compression.policies.snapkv import SnapKV
 from kvsweep.compression.policies.window import Window
@@ -101,9 +101,9 @@ FAKE_POLICIES = [
         for ratio, window, budget in [(0.2, 3, 9), (0.5, 6, 9), (0.5, 3, 14), (1.0, 4, 12)]
     ),
     H2O(name="h2o", keep_ratio=0.4, local_window=3, budget=9),
-    H2O(name="h2o", keep_ratio=0.4, local_window=3, budget=13, variant="dynts_code"),
+    H2ODynTSCode(name="h2o", keep_ratio=0.4, local_window=3, budget=13),
     SnapKV(name="snapkv", keep_ratio=0.5, local_window=4, budget=10, observation_window=3),
-    RKV(name="rkv", keep_ratio=0.5, local_window=4, budget=11, observation_window=2, variant="dynts_code"),
+    RKVDynTSCode(name="rkv", keep_ratio=0.5, local_window=4, budget=11, observation_window=2),
     Inertia(name="inertia", keep_ratio=0.4, local_window=3, budget=10),
     LazyEviction(name="lazyeviction", keep_ratio=0.4, local_window=3, budget=9, threshold=0.1),
     GKV(name="gkv", keep_ratio=0.4, local_window=3, budget=9, observation_window=2),

@@ -20,7 +20,7 @@ from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
 from kvsweep.compression.policies.caote import CAOTE
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policies.gkv import GKV
-from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
 from kvsweep.compression.policies.inertia import Inertia
 from kvsweep.compression.policies.keydiff import KeyDiff
 from kvsweep.compression.policies.knorm import KNorm
@@ -29,11 +29,11 @@ from kvsweep.compression.policies.last_use import LazyEviction, RaaS
 from kvsweep.compression.policies.longflow import LongFlow
 from kvsweep.compression.policies.random import Random
 from kvsweep.compression.policies.random_head import RandomHead
-from kvsweep.compression.policies.rkv import RKV
+from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
 from kvsweep.compression.policies.sepllm import SepLLM
-from kvsweep.compression.policies.snapkv import SnapKV
-from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
 from kvsweep.compression.policies.tova import TOVA
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
 from kvsweep.compression.policies.vase import VaSE
@@ -275,16 +275,16 @@ POLICIES = {
     "no_question": (NoQuestion, {}),
     "no_window": (NoWindow, {}),
     "streaming_llm": (StreamingLLM, {"sinks": 3}),
-    "streaming_llm_dynts_code": (StreamingLLM, {"sinks": 3, "variant": "dynts_code"}),
+    "streaming_llm_dynts_code": (StreamingLLMDynTSCode, {"sinks": 3}),
     "sepllm": (SepLLM, {"sinks": 2}),
     "h2o": (H2O, {}),
-    "h2o_dynts_code": (H2O, {"variant": "dynts_code"}),
+    "h2o_dynts_code": (H2ODynTSCode, {}),
     "snapkv": (SnapKV, {"observation_window": 5}),
-    "snapkv_dynts_code": (SnapKV, {"observation_window": 4, "variant": "dynts_code"}),
+    "snapkv_dynts_code": (SnapKVDynTSCode, {"observation_window": 4}),
     "rkv": (RKV, {"observation_window": 4}),
-    "rkv_dynts_code": (RKV, {"observation_window": 4, "variant": "dynts_code"}),
+    "rkv_dynts_code": (RKVDynTSCode, {"observation_window": 4}),
     "tova": (TOVA, {}),
-    "tova_kvpress": (TOVA, {"variant": "kvpress"}),
+    "tova_kvpress": (TOVA, {"keep_last": True}),
     "keydiff": (KeyDiff, {}),
     "knorm": (RoundedKNorm, {}),
     "vase": (VaSE, {"observation_window": 4, "sinks": 1}),
@@ -306,7 +306,7 @@ def write_statistics(model, path):
     mean = torch.randn(model.shape.layers, model.shape.q_heads, model.shape.head_dim // 2, dtype=torch.complex64)
     frequencies, scaling = rotation_of(model)
     rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
-    save_statistics(path, {"mean": mean, "mean_size": 1.2 * mean.abs(), **rotation}, {"hidden_size": 8})
+    save_statistics(str(path), {"mean": mean, "mean_size": 1.2 * mean.abs(), **rotation}, {"hidden_size": 8})
 
 
 def make_policy(name, predictor, **rule):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kvsweep.base.records import read_rows
-from kvsweep.compression.predictor import load_predictor, read_card
+from kvsweep.compression.artifacts import read_card
+from kvsweep.compression.predictor import load_predictor
 from kvsweep.harness.predictor.command import main
 from kvsweep.harness.predictor.labels import shard_path
 from kvsweep.harness.predictor.recipe import read_settings
@@ -44,7 +45,7 @@ def test_from_texts_to_a_head_and_again_from_any_stage(settings, tmp_path, capsy
     report = json.loads((out / "far_max/eval.json").read_text())
     assert report["held_out_traces"] > 0
     assert len(report["true_top_20_percent_found_in_predicted_top"]) == 8
-    card = read_card(out / "far_max")
+    card = read_card("predictor", out / "far_max")
     assert {"data", "label", "model_weights", "model_revision"} <= card.keys()
     first = load_predictor(out / "far_max").state_dict()
 

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from kvsweep.base.errors import UserError
+from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.attention import use_slot_attention
-from kvsweep.compression.policies.triattention import _read, read_statistics_card
+from kvsweep.compression.policies.triattention import read_statistics
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import LoadedModel
 from kvsweep.harness.predictor.command import main
@@ -73,11 +74,11 @@ def test_the_stage_takes_any_text(tmp_path, tiny_model_dir, capsys):
     out = tmp_path / "out"
     main(["statistics", f"model.path={tiny_model_dir}", f"recipe.text={text}", f"recipe.out={out}"])
     outcome = json.loads(capsys.readouterr().out.split(", ", 1)[1])
-    card = read_statistics_card(out / "statistics.safetensors")
+    card = read_card("statistics", out / "statistics.safetensors")
     assert card["hidden_size"] == 32
     assert card["text"] == "text.txt"
     assert int(card["tokens"]) == outcome["tokens"] > 200
-    tensors = _read(out / "statistics.safetensors")
+    tensors = read_statistics(str(out / "statistics.safetensors"), "cpu")
     assert tensors["mean"].shape == tensors["mean_size"].shape == (2, 4, 4)
     assert (tensors["mean_size"] >= tensors["mean"].abs() - 1e-6).all()
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from kvsweep.compression.policies.triattention import read_statistics_card
-from kvsweep.compression.predictor import load_predictor, read_card
+from kvsweep.compression.artifacts import read_card
+from kvsweep.compression.predictor import load_predictor
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.toy.paths import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
@@ -77,7 +77,7 @@ def test_saved_tokenizer_is_the_built_one(name):
 def test_predictor_belongs_to_its_model(name, label):
     folder = WEIGHTS / "predictors" / name / label
     assert (folder / "predictor.safetensors").stat().st_size <= 300_000
-    card = read_card(folder)
+    card = read_card("predictor", folder)
     model = ModelConfig(name=name, title="", path=str(WEIGHTS / name))
     assert card["model_weights"] == model.identity()["weights"]
     assert "_".join(card["label"]) == label
@@ -89,7 +89,7 @@ def test_predictor_belongs_to_its_model(name, label):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_statistics_of_queries_belong_to_their_model(name):
-    card = read_statistics_card(WEIGHTS / "statistics" / f"{name}.safetensors")
+    card = read_card("statistics", WEIGHTS / "statistics" / f"{name}.safetensors")
     model = ModelConfig(name=name, title="", path=str(WEIGHTS / name))
     assert card["model_weights"] == model.identity()["weights"]
     assert card["hidden_size"] == json.loads((WEIGHTS / name / "config.json").read_text())["hidden_size"]
