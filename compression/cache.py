@@ -47,7 +47,7 @@ class SlotLayer(CacheLayerMixin):
         return self._cache.storage.write(self._index, key_states, value_states)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the cache allocates the memory when it is made."""
+        """Nothing to do: the cache has allocated the memory."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Refuse: slot attention masks by each slot's length."""
@@ -76,7 +76,8 @@ class SlotCache(Cache):
         signals: the signals to record.
         per_head: whether some policy keeps different rows in each layer and head; if so, each has its own positions.
         impl: the implementation that attends, scores and evicts.
-        invariant: whether a step over whole blocks of tokens gives each slot the same bits, whatever the other slots.
+        invariant: whether each slot gets the same bits whatever the other slots hold; the caller then steps with a
+            multiple of `kernels.blocks.TOKEN_BLOCK` tokens.
         config: the precision of the stored rows.
 
     Raises:
@@ -98,10 +99,10 @@ class SlotCache(Cache):
     ) -> None:
         self.operations, self.invariant = operations(impl), invariant
         self.ragged: bool = self.operations.RAGGED
-        # The products of a step: with `invariant` the operations' own, which in torch need whole blocks of tokens.
+        # Multiplies in a step: with `invariant` the operation whose bits do not depend on the batch.
         self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
         self.slots, self.capacity = slots, capacity
-        # Live slots and lengths have a copy on the host, which then need not ask the device; only methods change them.
+        # Number of live slots and lengths, each on the host and on the device: so the host never waits for the device.
         self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
         self.slot_ids = torch.arange(slots, device=device)
         self.lengths = np.zeros(slots, dtype=np.int64)
@@ -133,7 +134,7 @@ class SlotCache(Cache):
 
     @property
     def live(self) -> int:
-        """Slots that take part in a step."""
+        """The number of slots that take part in a step."""
         return self._live
 
     @live.setter
@@ -173,13 +174,14 @@ class SlotCache(Cache):
         self.place_step(positions)
 
     def count_step(self) -> None:
-        """Do the host's part of `begin_step`: each live slot is one row longer."""
+        """The host's part of `begin_step`: each live slot is one row longer."""
         self.lengths[: self.live] += 1
 
     def place_step(self, positions: Tensor) -> None:
-        """Do the device's part of `begin_step`, for at least the live slots; a free slot among them writes its row 0.
+        """The device's part of `begin_step`, for at least the live slots; a free slot among them writes its row 0.
 
-        Of what the host knows, only the number of `positions` matters here, so that a CUDA graph can replay this.
+        Nothing here depends on a number that the host knows but the number of `positions`, so that a CUDA graph can
+        replay it.
         """
         slots = self.slot_ids[: len(positions)]
         self.step_positions = positions
@@ -202,7 +204,6 @@ class SlotCache(Cache):
             recorder.on_token(self.slot_ids[: len(self.write_at)], self.write_at, hidden)
 
     def evict(self, slot: int, selection: Selection) -> None:
-        """Keep the selected rows of one slot, in order, and free its other rows."""
         keep = selection.keep
         self.storage.keep(slot, keep)
         keep_columns(self.positions[slot], keep)
@@ -225,7 +226,6 @@ class SlotCache(Cache):
         return torch.stack(runs, dim=1).flatten().tolist()
 
     def copy(self, source: int, target: int) -> None:
-        """Copy one slot's sequence over another slot."""
         length = int(self.lengths[source])
         self.storage.copy(source, target, length)
         for column in self._columns():
@@ -233,7 +233,6 @@ class SlotCache(Cache):
         self._set_length(target, length)
 
     def swap(self, one: int, other: int) -> None:
-        """Exchange the contents of two slots."""
         for tensor in (*self.storage.tensors, *self._columns(), self.device_lengths):
             tensor[[one, other]] = tensor[[other, one]]
         self.lengths[[one, other]] = self.lengths[[other, one]]

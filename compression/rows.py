@@ -53,7 +53,7 @@ class Prefill:
 
 
 class PaddedPrefill:
-    """The prefill of several prompts in one forward, each padded at its end, where causal attention never looks."""
+    """The prefill of several prompts in one forward, padded at their ends, which no prompt token attends to."""
 
     def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
         self.parts = list(zip(prefills, lengths, strict=True))

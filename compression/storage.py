@@ -1,4 +1,4 @@
-"""The memory of a cache's rows: in the model's own precision, or packed but for the newest.
+"""The memory of a cache's rows: all in the model's own precision, or all but the newest packed.
 
 The cache says which slots step, which rows stay and how long a slot is; a storage holds the rows and attends over them.
 """
@@ -104,16 +104,14 @@ class WholeRows(Storage):
         return [tensor for layer in zip(self.keys, self.values, strict=True) for tensor in layer]
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Write the rows, and zeros behind them, where an earlier sequence may have left NaN."""
         for layer, rows in enumerate(prefill.rows):
             self.keys[layer][slot, :, : prefill.length], self.values[layer][slot, :, : prefill.length] = rows
         self.wipe(slot, prefill.length)
 
     def place(self, positions: Tensor) -> None:
-        """Do nothing: each new row lies behind the old ones."""
+        """Nothing to make: a new row lies behind the slot's rows."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the rows; return those that the step's attention sees."""
         cache, own = self.cache, (self.keys[layer], self.values[layer])
         stepping = len(cache.write_at)
         for rows, new in zip(own, (keys, values), strict=True):
@@ -121,7 +119,6 @@ class WholeRows(Storage):
         return own[0][:stepping, :, : cache.seen], own[1][:stepping, :, : cache.seen]
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> _Attended:
-        """Attend over the rows that `write` returned."""
         cache = self.cache
         output, mass = cache.operations.decode_attention(
             query[: len(keys)], keys, values, cache.step_lengths, scaling=scaling, return_mass=cache.needs_mass
@@ -129,21 +126,18 @@ class WholeRows(Storage):
         return _filled(output, len(query)), mass
 
     def keep(self, slot: int, keep: Tensor) -> None:
-        """Compact keys and values."""
         self.cache.operations.compact_layers([tensor[slot] for tensor in self.tensors], keep)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the rows, and wipe what lies behind them."""
         for tensor in self.tensors:
             tensor[target, :, :length] = tensor[source, :, :length]
         self.wipe(target, length)
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return views of the rows."""
         return self.keys[layer][slot, :, :length], self.values[layer][slot, :, :length]
 
     def wipe(self, slot: int, length: int) -> None:
-        """Zero a slot's rows from `length` on."""
+        """Zero a slot's rows from `length` on, where an earlier sequence may have left NaN."""
         for tensor in self.tensors:
             tensor[slot, :, length:] = 0
 
@@ -176,12 +170,12 @@ class PackedRows(Storage):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The packed and the newest rows."""
         return [self.packed, self.newest]
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        """Pack the rows but for those of the newest tokens. Other places are wiped of what an earlier sequence left."""
+        """Pack all rows but those of the newest tokens, which go to `newest`."""
         old = max(0, prefill.length - self.residual)
+        # An earlier sequence may have left NaN in places of `newest` that this prompt does not fill.
         self.counts[slot], self.newest[slot] = old, 0
         lie = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
@@ -190,21 +184,20 @@ class PackedRows(Storage):
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
 
     def place(self, positions: Tensor) -> None:
-        """Pack the rows that the new tokens make too old, whose places the new rows take."""
+        """Pack the row that each new token replaces in `newest`: that of the token `residual` positions before."""
         stepping = len(positions)
         slots, counts = self.cache.slot_ids[:stepping], self.counts[:stepping]
         self._lie = positions % self.residual
         oldest = self.cache.positions[:stepping].gather(-1, counts[..., None])[..., 0]
-        # An eviction may have dropped the row before; then the next one is younger, and nothing is packed.
+        # If an eviction has dropped that row, the oldest row in `newest` is younger and stays there.
         leaves = (oldest + self.residual <= positions[:, None, None]) & (counts < self.cache.write_at[:, None, None])
         leaving = pack_rows(self.newest[slots, :, :, :, self._lie], self.form)[..., None, :]
-        # Where nothing is packed, the row behind the packed ones is written in vain: nobody reads it.
+        # A slot that packs nothing also writes the row behind its packed rows, where nobody reads.
         to = counts[:, :, None, :, None, None].expand(leaving.shape)
         self.packed[:stepping].scatter_(4, to, leaving)
         counts += leaves
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the rows, rotated, among the newest."""
         rows = self._rotated(torch.cat([keys, values], dim=2), self._forth)  # [slots or more, kv_heads, 2, head_dim]
         stepping = len(self._lie)
         slots = self.cache.slot_ids[:stepping]
@@ -212,7 +205,6 @@ class PackedRows(Storage):
         return keys, values
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> _Attended:
-        """Attend in the rotated space over the packed and the newest rows."""
         cache, stepping = self.cache, len(self._lie)
         output, mass = cache.operations.packed_attention(
             self._rotated(query, self._back)[:stepping],
@@ -225,18 +217,16 @@ class PackedRows(Storage):
         return self._rotated(_filled(output, len(query)), self._back), mass
 
     def keep(self, slot: int, keep: Tensor) -> None:
-        """Compact the packed rows. The newest stay where they lie, and the cache moves their positions."""
-        # `keep` also names rows that are not packed: what they make of the bytes behind the packed rows is never read.
+        """Compact the packed rows. Rows in `newest` stay where they are; the cache moves their positions."""
+        # `keep` also names rows that are not packed; the bytes that move for them lie behind the packed rows, unread.
         self.cache.operations.compact_layers(list(self.packed[slot].flatten(0, 1)), keep)
         self.counts[slot] = (keep < self.counts[slot, ..., None]).sum(-1)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy both regions."""
         self.packed[target, ..., :length, :] = self.packed[source, ..., :length, :]
         self.newest[target] = self.newest[source]
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return what the packed rows stand for, and the newest, rotated back."""
         rows = whole_rows(*self._rows(layer, slice(slot, slot + 1), length), form=self.form)
         keys, values = self._rotated(rows[:, 0], self._back)
         return keys, values
@@ -252,7 +242,7 @@ class PackedRows(Storage):
         )
 
     def _rotated(self, rows: Tensor, by: Tensor) -> Tensor:
-        # With `invariant` the rows are those of whole blocks of tokens, or of a single slot.
+        # With `invariant` the number of rows is a multiple of TOKEN_BLOCK, or the rows are those of a single slot.
         return self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
 
 

@@ -1,11 +1,12 @@
-"""Blocks in which the CPU computes, so that a result does not depend on what is computed beside it."""
+"""Sizes of blocks. On the CPU, rows and tokens in whole blocks have results that do not depend on the batch."""
 
-# Attention over a multiple of so many rows sums a slot's rows in the same order, however many rows lie behind them.
+# Rows of attention. If their number is a multiple of this, a slot's rows are added in the same order, whatever the
+# number of dead rows behind them.
 ROW_BLOCK = 32
-# A product of a multiple of so many tokens gives each token the same bits, on the CPU (`kernels.reference.linear`).
-# Below 16 tokens MKL has other routines on processors with AVX-512.
+# Tokens of a matrix product (`kernels.reference.linear`). Products of fewer than 16 tokens use other routines of MKL on
+# processors with AVX-512, which round differently.
 TOKEN_BLOCK = 16
-# The query heads of a key head are filled up to a multiple of so many.
+# Query heads per key head; zeros fill them up.
 HEAD_BLOCK = 4
 
 

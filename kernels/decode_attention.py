@@ -1,4 +1,4 @@
-"""Split-K flash decoding over slots: the Triton twin of `kernels.reference.decode_attention`.
+"""Split-K flash decoding over slots: the Triton kernel of `kernels.reference.decode_attention`.
 
 Each program attends over one chunk of one slot's rows, and a second kernel joins the chunks of a head. The grid depends
 on slots and capacity alone, and the kernels read the lengths on the device, so that a CUDA graph can replay them.

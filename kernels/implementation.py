@@ -1,4 +1,4 @@
-"""The switch between the reference operations and their Triton twins. Neither falls back to the other."""
+"""The switch between the reference operations and the Triton kernels. Neither falls back to the other."""
 
 import os
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Literal
 
 Implementation = Literal["torch", "triton"]
-# A module that holds every operation of `kernels.reference`, and RAGGED: `kernels.reference` itself or `kernels.twins`.
+# `kernels.reference` or `kernels.triton_kernels`: every operation, and RAGGED.
 Operations = ModuleType
 
 
@@ -48,6 +48,6 @@ def operations(impl: Implementation = "torch") -> Operations:
         from kvsweep.kernels import reference
 
         return reference
-    from kvsweep.kernels import twins
+    from kvsweep.kernels import triton_kernels
 
-    return twins
+    return triton_kernels

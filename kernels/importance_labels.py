@@ -1,4 +1,4 @@
-"""Column sums and maxima of causal attention in two passes: the Triton twin behind importance labels and prompt mass.
+"""Column sums and maxima of causal attention in two passes: the Triton kernel of importance labels and prompt mass.
 
 The first pass computes the log-sum-exp of every query's row. In the second, one program owns a block of keys of one key
 head and adds up what the block receives, or takes the maximum. So there are no atomic additions and no

@@ -1,4 +1,4 @@
-"""A matrix product whose tiles depend on the weight alone: the Triton twin of `kernels.reference.linear`.
+"""A matrix product whose tiles depend on the weight alone: the Triton kernel of `kernels.reference.linear`.
 
 A program multiplies 16 tokens with a few columns of the weight and runs over the whole inner dimension in order. So a
 token's outputs have the same bits in every batch, at every place in it.
@@ -23,7 +23,6 @@ def tile(weight: Tensor) -> dict[str, int]:
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The reference's operation."""
     inputs = inputs.contiguous()
     tokens, outs = len(inputs), len(weight)
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)

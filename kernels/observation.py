@@ -1,4 +1,4 @@
-"""Pooled observation-window scores: the Triton twin of `kernels.reference.observation_scores`."""
+"""Pooled observation-window scores: the Triton kernel of `kernels.reference.observation_scores`."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Split-K flash decoding over packed rows: the Triton twin of `kernels.reference.packed_attention`.
+"""Split-K flash decoding over packed rows: the Triton kernel of `kernels.reference.packed_attention`.
 
 As in `kernels.decode_attention`, which also adds up rows and joins the chunks; here a program unpacks its rows in
 registers.

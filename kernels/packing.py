@@ -10,17 +10,17 @@ from torch import Tensor
 
 from kvsweep.kernels.row_format import RowFormat
 
-# Rounding to float16 changes a number by at most 2^-11 of itself or, below its normal numbers, by 2^-25. So these
-# margins bound a number from one side.
+# Rounding to float16 changes a number by at most 2^-11 of the number or, below float16's normal numbers, by 2^-25. A
+# number less these margins, then rounded, is below the number; one with them added is above.
 _MARGIN, _LEAST = 2.0**-10, 2.0**-24
 
 
 def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
     """The Hadamard rotation of a head and its inverse, both symmetric, [head_dim, head_dim], float32.
 
-    Sylvester's construction for the largest power of two that divides `head_dim`; several such blocks make up another
-    width. The factors are powers of two instead of a root, so that bfloat16 holds every entry and the two are exact
-    inverses: the rotation shrinks a vector by at most sqrt(2). Source: QuaRot (2404.00456), section 3.
+    Sylvester's construction for the largest power of two that divides `head_dim`, repeated on the diagonal if that is
+    less than `head_dim`. Its factor is a power of two in place of a root, so that bfloat16 holds every entry and the
+    two are exact inverses: the rotation shrinks a vector by at most sqrt(2). Source: QuaRot (2404.00456), section 3.
     """
     power = (head_dim & -head_dim).bit_length() - 1
     block = torch.ones(1, 1)
@@ -62,7 +62,7 @@ def unpack_rows(packed: Tensor, form: RowFormat, real: Tensor, out: Tensor) -> N
     if form.bits < 8:
         mask = form.top * 0x01010101
         words = torch.cat([words >> shift & mask for shift in range(0, 8, form.bits)], dim=-1)
-    # In float32 whatever `out` is. Three plain operations are faster on the CPU than one that fuses them.
+    # In float32 for every type of `out`. On the CPU three plain operations are faster than a fused one.
     numbers = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     numbers.copy_(words.view(torch.uint8))
     numbers.unflatten(-1, (form.groups, form.group)).mul_(step).add_(zero)

@@ -1,4 +1,4 @@
-"""R-KV's similarity score without a square matrix: the Triton twin of `kernels.reference.redundancy`.
+"""R-KV's similarity score without a square matrix: the Triton kernel of `kernels.reference.redundancy`.
 
 The sum of a column of cosines is the product of its key with the sum of all keys. From it the method subtracts one
 entry per row. A scan finds these entries from the newest key backwards; a block of rows stops scanning as soon as each
@@ -16,7 +16,6 @@ BLOCK = 64
 
 
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
-    """The reference's operation."""
     heads, length, head_dim = keys.shape
     unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8).contiguous()
     last = torch.empty(heads, length, dtype=torch.int32, device=keys.device)

@@ -1,4 +1,4 @@
-"""The cache operations in plain torch: the specification that the Triton twins are tested against.
+"""The cache operations in plain torch: the specification that the Triton kernels are tested against.
 
 Shapes: query [slots, q_heads, head_dim]; keys and values [slots, kv_heads, capacity, head_dim]; lengths [slots].
 A slot's rows at or beyond its length are dead and never change a result. They must be finite, because attention gives
@@ -21,28 +21,28 @@ from kvsweep.kernels.row_format import RowFormat
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
 RAGGED = False
 
-# Rows per product of weights and values. Of more rows, torch's product sums in stretches whose bounds depend on the
-# number of rows.
+# Rows per product of weights and values. torch splits the sum of a larger product at places that depend on the number
+# of rows, so that the result's bits would depend on it too.
 _VALUES_BLOCK = 128
-# So many query heads of a key head need no filling up to HEAD_BLOCK.
+# With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
 
-# Slots whose rows are unpacked at once, so that little memory beside the cache is needed.
+# Slots that are unpacked together: the unpacked rows of all slots would take as much memory as an unpacked cache.
 _UNPACKED_SLOTS = 16
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Convert to float32; float64 stays, so that float64 inputs give results exact enough to test the twins."""
+    """Convert to float32. float64 stays, for results exact enough to test the Triton kernels."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Product of inputs [tokens, width] and weight [outputs, width], plus bias [outputs]: [tokens, outputs].
 
-    On the CPU a token's outputs have the same bits in every multiple of `kernels.blocks.TOKEN_BLOCK` tokens: those of
-    a product of so many tokens alone. A product of more tokens takes its place where it gives the same bits.
+    On the CPU the tokens must come in blocks of `kernels.blocks.TOKEN_BLOCK`; then a token's outputs have the same bits
+    in every batch. The blocks are multiplied one by one, or all at once if that product gives the same bits.
     """
-    if inputs.device.type == "cpu" and len(inputs) > TOKEN_BLOCK and not _rounds_alike(len(inputs), weight, bias):
+    if inputs.device.type == "cpu" and len(inputs) > TOKEN_BLOCK and not _same_bits(len(inputs), weight, bias):
         return _linear_by_blocks(inputs, weight, bias)
     return torch.nn.functional.linear(inputs, weight, bias)
 
@@ -51,18 +51,18 @@ def _linear_by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     return torch.cat([torch.nn.functional.linear(block, weight, bias) for block in inputs.split(TOKEN_BLOCK)])
 
 
-# Which routine multiplies depends on these numbers alone, and on the processor.
-_alike: dict[tuple[object, ...], bool] = {}
+# Per shape, which alone decides, with the processor, which routine of torch multiplies.
+_known_bits: dict[tuple[object, ...], bool] = {}
 
 
-def _rounds_alike(tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
-    """Say if a product of so many tokens rounds as one of each block alone; tried once per shape, on random inputs."""
+def _same_bits(tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
+    """True if one product of all tokens has the bits of a product per block; tried once per shape on random inputs."""
     shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads())
-    if shape not in _alike:
+    if shape not in _known_bits:
         tried = torch.randn(tokens, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
         whole = torch.nn.functional.linear(tried, weight, bias)
-        _alike[shape] = torch.equal(whole, _linear_by_blocks(tried, weight, bias))
-    return _alike[shape]
+        _known_bits[shape] = torch.equal(whole, _linear_by_blocks(tried, weight, bias))
+    return _known_bits[shape]
 
 
 def decode_attention(
@@ -93,12 +93,12 @@ def decode_attention(
     # [slots, kv_heads, group or more, capacity], in float32 at least
     weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     output = _mix(weights.to(values.dtype), values)[:, :, :group].reshape(slots, -1, head_dim)
-    # Not sum(dim=2), whose order depends on the number of rows.
+    # sum(dim=2) would add the heads in an order that depends on the number of rows.
     return output, reduce(torch.add, weights.unbind(dim=2)[:group]) if return_mass else None
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """The product of weights [..., group, rows] and values [..., rows, head_dim], to which dead rows add nothing."""
+    """The product of weights [..., group, rows] and values [..., rows, head_dim], summed block by block of rows."""
     blocks = zip(weights.split(_VALUES_BLOCK, dim=-1), values.split(_VALUES_BLOCK, dim=-2), strict=True)
     return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
 
@@ -115,13 +115,13 @@ def packed_attention(
     scaling: float,
     return_mass: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`decode_attention` over rows of which the oldest are packed; query, rows and output are rotated alike.
+    """`decode_attention` over rows of which the oldest are packed. Query, rows and output are all rotated.
 
     Args:
         query: [slots, q_heads, head_dim].
-        packed: keys and values, [slots, 2, kv_heads, capacity, row_bytes]; row i is here if i < counts.
-        newest: keys and values, [slots, 2, kv_heads, residual, head_dim]; any other row lies at its position modulo
-            residual.
+        packed: keys and values of the first `counts` rows, [slots, 2, kv_heads, capacity, row_bytes].
+        newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim]; the row of the token at
+            position p lies at p % residual.
         positions: the position of each row in its text, [slots, kv_heads, capacity].
         counts: packed rows, [slots, kv_heads].
         lengths: [slots], each from 1 to capacity.
@@ -148,7 +148,7 @@ def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor
     """The rows of `packed_attention` in the precision of `newest`, [2, slots, kv_heads, capacity, head_dim]."""
     slots, _, kv_heads, capacity, _ = packed.shape
     residual = newest.shape[3]
-    # The rows that are not packed lie at most `residual` behind the packed ones, so that many more rows take them all.
+    # At most `residual` rows follow the packed ones, so `residual` rows of room behind them hold all.
     rows = newest.new_empty(2, slots, kv_heads, capacity + residual, form.head_dim)
     real = torch.arange(capacity, device=counts.device) < counts[..., None]  # [slots, kv_heads, capacity]
     unpack_rows(packed.transpose(0, 1), form, real, out=rows[..., :capacity, :])
@@ -298,7 +298,7 @@ def causal_mass(
         key: [kv_heads, length, head_dim].
         scaling: factor on the logits.
         block: queries and keys per tile, so that no length x length matrix is held.
-        reduce_columns: the function that sums the columns; the Triton twin passes its own.
+        reduce_columns: the function that sums the columns; the Triton kernel passes its own.
 
     Returns:
         [kv_heads, length], float32 at least.
@@ -334,7 +334,7 @@ def importance_labels(
         answer_start: position of the answer's first token, for `answer` alone.
         min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
         block: queries and keys per tile.
-        reduce_columns: the function that sums or maximises the columns; the Triton twin passes its own.
+        reduce_columns: the function that sums or maximises the columns; the Triton kernel passes its own.
 
     Returns:
         [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens with no query far enough away.

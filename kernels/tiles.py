@@ -27,7 +27,7 @@ def depth(dtype: torch.dtype, width: int) -> int:
 
 
 def row_tile(dtype: torch.dtype, width: int) -> dict[str, int]:
-    """The constants with which a kernel multiplies rows of `width` numbers, a stretch of DEPTH numbers at a time."""
+    """The constants with which a kernel multiplies rows of `width` numbers, DEPTH numbers at a time."""
     return {"DIM": width, "DIM_PADDED": padded(width), "DEPTH": depth(dtype, width)}
 
 

@@ -346,7 +346,7 @@ def test_the_policy_of_the_page_works_as_printed(
     printed = the_block("yaml", "name: oldest")
     settings = yaml.safe_load(printed)
     module_name, class_name = settings["_target_"].rsplit(".", 1)
-    assert f"`{module_name.replace('.', '/')}.py`" in (ROOT / "docs/policies.md").read_text()
+    assert f"`{module_name.removeprefix('kvsweep.').replace('.', '/')}.py`" in (ROOT / "docs/policies.md").read_text()
     module = types.ModuleType(module_name)
     monkeypatch.setitem(sys.modules, module_name, module)
     source = the_block("python", 'class Oldest(BudgetPolicy):\n    "')

@@ -17,8 +17,8 @@ PER_ROW = (MASS, DECAYED, USE, MEMORY)
 class FirstHidden(PredictedImportance):
     """Records the first number of the hidden state."""
 
-    def allocate(self, shape, slots, capacity, device, operations):
-        return ScoreRecorder(lambda hidden: hidden[:, 0], slots, capacity, device)
+    def allocate(self, memory):
+        return ScoreRecorder(lambda hidden: hidden[:, 0], memory)
 
 
 MARKER = FirstHidden("none")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvsweep.compression import artifacts
 from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
 from kvsweep.compression.policies.caote import CAOTE
 from kvsweep.compression.policies.dynts import DynTS

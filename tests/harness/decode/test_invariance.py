@@ -60,7 +60,7 @@ def test_a_product_that_rounds_otherwise_for_more_tokens_is_taken_in_blocks(monk
     """As MKL does on some processors, whatever this one does."""
     multiply = functional.linear
     monkeypatch.setattr(functional, "linear", lambda x, *rest: multiply(x, *rest) * (1 + 1e-6 * (len(x) > TOKEN_BLOCK)))
-    monkeypatch.setattr(reference, "_alike", {})
+    monkeypatch.setattr(reference, "_known_bits", {})
     torch.manual_seed(0)
     weight = torch.randn(24, 40)
     same_rows(lambda x: reference.linear(filled(x), weight)[: len(x)], torch.randn(101, 40))
