@@ -33,7 +33,7 @@ class LagKV(HeadPolicy):
         first = self.sinks_kept
         parts = (view.length - first) // self.lag
         if parts < 2:
-            scores[..., first:] = torch.arange(max(0, view.length - first)) / view.length
+            scores[..., first:] = torch.arange(view.length - first) / (view.length - first)
             return scores
         ranked = slice(first, first + (parts - 1) * self.lag)
         for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):

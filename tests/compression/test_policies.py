@@ -276,7 +276,7 @@ def lagkv(view, policy):
 
     def score(i, h):
         if parts < 2:
-            return [1.0 if r < first else (r - first) / view.length for r in range(view.length)]
+            return [1.0 if r < first else (r - first) / (view.length - first) for r in range(view.length)]
         found = [1.0] * view.length
         keys, values = view.keys[i][h].double(), view.values[i][h].double()
         for start in range(first, first + (parts - 1) * lag, lag):
