@@ -36,7 +36,8 @@ def place(tmp_path: Path) -> Path:
     """A model, a predictor and statistics that a test may change."""
     shutil.copytree(WEIGHTS / "toy_qwen", tmp_path / "model")
     shutil.copytree(WEIGHTS / "predictors/toy_qwen/answer", tmp_path / "head")
-    shutil.copy(WEIGHTS / "statistics/toy_qwen.safetensors", tmp_path / "statistics.safetensors")
+    for suffix in ("safetensors", "json"):
+        shutil.copy(WEIGHTS / f"statistics/toy_qwen.{suffix}", tmp_path / f"statistics.{suffix}")
     return tmp_path
 
 
