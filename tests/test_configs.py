@@ -77,12 +77,12 @@ def test_every_benchmark(name: str, compose: Callable[..., Any], offline: Callab
     assert job.benchmark.problems
 
 
-def write_labels(results: Path, model: str, benchmark: str) -> None:
+def write_labels(results: Path, model: str, benchmark: str, hidden_size: int = 32) -> None:
     """The files that the oracles name, of no text."""
     folder = results / "oracle" / model / benchmark
     folder.mkdir(parents=True, exist_ok=True)
     for label in ("answer", "far_max"):
-        save_labels(folder / f"oracle_{label}.safetensors", {}, {"hidden_size": 32})
+        save_labels(folder / f"oracle_{label}.safetensors", {}, {"hidden_size": hidden_size})
 
 
 @pytest.mark.parametrize("name", names("policy"))
@@ -147,7 +147,7 @@ def test_every_job_of_every_experiment(
         benchmark = chosen.get("benchmark") or compose(f"experiment={name}").benchmark.name
         of_tiny = [*offline(benchmark), "cache.group=8"]
         local = ["benchmark.limit=2", f"results_dir={tmp_path}"] if embedded else of_tiny
-        write_labels(tmp_path, chosen.get("model", ""), benchmark)
+        write_labels(tmp_path, chosen.get("model", ""), benchmark, hidden_size=128)
         job = make_job(compose(f"experiment={name}", *overrides, *local))
         assert job.run_directory.name != "default", "an experiment has a run directory of its own"
         assert "full" in {cell.policy.name for cell in job.cells}, "a grid without its baseline says little"
