@@ -1,11 +1,19 @@
 """The problems in sentences: solved again from their text alone, and held out of training."""
 
+import hashlib
+import json
 import re
 from random import Random
 
 import pytest
 
 from kvsweep.harness.toy.words import BENCHMARKS, KINDS, THINGS, TRAINED_THINGS, problems
+
+# The sha256 of 120 problems of a benchmark: ids, questions and answers in order.
+PINNED = {
+    "words": "2720a71470d5187919a77db0a9b871a19ea2386284d8fb92977c1e9ad96d66ee",
+    "records": "026a776eea3cbec903e7338fea8c174fabcf27cf7349f49990e2523b05f8e01a",
+}
 
 
 def solve_compare(question):
@@ -106,3 +114,5 @@ def test_the_problems_of_a_benchmark_are_distinct_and_always_the_same(benchmark)
     found = problems(benchmark, 60)
     assert len({problem.question for problem in found}) == len({problem.id for problem in found}) == 60
     assert problems(benchmark, 25) == found[:25] == problems(benchmark, 60)[:25]
+    rows = [[problem.id, problem.question, problem.answer] for problem in problems(benchmark, 120)]
+    assert hashlib.sha256(json.dumps(rows).encode()).hexdigest() == PINNED[benchmark]
