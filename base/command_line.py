@@ -79,7 +79,6 @@ class VisibleStream:
         return self._stream
 
     def write(self, text: str) -> int:
-        """Write the text; returns its length."""
         start = "\r" if text.startswith("\r") else ""
         shown = start + visible(text.removeprefix(start))
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -87,7 +86,6 @@ class VisibleStream:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write each of the texts."""
         for line in lines:
             self.write(line)
 

@@ -58,7 +58,6 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `i/n`."""
         match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
         if match is None:
             raise UserError(f"shard={text} cannot be read: write it as i/n, the i-th of n parts, as in shard=1/4.")
@@ -150,7 +149,6 @@ class PairRow(StoredRow, frozen=True, kw_only=True):
 
     @property
     def key(self) -> Pair:
-        """The pair."""
         return (self.problem_id, self.draw)
 
 
@@ -219,11 +217,11 @@ class Grade(PairRow, frozen=True, kw_only=True):
 
 
 class DecodeStats(StoredRow, frozen=True, kw_only=True):
-    """The cost of one stretch of decoding: wall seconds, live tokens (of rows that still wrote), KV bytes.
+    """The cost of one call of the engine: seconds, decoded tokens (of texts that had not ended), bytes of the KV cache.
 
     `decode_seconds` is the engine's time without `prefill_seconds`: forward, sampling, scoring, eviction and host
-    together. `first_token_seconds` is the time until its first step had drawn. A stretch may decode several cells at
-    once: `cells` is their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
+    together. `first_token_seconds` is the time until the end of the first step. One call may decode several cells:
+    `cells` is their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
     """
 
     wall_seconds: Seconds
@@ -425,7 +423,6 @@ def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse
 
 
 def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
-    """Yield the rows of a cell's file, of all its shards, as `latest_rows` does."""
     return latest_rows(shard_files(directory, name).values(), kind, on_bad=on_bad)
 
 
@@ -524,7 +521,6 @@ def read_provenance(path: Path) -> dict[str, Any]:
 
 
 def append_row(path: Path, row: StoredRow) -> None:
-    """Add one row to a file of lines, behind the last whole line."""
     drop_torn_line(path)
     with open_file(path, "ab") as file:
         file.write(row.to_line(path.parent).encode())

@@ -66,14 +66,12 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         return decode(read_file(path), cls)
 
     def write(self, run_directory: Path) -> None:
-        """Replace the task's file."""
         path = self.path(run_directory, self.task)
         make_folder(path.parent)
         replace_text(path, json.dumps(msgspec.to_builtins(self)) + "\n")
 
     @staticmethod
     def path(run_directory: Path, task: str) -> Path:
-        """The file of the task with this name."""
         return run_directory / STATUS_FOLDER / f"{task}.json"
 
     @property
@@ -89,7 +87,6 @@ class TaskStatus(msgspec.Struct, kw_only=True):
 
 
 def is_alive(pid: int) -> bool:
-    """True if a process with this id runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

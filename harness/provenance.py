@@ -41,7 +41,6 @@ def describe_code() -> dict[str, Any]:
 
 @cache
 def describe_hardware() -> dict[str, Any]:
-    """Processor, cores, and each GPU's name."""
     import torch
 
     return {

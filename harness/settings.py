@@ -44,7 +44,6 @@ def conf_files(group: str) -> dict[str, Path]:
 
 
 def choices(group: str) -> list[str]:
-    """The names in a group of the configuration, sorted."""
     return list(conf_files(group))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis.load import Run
+from kvsweep.analysis.load import COUNTS, Run
 from kvsweep.analysis.numbers.inference import LEVEL, pass_at_k, problem_means, score_array
 from kvsweep.analysis.numbers.pass_at_1 import mean_and_error
 from kvsweep.base.records import OUTCOMES
@@ -286,8 +286,7 @@ def _completion_means(completions: pd.DataFrame) -> pd.DataFrame:
     table = rows.groupby("cell_id", observed=True).agg(
         hit_limit=("hit_limit", "mean"),
         mean_tokens=("num_tokens", "mean"),
-        mean_thinking_tokens=("thinking_tokens", "mean"),
-        mean_peak_length=("peak_length", "mean"),
+        **{f"mean_{name}": (name, "mean") for name in COUNTS if name not in ("num_tokens", "prompt_tokens")},
         max_peak_length=("peak_length", "max"),
         mean_evictions=("evictions", "mean"),
         evicted=("evicted", "mean"),

@@ -239,7 +239,6 @@ def _value_at(form: Any, base: int) -> Any:
 
 
 def _number(n: int, base: int) -> int:
-    """The number that is put for the n-th name."""
     return base * (n * n + abs(base) * n + 5) + n
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import make_folder, replace_text
@@ -31,7 +29,6 @@ class CellSummary:
 
     @property
     def rows(self) -> int:
-        """How many rows the cell has."""
         return self.outcomes.total()
 
     def __add__(self, other: "CellSummary") -> "CellSummary":
@@ -51,6 +48,11 @@ class Standard:
     kind: AnswerKind
     rule: dict[str, Any]
     id: str
+
+    def job(self, row: Completion) -> Job:
+        """What a worker needs to judge the completion."""
+        gold = self.golds[row.problem_id]
+        return Job(text=row.text, stop_reason=row.stop_reason, gold=gold, kind=self.kind, rule=self.rule)
 
 
 class Grader(Pool):
@@ -132,11 +134,7 @@ class Grader(Pool):
         return list(self._grade(completions, standard))
 
     def _grade(self, completions: Sequence[Completion], standard: Standard) -> Iterator[Grade]:
-        golds, kind, rule = standard.golds, standard.kind, standard.rule
-        jobs = [
-            Job(text=row.text, stop_reason=row.stop_reason, gold=golds[row.problem_id], kind=kind, rule=rule)
-            for row in completions
-        ]
+        jobs = [standard.job(row) for row in completions]
         try:
             replies = self.judge(jobs)
         except BaseException:
@@ -164,15 +162,17 @@ class Grader(Pool):
         Raises:
             UserError: as `grade_cell`.
         """
-        kind, rule = read_answer_kind(directory), read_rule(directory, lenient=lenient)
-        gold = _read_golds(directory / records.PROBLEMS_FILE, kind).get(problem_id)
+        standard = read_standard(directory, lenient=lenient)
+        gold = standard.golds.get(problem_id)
+        if gold is None:
+            return
         rows = [
             row
             for path in shard_files(directory, records.COMPLETIONS_FILE).values()
             for row in records.latest_rows([path], Completion)
-            if row.problem_id == problem_id and gold is not None
+            if row.problem_id == problem_id
         ]
-        jobs = [Job(text=row.text, stop_reason=row.stop_reason, gold=str(gold), kind=kind, rule=rule) for row in rows]
+        jobs = [standard.job(row) for row in rows]
         for row, reply in zip(rows, self.judge(jobs), strict=True):
             why, forms = reply.get("why") or (f"no verdict: {reply.get('error', 'the worker was killed')}", ("", ""))
             yield (
@@ -188,53 +188,24 @@ def read_standard(directory: Path, kind: AnswerKind | None = None, *, lenient: b
     Raises:
         UserError: `cell.yaml` or `problems.jsonl` is missing, broken, or names a kind that this version does not grade.
     """
-    kind = kind or read_answer_kind(directory)
-    golds = _read_golds(directory / records.PROBLEMS_FILE, kind)
-    rule = read_rule(directory, lenient=lenient)
-    return Standard(golds=golds, kind=kind, rule=rule, id=records.grading_rule(_read_cell(directory)))
-
-
-def read_answer_kind(directory: Path) -> AnswerKind:
-    """The answer kind that a cell folder's `cell.yaml` names under `benchmark.answer_kind`.
-
-    Raises:
-        UserError: no such file, not YAML, or no kind that this version grades.
-    """
     path = directory / records.CELL_FILE
     try:
-        kind = _read_cell(directory)["benchmark"]["answer_kind"]
-    except (KeyError, TypeError):
+        cell = records.read_cell(directory)
+        benchmark, model = cell["benchmark"], cell.get("model", {})
+        kind = kind or benchmark["answer_kind"]
+        tags = {name: model[f"think_{name}"] for name in ("start", "end") if model.get(f"think_{name}")}
+        rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
+    except FileNotFoundError:
+        raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None
+    except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
     if kind not in ANSWER_KINDS:
         raise UserError(
             f"{path} names answer_kind {kind!r}, which must be one of {', '.join(ANSWER_KINDS)}; "
             "grade it with the version that ran it."
         )
-    return kind
-
-
-def read_rule(directory: Path, *, lenient: bool = False) -> dict[str, Any]:
-    """The fields of `harness.grading.answers.Rule` that a cell's completions are read by.
-
-    Raises:
-        UserError: `cell.yaml` is missing or broken.
-    """
-    cell = _read_cell(directory)
-    model, benchmark = (cell.get(name) if isinstance(cell, dict) else None for name in ("model", "benchmark"))
-    model, benchmark = (part if isinstance(part, dict) else {} for part in (model, benchmark))
-    tags = {name: model[f"think_{name}"] for name in ("start", "end") if model.get(f"think_{name}")}
-    # A cell from before the setting was there read its answers after the thinking.
-    return {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
-
-
-def _read_cell(directory: Path) -> Any:
-    path = directory / records.CELL_FILE
-    try:
-        return records.read_cell(directory)
-    except FileNotFoundError:
-        raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
+    golds = _read_golds(directory / records.PROBLEMS_FILE, kind)
+    return Standard(golds=golds, kind=kind, rule=rule, id=records.grading_rule(cell))
 
 
 def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:

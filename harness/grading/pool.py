@@ -106,7 +106,7 @@ class _Worker:
     def send(self, indices: Sequence[int], jobs: Sequence["Job"]) -> None:
         self.pending.extend(indices)
         message = json.dumps([(job.text, job.stop_reason, job.gold, job.kind, job.rule) for job in jobs])
-        # A worker that died says so by its closed output, to the reader, who knows which job it was at.
+        # If the worker has died, its output is closed: `receive` finds that, and the job that it died at.
         with contextlib.suppress(BrokenPipeError):
             self._input.write(message.encode() + b"\n")
             self._input.flush()
@@ -120,12 +120,12 @@ class _Worker:
         return [json.loads(line) for line in lines]
 
     def end(self) -> None:
-        """Kill the process and wait until it is gone; its work is worth nothing by then."""
+        """Kill the process and wait until it is gone; its replies are no longer read."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
-        # Closing flushes what it did not live to read.
+        # Closing writes what is still in the buffer, to a process that is gone.
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
 
@@ -163,14 +163,12 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End the workers; a later call starts new ones."""
         for worker in self._workers:
             worker.end()
         self._workers.clear()
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of the workers that run now."""
         return [worker.pid for worker in self._workers]
 
     def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -213,11 +211,7 @@ class Pool:
         return [replies[index] for index in range(len(jobs))]
 
     def verdict(self, job: Job) -> tuple[str | None, Outcome]:
-        """Judge one row: the answer that was read from it, and its outcome.
-
-        Raises:
-            RuntimeError: the judge raised.
-        """
+        """Judge one row: the answer that was read from it, and its outcome. Raises RuntimeError: the judge raised."""
         [reply] = self.judge([job])
         if "error" in reply:
             raise RuntimeError(f"grading failed: {reply['error']}")

@@ -9,6 +9,7 @@ from kvsweep.base.command_line import one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import CELL_FILE
 from kvsweep.harness.inspect.reasoning_steps import PARAGRAPHS, given, matches, paragraphs
+from kvsweep.harness.inspect.text import NotInText, live, of_cell, of_file
 from kvsweep.harness.predictor.kinds import LABEL_KINDS
 
 LIVE = "live"
@@ -26,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="kvsweep-trace",
         usage="kvsweep-trace DIR|FILE|live [KEY=VALUE ...] [options]",
@@ -86,7 +86,6 @@ def check(options: argparse.Namespace) -> None:
 
 
 def draw_run(options: argparse.Namespace) -> Iterator[Path]:
-    """Draw the retention of a run; yield the files."""
     folders = sorted(path.parent for path in Path(options.source).glob(f"*/{CELL_FILE}"))
     if not folders:
         raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")
@@ -99,8 +98,6 @@ def draw_text(options: argparse.Namespace) -> Iterator[Path]:
     """Draw the pictures of one text; yield the files. Bad input is refused before the model is loaded."""
     if options.source != LIVE and not Path(options.source).exists():
         raise UserError(f"{options.source} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
-    from kvsweep.harness.inspect.text import NotInText, live, of_cell, of_file
-
     if options.source == LIVE:
         source = live(options.overrides, options.problem, options.draw, options.question)
     else:

@@ -34,7 +34,6 @@ from kvsweep.harness.predictor.traces import read_graded
 
 
 def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
-    """Strips of the importance of each thinking token."""
     trace = text.trace
     layout = Layout(
         question=trace.think_start,
@@ -107,7 +106,6 @@ def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[r
 
 
 def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
-    """A page of the text with the evicted tokens shaded."""
     if text.completion is None:
         raise NotInText("a text from a file does not tell what its cache kept: give a cell's folder, or live.")
     if not text.completion.evictions:

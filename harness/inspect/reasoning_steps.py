@@ -53,7 +53,6 @@ def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
 
 
 def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
-    """Tokens of each match of a pattern, in order."""
     found = _pattern("--find", pattern).finditer("".join(pieces))
     return [token_range(pieces, *match.span()) for match in found if match.group()]
 

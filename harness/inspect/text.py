@@ -93,7 +93,6 @@ class InspectedText:
 
     @property
     def thinking(self) -> list[str]:
-        """The text of each thinking token."""
         return self.pieces[self.trace.think_start : self.trace.think_end]
 
 
@@ -125,7 +124,6 @@ class TextSource:
         return policies  # type: ignore[return-value]
 
     def check_head(self, path: Path) -> None:
-        """Raise a UserError if a folder holds no importance predictor of the model's width."""
         try:
             width = read_card("predictor", path)["hidden_size"]
         except (OSError, ValueError) as error:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.harness.predictor.kinds import LABEL_KINDS
+from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest, read_settings
+from kvsweep.harness.predictor.traces import make_traces, read_traces
+from kvsweep.harness.provenance import describe_stretch
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.load import LoadedModel
-    from kvsweep.harness.predictor.recipe import PredictorSettings
 
 STAGES = ("traces", "labels", "train", "eval")
 ALONE = ("oracle", "statistics")  # no head needs these stages, so `all` leaves them out
@@ -50,15 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if not arguments or arguments[0] not in (*STAGES, *ALONE, "all"):
         raise UserError(f"the first word must be a stage: {USAGE}.")
-    from kvsweep.harness.predictor.recipe import read_settings
-
     run(read_settings(arguments[1:]), STAGES if arguments[0] == "all" else arguments[:1])
 
 
 def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
-    """Work through the stages and record each in provenance.jsonl."""
-    from kvsweep.harness.provenance import describe_stretch
-
     @cache
     def load() -> LoadedModel:
         from kvsweep.harness.models.load import load_model
@@ -79,9 +76,6 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
 
 def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], LoadedModel]) -> dict[str, Any]:
     """Work through one stage; return what it made. A stage without its input is refused before torch is imported."""
-    from kvsweep.harness.predictor.recipe import read_manifest
-    from kvsweep.harness.predictor.traces import make_traces, read_traces
-
     recipe = settings.recipe
     if stage == "traces":
         return {"kept": make_traces(settings, load)}

@@ -126,12 +126,10 @@ def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe:
 
 
 def shard_path(directory: Path, number: int) -> Path:
-    """The file of a shard."""
     return directory / f"shard-{number:05}.safetensors"
 
 
 def data_hash(traces: Sequence[Trace]) -> str:
-    """A hash of the traces, in 16 hex digits."""
     rows = "".join(json.dumps(trace.to_dict()) for trace in traces)
     return hashlib.sha256(rows.encode()).hexdigest()[:16]
 

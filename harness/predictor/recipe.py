@@ -60,7 +60,6 @@ class Recipe:
 
     @property
     def labels(self) -> Path:
-        """Directory of the label shards."""
         return self.out / "cache"
 
     @property
@@ -70,7 +69,6 @@ class Recipe:
 
     @property
     def head(self) -> Path:
-        """Directory of the head that learns these kinds of label."""
         return self.out / "_".join(self.label)
 
 

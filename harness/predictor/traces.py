@@ -47,7 +47,6 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
 
     @property
     def answered(self) -> bool:
-        """True if an answer follows the thinking."""
         return self.think_end + 1 < len(self.token_ids)
 
 
@@ -98,7 +97,6 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
 
 
 def trace_of(completion: Completion, prompt: Sequence[int]) -> Trace:
-    """The trace of a prompt and its completion."""
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
     return Trace(
         problem_id=completion.problem_id,

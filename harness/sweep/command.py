@@ -82,7 +82,6 @@ def collect_jobs() -> tuple[list[Job], Launcher]:
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
-    """Let Hydra read the command line and hand every job's configuration to `collect`."""
     if not any(argument.startswith("hydra.searchpath=") for argument in sys.argv):
         sys.argv += own_overrides()
     with plain_config_errors():

@@ -64,7 +64,6 @@ class RunJobs(Checkpointable):
     """
 
     def __call__(self, jobs: Task) -> None:
-        """Work through the jobs."""
         from kvsweep.harness.sweep.run.execute import run  # imports torch, which the submitting process does not need
 
         guard_streams()

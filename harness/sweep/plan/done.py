@@ -44,7 +44,6 @@ class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
         return done if done.files == file_sizes(directory) and PROBLEMS_FILE in done.files else None
 
     def covers(self, problem_ids: Collection[str], draws: int) -> bool:
-        """True if all draws of all these problems are stored."""
         return set(problem_ids) <= set(self.problems) and draws <= self.draws
 
 

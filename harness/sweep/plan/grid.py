@@ -47,7 +47,6 @@ def build_policies(config: DictConfig) -> list[Policy]:
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
-    """Refuse a size that is given both by rows and every and by keep_ratio and budget."""
     if composed.get("rows") is None and composed.get("every") is None:
         return
     usual = _policy_section("base/budget", config)
@@ -61,7 +60,6 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
 
 
 def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a policy, with keep_ratio and budget in place of rows and every."""
     given = {name: settings[name] for name in ("rows", "every") if settings.get(name) is not None}
     rest = {name: value for name, value in settings.items() if name not in ("rows", "every")}
     if not given:

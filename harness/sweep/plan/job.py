@@ -82,7 +82,6 @@ class Job:
 
     @property
     def problem_ids(self) -> list[str]:
-        """The ids of the problems, in the benchmark's order."""
         return [problem.id for problem in self.benchmark.problems]
 
     @property
@@ -270,11 +269,7 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
 
 
 def checked_invariance(value: Any) -> bool | None:
-    """The setting `invariant`: true, false, or None for "auto".
-
-    Raises:
-        UserError: another value.
-    """
+    """The setting `invariant`: true, false, or None for "auto". Raises UserError: another value."""
     if value != "auto" and not isinstance(value, bool):
         raise UserError(f"invariant={value} is unknown: choose true, false or auto, which is true on the CPU alone.")
     return None if value == "auto" else value
@@ -305,7 +300,6 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
 
 
 def check_packing(model: ModelConfig, cache: CacheConfig) -> None:
-    """Refuse a precision in which the model's rows cannot be stored."""
     try:
         cache.form(read_spec(model).head_dim)
     except ValueError as error:

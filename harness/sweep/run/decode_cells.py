@@ -45,11 +45,9 @@ class OpenCells:
     progress: tqdm
 
     def lacks(self, cell_id: str, pair: Pair) -> bool:
-        """True if no shard has stored this completion of the cell."""
         return pair not in self.stores[cell_id].finished_pairs
 
     def append(self, cell_id: str, completion: Completion) -> None:
-        """Store a completion and count it."""
         self.stores[cell_id].append(completion)
         self.reporter.stored(cell_id)
         self.progress.update()
@@ -147,7 +145,6 @@ def _untouched(
 def _requests(
     work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]
 ) -> Iterator[Request]:
-    """One request per problem and draw that any cell lacks, with those cells as its branches."""
     prompts = {problem.id: problem.prompt for problem in work.job.benchmark.problems}
     for pair in work.job.own_pairs:
         lacking = [cell for cell in cells if work.lacks(cell.cell_id, pair)]

@@ -122,12 +122,10 @@ class CellStore:
         self._synced = time.monotonic()
 
     def append_grade(self, grade: Grade) -> None:
-        """Add the grade of a stored completion."""
         with plain_disk_errors(self.directory):
             records.append_row(self.directory / self.shard.file(records.GRADES_FILE), grade)
 
     def append_stats(self, stats: DecodeStats) -> None:
-        """Add the cost of one stretch of decoding."""
         with plain_disk_errors(self.directory):
             records.append_row(self.directory / self.shard.file(records.STATS_FILE), stats)
 
@@ -200,7 +198,6 @@ def _earlier_stretches(path: Path) -> list[Any]:
 
 
 def raise_open_files() -> None:
-    """Raise this process's limit of open files to what is allowed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_allowed_files(), hard))
 
@@ -216,7 +213,6 @@ def _allowed_files() -> int:
 
 
 def stored_pairs(directory: Path) -> set[Pair]:
-    """Read (problem_id, draw) of every completion of a cell that any shard has stored."""
     files = shard_files(directory, records.COMPLETIONS_FILE).values()
     return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 

@@ -51,7 +51,6 @@ class Reporter:
         self._write()
 
     def stored(self, cell_id: str) -> None:
-        """Count one stored completion of a cell."""
         self.status.cells[cell_id].finished += 1
         self.status.made += 1
 

@@ -1,8 +1,7 @@
 """The progress of a sweep, read from its tasks' status files; the command `kvsweep-status`.
 
-A scheduler calls a task completed that has raised. So each task keeps one small file,
-`<run_directory>/status/<task>.json`, and replaces it every few seconds while it lives. The progress of a sweep is read
-from these files and the cells' DONE, and Pass@1 so far from the cells' grades; no completion is read.
+Each task writes its state to a small file every few seconds, because SLURM calls a task that raised an error
+"completed". The command reads these files, the cells' DONE and the cells' grades. It reads no completion.
 """
 
 import argparse

@@ -91,7 +91,6 @@ class TrackerRun:
 
 
 def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
-    """Open a run of Weights & Biases; several are open side by side."""
     import wandb
 
     # Twenty cells would record the console and the machine twenty times.

@@ -12,7 +12,7 @@ import pytest
 from kvsweep.base.records import Completion, Problem
 from kvsweep.harness.grading.answers import Rule, answer_part, canonical_gold, extract_answer, judge, stated_answer
 from kvsweep.harness.grading.command import main
-from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_rule
+from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_standard
 from kvsweep.harness.grading.pool import Job
 from kvsweep.harness.models.thinking import ThinkTags
 
@@ -230,7 +230,8 @@ class TestRule:
         (tmp_path / "cell.yaml").write_text(
             "schema: 1\nbenchmark: {answer_from: whole_text}\nmodel: {think_start: <a>, think_end: </a>}\n"
         )
-        assert read_rule(tmp_path) == {
+        (tmp_path / "problems.jsonl").touch()
+        assert read_standard(tmp_path, "integer").rule == {
             "answer_from": "whole_text",
             "tags": {"start": "<a>", "end": "</a>"},
             "lenient": False,
