@@ -34,6 +34,8 @@ PROBLEMS_FILE = "problems.jsonl"
 COMPLETIONS_FILE = "completions.jsonl"
 GRADES_FILE = "grades.jsonl"
 STATS_FILE = "stats.jsonl"
+REPLAY_FILE = "replay.jsonl"
+SECONDS_FILE = "seconds.jsonl"
 DONE_FILE = "DONE"
 Pair = tuple[str, int]
 _T = TypeVar("_T")
@@ -241,6 +243,69 @@ class DecodeStats(StoredRow, frozen=True, kw_only=True):
     steps: Count
     kv_bytes_allocated: Count
     kv_bytes_analytic: Count
+
+
+class ReplayBin(Row, frozen=True, kw_only=True):
+    """Sums over some tokens of a replayed text: their number, KL, change of log-likelihood, equal top-1 tokens."""
+
+    tokens: Tokens
+    kl: float
+    change: float
+    top1: Tokens
+
+
+class Replay(PairRow, frozen=True, kw_only=True):
+    """One known text read through a cell's cache, beside the full cache that reads the same tokens. Nats throughout.
+
+    KL is that of the cell's next-token distribution from the full cache's. `change` is the text's log-likelihood minus
+    that with the full cache; `answer_change` is the same of the tokens behind the closing thinking tag, None without
+    them. `top1` is the share of tokens with equal most likely tokens, and `first_other` the first token without.
+
+    Attributes:
+        by_distance: a bin for each of REPLAY_DISTANCES, tokens since the last eviction; 0 stands before the first one.
+        by_entropy: a bin for each of REPLAY_ENTROPIES, the full cache's entropy.
+    """
+
+    tokens: Tokens
+    prompt_tokens: Tokens
+    evictions: Tokens
+    kl_mean: float
+    kl_median: float
+    kl_p99: float
+    loglik: float
+    change: float
+    top1: float
+    first_other: Tokens | None
+    answer_tokens: Tokens
+    answer_loglik: float | None
+    answer_change: float | None
+    by_distance: list[ReplayBin]
+    by_entropy: list[ReplayBin]
+
+
+# The lower bounds of the bins.
+REPLAY_DISTANCES = (0, 1, 9, 33, 129)
+REPLAY_ENTROPIES = (0.0, 0.01, 0.1, 1.0)
+
+
+class Timing(StoredRow, frozen=True, kw_only=True):
+    """One round of a cell that decodes known texts alone, token by token.
+
+    `slots` texts side by side, all from their first to their last token; `why` says what chose the number of slots.
+    `seconds` is wall time without prefill, `eviction_seconds` the part for choosing and moving rows. `by_length` has
+    for each of some numbers of rows in the longest slot [rows, steps, seconds].
+    """
+
+    why: Literal["one", "given", "memory"]
+    round: Count
+    slots: Count
+    tokens: Tokens
+    seconds: Seconds
+    cpu_seconds: Seconds
+    eviction_seconds: Seconds
+    kv_bytes: Count
+    peak_bytes: Count | None
+    by_length: list[tuple[Tokens, Count, Seconds]]
 
 
 def view(kind: type[Row], *names: str, **types: Any) -> Any:

@@ -33,10 +33,11 @@ def slot_attention(
     prefill: Prefill | PaddedPrefill | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend one decode step over `slot_cache`; without it, prefill prompts or the next chunk of one, causally.
+    """Attend one step over `slot_cache`; without it, prefill prompts or the next chunk of one, causally.
 
-    query [slots, q_heads, tokens, head_dim]; key and value as the cache's `update` returned them. Returns
-    ([slots, tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed.
+    query [prompts, q_heads, tokens, head_dim], in a step [tokens, q_heads, 1, head_dim]; key and value as the cache's
+    `update` returned them. Returns ([prompts, tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`,
+    take in what the layer computed.
 
     Raises:
         ValueError: a decode step without `slot_cache`, or an argument that slot attention does not know, such as a
@@ -49,7 +50,7 @@ def slot_attention(
     if unknown := sorted(name for name in given.keys() - _HARMLESS if given[name] is not None):
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     if slot_cache is not None:
-        return attend_slots(slot_cache, int(module.layer_idx), query[:, :, 0], key, value, scaling)[:, None], None  # type: ignore[arg-type]
+        return attend_slots(slot_cache, int(module.layer_idx), query[:, :, 0], scaling)[:, None], None  # type: ignore[arg-type]
     earlier = key.shape[2] - query.shape[2]
     if earlier and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
@@ -62,14 +63,15 @@ def slot_attention(
     return output.transpose(1, 2), None
 
 
-def attend_slots(cache: SlotCache, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """One layer's attention of a decode step, which the cache's recorders take in; returns [tokens, q_heads, head_dim].
+def attend_slots(cache: SlotCache, layer: int, query: Tensor, scaling: float) -> Tensor:
+    """One layer's attention of a step, which the cache's recorders take in; returns [tokens, q_heads, head_dim].
 
-    query [tokens, q_heads, head_dim]; keys and values as the cache's `update` returned them. Tokens beyond the step's
-    slots fill a block and attend to nothing.
+    query [tokens, q_heads, head_dim], after the cache's `update`. Tokens beyond the step's own fill a block and attend
+    to nothing.
     """
-    output, mass = cache.storage.attend(layer, query, keys, values, scaling)
-    cache.observe(layer, query[: len(cache.step_lengths)], mass)
+    output, masses = cache.storage.attend(layer, query, scaling)
+    for piece, mass in zip(cache.pieces, masses, strict=True):
+        cache.observe(layer, piece, query[piece.tokens], mass)
     return output
 
 

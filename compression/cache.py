@@ -6,7 +6,7 @@ tokens overwrite the freed rows. So a slot never needs more than its `capacity`,
 the length of the text.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from kvsweep.compression.policy import Selection
 from kvsweep.compression.recorders import Memory, keep_columns
 from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.compression.signals import Signal
-from kvsweep.compression.storage import PackedRows, Storage, WholeRows
+from kvsweep.compression.storage import PackedRows, Piece, Storage, WholeRows
 from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation, operations
 
@@ -40,11 +40,9 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one new row per slot of the step, [slots or more, kv_heads, 1, head_dim]; return what attention needs.
-
-        Without packed rows these are the rows of those slots.
-        """
-        return self._cache.storage.write(self._index, key_states, value_states)
+        """Write the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
+        self._cache.storage.write(self._index, key_states, value_states)
+        return key_states, value_states
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the cache has allocated the memory."""
@@ -145,14 +143,17 @@ class SlotCache(Cache):
     @property
     def longest(self) -> int:
         """Rows of the longest live slot."""
-        return int(self.lengths[: self.live].max(initial=0))
+        return self._longest(slice(self.live))
 
-    @property
-    def seen(self) -> int:
-        """Rows of each slot that a step's attention is given, at least those of the longest live slot."""
+    def _longest(self, slots: slice) -> int:
+        return int(self.lengths[slots].max(initial=0))
+
+    def seen(self, slots: slice) -> int:
+        """Rows of each of these slots that attention is given, at least those of the longest slot among them."""
         if self.ragged:
             return self.capacity
-        return min(whole_blocks(self.longest, ROW_BLOCK), self.capacity) if self.invariant else self.longest
+        longest = self._longest(slots)
+        return min(whole_blocks(longest, ROW_BLOCK), self.capacity) if self.invariant else longest
 
     def admit(self, prefill: Prefill) -> int:
         """Copy a prefilled prompt into the first slot after the live ones and make the slot live; return the slot.
@@ -184,24 +185,54 @@ class SlotCache(Cache):
         replay it.
         """
         slots = self.slot_ids[: len(positions)]
-        self.step_positions = positions
-        self.write_at = torch.where(slots < self.device_live, self.device_lengths[: len(slots)], 0)
-        self.step_lengths = self.write_at + 1
-        self.positions[slots, :, :, self.write_at] = positions[:, None, None]
-        self.device_lengths[: len(slots)] = self.step_lengths
-        self.storage.place(positions)
-        for recorder in self.recorders.values():
-            recorder.on_row(slots, self.write_at, positions)
+        write_at = torch.where(slots < self.device_live, self.device_lengths[: len(slots)], 0)
+        self.device_lengths[: len(slots)] = write_at + 1
+        whole = slice(len(slots))
+        self._place([Piece(slots=whole, tokens=whole, count=1)], slots, write_at, positions)
 
-    def observe(self, layer: int, query: Tensor, mass: Tensor | None) -> None:
-        """Record a layer's attention of this step: query [slots, q_heads, head_dim], mass [slots, kv_heads, rows]."""
+    def begin_chunks(self, counts: Mapping[int, int], positions: Tensor) -> None:
+        """Make room for the next `counts[slot]` tokens of each slot, at original `positions` [tokens], slot by slot.
+
+        The layers then write and attend as in a step, each token over the rows up to its own.
+
+        Raises:
+            ValueError: a slot would hold more than its capacity.
+        """
+        pieces, slots, write_at, begin = [], [], [], 0
+        for slot, count in counts.items():
+            length = int(self.lengths[slot])
+            if length + count > self.capacity:
+                raise ValueError(f"slot {slot} holds {length} of {self.capacity} rows: it has no room for {count}.")
+            pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
+            slots += [slot] * count
+            write_at += range(length, length + count)
+            begin += count
+            self._set_length(slot, length + count)
+        device = positions.device
+        self._place(pieces, torch.tensor(slots, device=device), torch.tensor(write_at, device=device), positions)
+
+    def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
+        """Note the tokens of a step: the slot of each, its row there, and its original position, [tokens] each."""
+        self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
+        self.step_lengths = write_at + 1
+        self.positions[slots, :, :, write_at] = positions[:, None, None]
+        self.storage.place()
         for recorder in self.recorders.values():
-            recorder.on_attention(layer, self.step_positions, query, mass)
+            recorder.on_row(slots, write_at, positions)
+
+    def observe(self, layer: int, piece: Piece, query: Tensor, mass: Tensor | None) -> None:
+        """Record a layer's attention of a piece: query [tokens, q_heads, head_dim], mass [tokens, kv_heads, rows]."""
+        by_slot = (-1, piece.count)
+        positions, query = self.step_positions[piece.tokens].unflatten(0, by_slot), query.unflatten(0, by_slot)
+        for recorder in self.recorders.values():
+            recorder.on_attention(
+                layer, piece.slots, positions, query, None if mass is None else mass.unflatten(0, by_slot)
+            )
 
     def end_step(self, hidden: Tensor) -> None:
-        """Record the last hidden states [slots or more, hidden_size] of the tokens that this step wrote."""
+        """Record the last hidden states [tokens or more, hidden_size] of the tokens that this step wrote."""
         for recorder in self.recorders.values():
-            recorder.on_token(self.slot_ids[: len(self.write_at)], self.write_at, hidden)
+            recorder.on_token(self.step_slots, self.write_at, hidden)
 
     def evict(self, slot: int, selection: Selection) -> None:
         keep = selection.keep

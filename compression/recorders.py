@@ -43,17 +43,20 @@ class Recorder:
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Begin a sequence in a slot whose prompt is prefilled."""
 
-    def on_row(self, rows: Tensor, at: Tensor, positions: Tensor) -> None:
-        """Prepare for a step that will write row `at` [live] of slots `rows` [live], at original `positions` [live]."""
+    def on_row(self, slots: Tensor, at: Tensor, positions: Tensor) -> None:
+        """Prepare for a step that will write row `at` of `slots`, at original `positions`, [tokens] each."""
 
-    def on_token(self, rows: Tensor, at: Tensor, hidden: Tensor) -> None:
-        """Take in a step that wrote row `at` [live] of slots `rows` [live].
+    def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
+        """Take in a step that wrote row `at` [tokens] of `slots` [tokens].
 
-        The hidden states, [live or more, hidden_size], may go on beyond the live slots.
+        The hidden states, [tokens or more, hidden_size], may go on beyond the step's tokens.
         """
 
-    def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Take in attention: positions [live], query [live, q_heads, head_dim], mass [live, kv_heads, rows]."""
+    def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+        """Take in the attention of the same number of tokens in each of some slots, in their order.
+
+        positions [slots, tokens], query [slots, tokens, q_heads, head_dim], mass [slots, tokens, kv_heads, rows].
+        """
 
     def write(self, slot: int, values: Tensor) -> None:
         """Take in what a policy writes at an eviction, a number for each live row, [layers, kv_heads, length]."""
@@ -83,8 +86,9 @@ class ScoreRecorder(Recorder):
     def admit(self, slot: int, prefill: Prefill) -> None:
         self.scores[slot] = torch.nan
 
-    def on_token(self, rows: Tensor, at: Tensor, hidden: Tensor) -> None:
-        self.scores[rows, at] = self.score(hidden)[: len(rows)].float()
+    def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
+        """Score the rows that the step wrote."""
+        self.scores[slots, at] = self.score(hidden)[: len(slots)].float()
 
     def evict(self, slot: int, keep: Tensor) -> None:
         keep_columns(self.scores[slot], keep)
@@ -112,12 +116,14 @@ class MassRecorder(Recorder):
         for layer, (query, (key, _)) in enumerate(zip(prefill.queries, prefill.rows, strict=True)):
             self.total[slot, layer, :, : prefill.length] = self.causal_mass(query, key, scaling=prefill.scaling)
 
-    def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+    def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+        """Add what each token's queries pay, one token after the other: sums in another order would round otherwise."""
         assert mass is not None
-        total = self.total[: mass.shape[0], layer, :, : mass.shape[-1]]
-        if self.decay != 1:
-            total *= self.decay
-        total += mass
+        total = self.total[slots, layer, :, : mass.shape[-1]]
+        for paid in mass.unbind(dim=1):
+            if self.decay != 1:
+                total *= self.decay
+            total += paid
 
     def evict(self, slot: int, keep: Tensor) -> None:
         keep_columns(self.total[slot], keep)
@@ -144,17 +150,21 @@ class UseRecorder(Recorder):
     def admit(self, slot: int, prefill: Prefill) -> None:
         self.last[slot], self.interval[slot] = prefill.length - 1, 0
 
-    def on_row(self, rows: Tensor, at: Tensor, positions: Tensor) -> None:
-        self.last[rows, :, :, at] = (positions[:, None, None] - 1).int()
-        self.interval[rows, :, :, at] = 0
+    def on_row(self, slots: Tensor, at: Tensor, positions: Tensor) -> None:
+        """Begin a row."""
+        self.last[slots, :, :, at] = (positions[:, None, None] - 1).int()
+        self.interval[slots, :, :, at] = 0
 
-    def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+    def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+        """Note the rows that each token's queries use; a row that is yet to be written gets no attention."""
         assert mass is not None
-        part = slice(mass.shape[0]), layer, slice(None), slice(mass.shape[-1])
-        last, interval, now = self.last[part], self.interval[part], positions[:, None, None].int()
-        used = mass >= self.threshold
-        interval.copy_(torch.where(used, torch.maximum(interval, now - last), interval))
-        last.copy_(torch.where(used, now, last))
+        part = slots, layer, slice(None), slice(mass.shape[-1])
+        now = positions[..., None, None].int()  # [slots, tokens, 1, 1]
+        used, before = mass >= self.threshold, self.last[part][:, None]
+        last = torch.cat([before, torch.where(used, now, before)], dim=1).cummax(dim=1).values
+        longest = torch.where(used, now - last[:, :-1], 0).amax(dim=1)
+        self.interval[part] = torch.maximum(self.interval[part], longest)
+        self.last[part] = last[:, -1]
 
     def evict(self, slot: int, keep: Tensor) -> None:
         keep_columns(self.last[slot], keep)
@@ -200,8 +210,10 @@ class QueryRecorder(Recorder):
         for layer, query in enumerate(prefill.queries):
             self.ring[slot, layer, :, positions % self.window] = query[:, positions]
 
-    def on_attention(self, layer: int, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        self.ring[self.rows[: len(positions)], layer, :, positions % self.window] = query
+    def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
+        """Write the newest queries over the oldest."""
+        places = positions[:, -self.window :] % self.window  # [slots, tokens]
+        self.ring[self.rows[slots, None], layer, :, places] = query[:, -self.window :]
 
     def read(self, slot: int, length: int, newest: int) -> Tensor:
         order = torch.arange(newest + 1 - self.window, newest + 1, device=self.ring.device) % self.window

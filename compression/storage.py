@@ -4,7 +4,8 @@ The cache says which slots step, which rows stay and how long a slot is; a stora
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,22 +20,39 @@ from kvsweep.kernels.row_format import RowFormat
 
 _Attended = tuple[Tensor, Tensor | None]
 
+# Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
+_COPIED_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Part of a step: `count` tokens in each of some neighbouring slots, slot by slot.
+
+    A decode step is one piece, with one token in each slot. A step that feeds known texts has a piece for each slot.
+    """
+
+    slots: slice
+    tokens: slice
+    count: int
+
 
 class Slots(Protocol):
     """The cache as its storage sees it, with the attributes that `compression.cache.SlotCache` explains."""
 
     slots: int
-    slot_ids: Tensor
     positions: Tensor
+    pieces: list[Piece]
+    step_slots: Tensor
+    step_positions: Tensor
     write_at: Tensor
     step_lengths: Tensor
     needs_mass: bool
+    invariant: bool
     operations: Operations
     linear: Callable[..., Tensor]
 
-    @property
-    def seen(self) -> int:
-        """Rows of each slot that attention is given."""
+    def seen(self, slots: slice) -> int:
+        """Rows of each of these slots that attention is given."""
 
 
 class Storage(ABC):
@@ -57,20 +75,32 @@ class Storage(ABC):
         """Write a prompt's rows into a slot."""
 
     @abstractmethod
-    def place(self, positions: Tensor) -> None:
-        """Make room for the rows of a step's tokens, at original `positions` [slots]."""
+    def place(self) -> None:
+        """Make room for the rows of a step's tokens."""
 
     @abstractmethod
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's rows of a step, [slots or more, kv_heads, 1, head_dim]; return what `attend` is given."""
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's rows of a step, [tokens or more, kv_heads, 1, head_dim]."""
 
-    @abstractmethod
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> _Attended:
-        """Attend with one query per token, [tokens, q_heads, head_dim], the step's slots first.
+    def attend(self, layer: int, query: Tensor, scaling: float) -> tuple[Tensor, list[Tensor | None]]:
+        """Attend with one query per token, [tokens or more, q_heads, head_dim], each over the rows up to its own.
 
-        Returns output [tokens, q_heads, head_dim], zero beyond the slots, and mass [slots, kv_heads, rows] if the cache
-        needs it.
+        Returns output [tokens or more, q_heads, head_dim], zero beyond the step's tokens, and for each piece its mass
+        [tokens, kv_heads, rows] if the cache needs it.
         """
+        parts = [self._attend(layer, piece, query[piece.tokens], scaling) for piece in self.cache.pieces]
+        output = parts[0][0] if len(parts) == 1 else torch.cat([output for output, _ in parts])
+        beyond = len(query) - len(output)
+        return pad(output, (0, 0, 0, 0, 0, beyond)) if beyond else output, [mass for _, mass in parts]
+
+    @abstractmethod
+    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+        """Attend with the queries of one piece, [tokens, q_heads, head_dim]."""
+
+    @property
+    def longest_chunk(self) -> int | None:
+        """The most tokens of a slot that one step may write; None where there is no limit."""
+        return None
 
     @abstractmethod
     def keep(self, slot: int, keep: Tensor) -> None:
@@ -108,22 +138,33 @@ class WholeRows(Storage):
             self.keys[layer][slot, :, : prefill.length], self.values[layer][slot, :, : prefill.length] = rows
         self.wipe(slot, prefill.length)
 
-    def place(self, positions: Tensor) -> None:
-        """Nothing to make: a new row lies behind the slot's rows."""
+    def place(self) -> None:
+        """Do nothing: each new row lies behind the old ones."""
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        cache, own = self.cache, (self.keys[layer], self.values[layer])
-        stepping = len(cache.write_at)
-        for rows, new in zip(own, (keys, values), strict=True):
-            rows[cache.slot_ids[:stepping], :, cache.write_at] = new[:stepping, :, 0]
-        return own[0][:stepping, :, : cache.seen], own[1][:stepping, :, : cache.seen]
-
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> _Attended:
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write the rows."""
         cache = self.cache
-        output, mass = cache.operations.decode_attention(
-            query[: len(keys)], keys, values, cache.step_lengths, scaling=scaling, return_mass=cache.needs_mass
-        )
-        return _filled(output, len(query)), mass
+        for rows, new in zip((self.keys[layer], self.values[layer]), (keys, values), strict=True):
+            rows[cache.step_slots, :, cache.write_at] = new[: len(cache.write_at), :, 0]
+
+    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+        cache = self.cache
+        seen = cache.seen(piece.slots)
+        keys, values = self.keys[layer][piece.slots, :, :seen], self.values[layer][piece.slots, :, :seen]
+        how = {"scaling": scaling, "return_mass": cache.needs_mass}
+        if piece.count == 1:
+            return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
+        if not (cache.invariant or cache.operations.RAGGED):
+            return cache.operations.chunk_attention(query, keys[0], values[0], **how)
+        # As many decode steps over the same rows, which round as if they came one after the other. Of rows that are not
+        # copied as they lie, torch's product would make a copy that lies otherwise, and rounds otherwise.
+        parts = []
+        for few, lengths in _few(query, cache.step_lengths[piece.tokens]):
+            copies = [rows.expand(len(few), -1, -1, -1) for rows in (keys, values)]
+            if not cache.operations.RAGGED:
+                copies = [rows.contiguous() for rows in copies]
+            parts.append(cache.operations.decode_attention(few, *copies, lengths, **how))
+        return _joined(parts)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         self.cache.operations.compact_layers([tensor[slot] for tensor in self.tensors], keep)
@@ -183,38 +224,60 @@ class PackedRows(Storage):
             self.packed[slot, layer, :, :, :old] = pack_rows(rows[..., :old, :], self.form)
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
 
-    def place(self, positions: Tensor) -> None:
-        """Pack the row that each new token replaces in `newest`: that of the token `residual` positions before."""
-        stepping = len(positions)
-        slots, counts = self.cache.slot_ids[:stepping], self.counts[:stepping]
-        self._lie = positions % self.residual
-        oldest = self.cache.positions[:stepping].gather(-1, counts[..., None])[..., 0]
-        # If an eviction has dropped that row, the oldest row in `newest` is younger and stays there.
-        leaves = (oldest + self.residual <= positions[:, None, None]) & (counts < self.cache.write_at[:, None, None])
-        leaving = pack_rows(self.newest[slots, :, :, :, self._lie], self.form)[..., None, :]
-        # A slot that packs nothing also writes the row behind its packed rows, where nobody reads.
-        to = counts[:, :, None, :, None, None].expand(leaving.shape)
-        self.packed[:stepping].scatter_(4, to, leaving)
-        counts += leaves
+    @property
+    def longest_chunk(self) -> int | None:
+        """As many tokens as stay in their own precision, so that no row of a chunk is packed before the next chunk."""
+        return self.residual
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        rows = self._rotated(torch.cat([keys, values], dim=2), self._forth)  # [slots or more, kv_heads, 2, head_dim]
-        stepping = len(self._lie)
-        slots = self.cache.slot_ids[:stepping]
-        self.newest[slots, layer, :, :, self._lie] = rows[:stepping].transpose(1, 2)
-        return keys, values
+    def place(self) -> None:
+        """Pack the rows that the new tokens make too old, whose places the new rows take."""
+        cache = self.cache
+        self._lie, self._leaving = cache.step_positions % self.residual, []
+        for piece in cache.pieces:
+            slots, rows = piece.slots, torch.arange(piece.count, device=self.counts.device)
+            now = cache.step_positions[piece.tokens].view(-1, 1, 1, 1, piece.count)  # [slots, 1, 1, 1, tokens]
+            behind = self.counts[slots][..., None] + rows  # the rows that may leave, [slots, layers, kv_heads, tokens]
+            written = cache.step_lengths[piece.tokens].view(-1, piece.count)[:, -1, None, None, None]
+            at = behind.clamp(max=cache.positions.shape[-1] - 1)
+            known = cache.positions[slots].gather(-1, at)
+            # An eviction may have dropped older rows; then the next ones are younger, and fewer leave.
+            left = (behind < written)[..., None] & (known[..., None] + self.residual <= now)
+            counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
+            lie = _per_head(known % self.residual, self.newest)
+            old = self.newest[slots].gather(4, lie.expand(*lie.shape[:-1], self.newest.shape[-1]))
+            # A row that stays is packed in vain behind the packed rows, where nobody reads it.
+            to = _per_head(at, self.packed).expand(*lie.shape[:-1], self.form.row_bytes)
+            self.packed[slots].scatter_(4, to, pack_rows(old, self.form))
+            self._leaving.append((counts, _per_head(at, self.newest), old))
+            self.counts[slots] = counts[..., -1]
 
-    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> _Attended:
-        cache, stepping = self.cache, len(self._lie)
-        output, mass = cache.operations.packed_attention(
-            self._rotated(query, self._back)[:stepping],
-            *self._rows(layer, slice(stepping), cache.seen),
-            cache.step_lengths,
-            form=self.form,
-            scaling=scaling,
-            return_mass=cache.needs_mass,
-        )
-        return self._rotated(_filled(output, len(query)), self._back), mass
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write the rows, rotated, among the newest."""
+        rows = self._rotated(torch.cat([keys, values], dim=2), self._forth)  # [tokens or more, kv_heads, 2, head_dim]
+        self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
+
+    def attend(self, layer: int, query: Tensor, scaling: float) -> tuple[Tensor, list[Tensor | None]]:
+        """Attend in the rotated space over the packed and the newest rows."""
+        output, masses = super().attend(layer, self._rotated(query, self._back), scaling)
+        return self._rotated(output, self._back), masses
+
+    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+        cache = self.cache
+        stored = self._rows(layer, piece.slots, cache.seen(piece.slots))
+        lengths, how = cache.step_lengths[piece.tokens], {"scaling": scaling, "return_mass": cache.needs_mass}
+        if piece.count == 1:
+            return cache.operations.packed_attention(query, *stored, lengths, form=self.form, **how)
+        # Each token sees a row as it was then: whole until its own step, packed from there on.
+        counts, at, old = (part[0, min(layer, part.shape[1] - 1)] for part in self._leaving[cache.pieces.index(piece)])
+        packed = whole_rows(*stored, form=self.form)[:, 0]  # [2, kv_heads, rows, head_dim]
+        leaves, at = at < counts[..., -1, None, None], at.clamp(max=packed.shape[2] - 1).expand(old.shape)
+        whole = packed.scatter(2, at, torch.where(leaves, old, packed.gather(2, at)))
+        numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
+        for few, then, ends in _few(query, counts.T, lengths):
+            is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
+            keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
+            parts.append(cache.operations.decode_attention(few, keys, values, ends, **how))
+        return _joined(parts)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         """Compact the packed rows. Rows in `newest` stay where they are; the cache moves their positions."""
@@ -246,6 +309,16 @@ class PackedRows(Storage):
         return self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
 
 
-def _filled(output: Tensor, tokens: int) -> Tensor:
-    """Append zeros to an output per slot, up to the number of tokens."""
-    return pad(output, (0, 0, 0, 0, 0, tokens - len(output))) if tokens > len(output) else output
+def _few(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few tokens at a time of numbers per token, [tokens, ...] each."""
+    return zip(*(column.split(_COPIED_TOKENS) for column in columns), strict=True)
+
+
+def _joined(parts: Iterable[_Attended]) -> _Attended:
+    outputs, masses = zip(*parts, strict=True)
+    return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
+
+
+def _per_head(rows: Tensor, stored: Tensor) -> Tensor:
+    """Rows [slots, layers or 1, kv_heads or 1, count] as [slots, layers, 2, kv_heads, count, 1], as they are stored."""
+    return rows.expand(-1, stored.shape[1], stored.shape[3], -1)[:, :, None, :, :, None].expand(-1, -1, 2, -1, -1, -1)

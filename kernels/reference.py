@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool1d, max_pool1d, pad
+from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
 from kvsweep.kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.packing import unpack_rows
@@ -95,6 +95,28 @@ def decode_attention(
     output = _mix(weights.to(values.dtype), values)[:, :, :group].reshape(slots, -1, head_dim)
     # sum(dim=2) would add the heads in an order that depends on the number of rows.
     return output, reduce(torch.add, weights.unbind(dim=2)[:group]) if return_mass else None
+
+
+def chunk_attention(
+    query: Tensor, keys: Tensor, values: Tensor, *, scaling: float, return_mass: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of the newest tokens of one slot, each over the rows up to its own: `decode_attention` in a chunk.
+
+    query [tokens, q_heads, head_dim]; keys and values [kv_heads, rows, head_dim], the tokens' own rows last. Returns
+    output [tokens, q_heads, head_dim] and mass [tokens, kv_heads, rows] or None.
+    """
+    tokens, kv_heads, rows = len(query), *keys.shape[:2]
+    visible = torch.ones(tokens, rows, dtype=torch.bool, device=keys.device).tril(rows - tokens)
+    if not return_mass:
+        output = scaled_dot_product_attention(
+            query.transpose(0, 1)[None], keys[None], values[None], attn_mask=visible, scale=scaling, enable_gqa=True
+        )
+        return output[0].transpose(0, 1), None
+    grouped = query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, head_dim]
+    logits = torch.matmul(grouped * scaling, keys[:, None].transpose(-1, -2)).masked_fill_(~visible, float("-inf"))
+    weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    output = torch.matmul(weights.to(values.dtype), values[:, None])
+    return output.permute(2, 0, 1, 3).flatten(1, 2), weights.sum(dim=1).transpose(0, 1)
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:

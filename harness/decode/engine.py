@@ -4,7 +4,8 @@ A policy says what to keep, the cache moves the rows, the engine says when. `har
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Self
@@ -47,6 +48,31 @@ def is_invariant(setting: bool | None, device: torch.device, impl: Implementatio
 def _fill_block(column: Tensor) -> Tensor:
     """Append zeros to numbers per token, [tokens], up to a whole block."""
     return pad(column, (0, whole_blocks(len(column), TOKEN_BLOCK) - len(column)))
+
+
+# Known tokens of one slot, and of all slots, that one step feeds: enough to fill the processor.
+_MOST_FED, _MOST_FED_AT_ONCE = 512, 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fed:
+    """Known tokens that a step of `Engine.replay` has fed.
+
+    Attributes:
+        request: the request whose text they belong to.
+        cell_ids: the cells that share them.
+        start: index of the first token that the states predict, in the request's `forced`.
+        hidden: last hidden states, [tokens, hidden_size].
+        since: for each of these tokens, the tokens fed since the last eviction; None before the first one.
+        evictions: the evictions of the text so far.
+    """
+
+    request: Request
+    cell_ids: tuple[str, ...]
+    start: int
+    hidden: Tensor
+    since: range | None
+    evictions: int
 
 
 class Engine:
@@ -132,9 +158,13 @@ class Engine:
             cache=cache,
         )
 
-    @torch.inference_mode()
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Completion]]:
         """Yield (cell_id, completion) for every branch of every request, in the order in which they end."""
+        return chain.from_iterable(self.steps(requests))
+
+    @torch.inference_mode()
+    def steps(self, requests: Iterable[Request]) -> Iterator[list[tuple[str, Completion]]]:
+        """As `generate`, but yield after every step the completions that ended with it, most often none."""
         if self.table.slots == 1:  # no room to fork
             requests = chain.from_iterable(request.split() for request in requests)
         queue = deque(requests)
@@ -143,7 +173,76 @@ class Engine:
                 completions = self._step(queue)
             if not self.clock.first_token and self.clock.steps > self.unread:
                 self.clock.first_token = self.clock.wall
-            yield from completions
+            yield completions
+
+    @torch.inference_mode()
+    def replay(self, requests: Iterable[Request]) -> Iterator[list[Fed]]:
+        """Feed every request's text to all of its branches, which evict as in decoding; yield each step's parts.
+
+        The requests must have been made with `replayed`. Between two evictions a text goes through in chunks.
+        """
+        if self.table.slots == 1:  # no room to fork
+            requests = chain.from_iterable(request.split() for request in requests)
+        queue = deque(requests)
+        while queue or self.table.free < self.table.slots:
+            with self.clock.time("wall"):
+                self._fill(queue)
+                fed = self._feed_live()
+            self.clock.settle()
+            yield fed
+
+    def feed(self, texts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Append known tokens to live slots' texts, in one step; return each slot's last hidden states [tokens, width].
+
+        The states at index i predict token i: the slot is fed its text's last token and all of these but the last one.
+        The caller evicts; a slot takes at most `SlotTable.room` tokens up to its next eviction.
+        """
+        parts = {slot: torch.tensor(ids, device=self.model.device) for slot, ids in texts.items()}
+        counts = {slot: len(ids) for slot, ids in parts.items()}
+        tokens = torch.cat([part for slot, ids in parts.items() for part in (self.table.tokens[slot, None], ids[:-1])])
+        positions = torch.cat(
+            [self.table.positions[slot] + torch.arange(count, device=tokens.device) for slot, count in counts.items()]
+        )
+        with self.clock.time("forward"):
+            self.cache.begin_chunks(counts, positions)
+            hidden = self._hidden(tokens, positions)
+        with self.clock.time("scoring"):
+            self.cache.end_step(hidden)
+        for slot, ids in parts.items():
+            self.table.extend(slot, ids)
+        self.clock.tokens += len(tokens)
+        return dict(zip(counts, hidden[: len(tokens)].split(list(counts.values())), strict=True))
+
+    def _feed_live(self) -> list[Fed]:
+        """Feed the live slots what their texts have up to the next eviction; evict, and take out the texts that end."""
+        begun = {slot: int(self.table.generated[slot]) for slot in range(self.cache.live)}
+        room, texts = max(1, _MOST_FED_AT_ONCE // max(1, len(begun))), {}
+        for slot, start in begun.items():
+            count = min(self.table.room(slot), room, self._most_fed)
+            texts[slot] = self.table[slot].request.forced[start : start + count]
+        found = []
+        for slot, hidden in self.feed(texts).items() if texts else ():
+            state = self.table[slot]
+            last = state.evictions[-1].step if state.evictions else None
+            found.append(
+                Fed(
+                    request=state.request,
+                    cell_ids=tuple(branch.cell_id for branch in state.branches),
+                    start=begun[slot],
+                    hidden=hidden,
+                    since=None if last is None else range(begun[slot] - last, begun[slot] - last + len(hidden)),
+                    evictions=len(state.evictions),
+                )
+            )
+        for slot in reversed(begun):
+            if self.table.generated[slot] == len(self.table[slot].request.forced):
+                self.table.release(slot)
+        self._evict_due()
+        return found
+
+    @property
+    def _most_fed(self) -> int:
+        return min(_MOST_FED, self.cache.storage.longest_chunk or _MOST_FED)
 
     def _step(self, queue: deque[Request]) -> list[tuple[str, Completion]]:
         """Fill the slots, write one token in each, evict; return the completions that are known to have ended."""
@@ -179,7 +278,15 @@ class Engine:
     def _admit(self, request: Request) -> None:
         stream = sequence_key(self.seed, request.problem_id, request.draw)
         with self.clock.time("prefill"):
-            self.table.admit(request, self.prefiller.done[request.prefilled_ids], stream=stream)
+            slot = self.table.admit(request, self.prefiller.done[request.prefilled_ids], stream=stream)
+        if not request.replayed:
+            self._read_ahead(slot, request.forced)
+
+    def _read_ahead(self, slot: int, known: Sequence[int]) -> None:
+        """Feed a new text's known tokens in chunks, all but the last one before its end and its first eviction."""
+        end = min(len(known), self.table.room(slot)) - 1
+        for start in range(0, end, self._most_fed):
+            self.feed({slot: known[start : min(start + self._most_fed, end)]})
 
     def _forward(self) -> Tensor:
         """Feed one token to every live slot; return logits [live, vocabulary]."""
@@ -194,13 +301,17 @@ class Engine:
         tokens, positions = self.table.tokens[:rows], self.table.positions[:rows]
         with self.clock.time("forward"):
             self.cache.place_step(positions)
-            if self.cache.invariant and not self.cache.ragged:
-                tokens, positions = _fill_block(tokens), _fill_block(positions)
-            hidden = self.model.step_hidden(tokens, positions, self.cache)
+            hidden = self._hidden(tokens, positions)
             logits = self.model.logits(hidden, self.cache.linear)[:rows]
         with self.clock.time("scoring"):
             self.cache.end_step(hidden)
         return logits
+
+    def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Last hidden states [tokens or more, hidden_size] of the tokens of a step, which the cache has begun."""
+        if self.cache.invariant and not self.cache.ragged:
+            tokens, positions = _fill_block(tokens), _fill_block(positions)
+        return self.model.step_hidden(tokens, positions, self.cache)
 
     def _sample(self, logits: Tensor) -> None:
         """Draw every live slot's next token from logits [live, vocabulary], and flag the texts that it ends."""
@@ -271,7 +382,8 @@ class Engine:
         if kept < view.length:
             with self.clock.time("eviction"):
                 self.cache.evict(slot, selection)
-            self.table.forced[slot] = 0
+            if not state.request.replayed:
+                self.table.forced[slot] = 0
             text_length = len(state.request.prompt_ids) + step
             held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
             eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)

@@ -109,6 +109,7 @@ class Request:
     Attributes:
         forced: the first tokens of the text where they are known already (`Completion.shared_ids`). The trunk feeds
             them and draws none in their place. After its first eviction a branch draws for itself.
+        replayed: whether `forced` is the whole text, which every branch is given also after its evictions.
     """
 
     problem_id: str
@@ -116,6 +117,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     branches: tuple[Branch, ...]
     forced: tuple[int, ...] = ()
+    replayed: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -140,6 +142,15 @@ def is_untouched(completion: Completion, policy: Policy) -> bool:
     trigger = policy.trigger(completion.prompt_tokens)
     # The last step evicts nothing. The step before it found peak_length - 2 rows, and evicts if it found `trigger`.
     return not completion.evictions and (trigger is None or completion.peak_length <= trigger + 1)
+
+
+def grows(policy: Policy, longest: int, limit: int) -> bool:
+    """True if a text may need every row, or more rows than its first eviction finds.
+
+    The text has at most `limit` tokens behind a question of `longest`.
+    """
+    capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
+    return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
 
 
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:

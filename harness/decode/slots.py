@@ -67,8 +67,9 @@ class SlotTable:
 
     Attributes:
         waiting: number of parked trunks.
-        generated: tokens written, on the host as the next two.
+        generated: tokens written, on the host as the next three.
         forced: how many of the first tokens the request gives.
+        limits: tokens at which the text is cut off.
         triggers: cache length that makes the next step evict.
         tokens: the token to feed next; this column and the following ones lie on the device.
         positions: position of that token in the text.
@@ -83,7 +84,7 @@ class SlotTable:
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
         self.cache, self.slots, self.waiting = cache, cache.slots, 0
         self._states: list[SlotState | None] = [None] * cache.slots
-        self.generated, self.forced = np.zeros((2, cache.slots), dtype=np.int64)
+        self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
         device = cache.slot_ids.device
         self.tokens, self.positions, self.streams, self.counts = (torch.zeros_like(cache.slot_ids) for _ in range(4))
@@ -91,7 +92,7 @@ class SlotTable:
         self.ends = EndFlags(cache.slots, device)
         self._periods = torch.arange(1, max_new_tokens // LEAST_REPEATS * find_loops + 1, device=device)
         self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
-        on_host = self.generated, self.forced, self.triggers
+        on_host = self.generated, self.forced, self.limits, self.triggers
         on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags
         self._columns: tuple[Any, ...] = (*on_host, *on_device, self.agreeing)
 
@@ -111,9 +112,13 @@ class SlotTable:
         # The token that the step fed must be a generated one, so an overlong question is not evicted before it.
         return (self.cache.lengths[:live] - 1 >= self.triggers[:live]) & (self.generated[:live] > 1)
 
+    def room(self, slot: int) -> int:
+        """Tokens that a slot can be fed, the last of which makes it due."""
+        return max(int(self.triggers[slot]) + 1 - int(self.cache.lengths[slot]), 2 - int(self.generated[slot]), 1)
+
     def full(self) -> np.ndarray:
-        """Live slots whose text has reached the length limit, [live]."""
-        return self.generated[: self.cache.live] >= self.written.shape[1]
+        """Live slots whose text has reached its limit, [live]."""
+        return self.generated[: self.cache.live] >= self.limits[: self.cache.live]
 
     def has_room(self, request: Request) -> bool:
         """True if a slot is free and, for a request of several branches, the branches will find room to fork.
@@ -128,14 +133,16 @@ class SlotTable:
         unforked = sum(len(trunk.branches) - 1 for trunk in trunks)
         return len(trunks) < max(1, self.slots // 2) and unforked < self.slots
 
-    def admit(self, request: Request, prefill: Prefill, *, stream: int) -> None:
-        """Begin a request whose prompt is prefilled; the next step feeds the prompt's last token."""
+    def admit(self, request: Request, prefill: Prefill, *, stream: int) -> int:
+        """Begin a request whose prompt is prefilled; the next step feeds the prompt's last token. Return the slot."""
         slot = self.cache.admit(prefill)
         self._seat(slot, SlotState(request, list(request.branches)))
         self.generated[slot], self.counts[slot], self.forced[slot] = 0, 0, len(request.forced)
+        self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]
         self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
         self.tokens[slot], self.positions[slot] = request.prompt_ids[-1], len(request.prefilled_ids)
         self.streams[slot], self.agreeing[slot] = stream, 0
+        return slot
 
     def append(self, drawn: Tensor) -> Tensor:
         """Write the token drawn for each live slot, [live], or the given one; return what was written, [live]."""
@@ -150,18 +157,34 @@ class SlotTable:
         self.generated[:live] += 1
         return drawn
 
+    def extend(self, slot: int, ids: Tensor) -> None:
+        """Write known tokens [tokens] behind a slot's text; all but the last one have been fed."""
+        begin, count = int(self.generated[slot]), len(ids)
+        self.written[slot, begin : begin + count] = ids
+        self.tokens[slot] = ids[-1]
+        self.positions[slot] += count
+        self.counts[slot] += count
+        self.generated[slot] += count
+        self._count_agreeing(slice(slot, slot + 1), count)
+
     def looping(self) -> Tensor:
         """Take the tokens just written into account; return which live texts now end in a loop, [live].
 
         The loops are those of `base.loops.find_loop`. Call this method once after each `append`.
         """
-        live = self.cache.live
-        places = self.counts[:live, None] - 1 - self._periods  # [live, periods]
-        before = self.written[self.cache.slot_ids[:live, None], places.clamp(min=0)]
-        agrees = (before == self.tokens[:live, None]) & (places >= 0)
-        self.agreeing[:live] = (self.agreeing[:live] + 1) * agrees
+        live = slice(self.cache.live)
+        self._count_agreeing(live, 1)
         needed = (LEAST_REPEATS * self._periods).clamp(min=LEAST_TOKENS)
-        return (self.agreeing[:live] + self._periods >= needed).any(-1)
+        return (self.agreeing[live] + self._periods >= needed).any(-1)
+
+    def _count_agreeing(self, slots: slice, count: int) -> None:
+        """Take the newest `count` tokens of the slots' texts into account."""
+        places = self.counts[slots, None] - 1 - torch.arange(count, device=self.counts.device)  # newest first
+        before = places[..., None] - self._periods  # [slots, count, periods]
+        rows = self.cache.slot_ids[slots, None]
+        equal = self.written[rows, places][..., None] == self.written[rows[..., None], before.clamp(min=0)]
+        unbroken = (equal & (before >= 0)).long().cumprod(dim=1)
+        self.agreeing[slots] = unbroken.sum(dim=1) + self.agreeing[slots] * unbroken[:, -1]
 
     def add_eviction(self, slot: int, eviction: Eviction) -> None:
         """Note an eviction of a slot, after which its trigger may be another."""

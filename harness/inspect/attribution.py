@@ -16,6 +16,9 @@ from kvsweep.compression.rows import Prefill
 from kvsweep.harness.models.load import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
 
+# Tokens of the answer that every slot is fed at once.
+_FED = 64
+
 
 def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: int) -> str:
     """The work and the memory that `removal` will take, as a sentence."""
@@ -62,14 +65,16 @@ def removal(
 
 def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int, cache: SlotCache) -> Tensor:
     """Log-probability of each answer token in each live slot, [answer, live]."""
-    rows = []
-    for position in range(answer_start, len(token_ids) - 1):
-        tokens = torch.full((cache.live,), token_ids[position], device=model.device)
-        at = torch.full((cache.live,), position, device=model.device)
-        cache.begin_step(at)
-        logits = model.logits(model.step_hidden(tokens, at, cache)).float()
-        rows.append(logits.log_softmax(dim=-1)[:, token_ids[position + 1]])
-    return torch.stack(rows)
+    rows, answer = [], torch.tensor(token_ids[answer_start:], device=model.device)
+    positions = torch.arange(answer_start, len(token_ids) - 1, device=model.device)
+    for at in positions.split(_FED):
+        cache.begin_chunks(dict.fromkeys(range(cache.live), len(at)), at.repeat(cache.live))
+        tokens = answer[at - answer_start].repeat(cache.live)
+        logits = model.logits(model.step_hidden(tokens, at.repeat(cache.live), cache)).float()
+        following = answer[at + 1 - answer_start].repeat(cache.live)
+        scores = logits.log_softmax(dim=-1).gather(-1, following[:, None])
+        rows.append(scores.view(cache.live, len(at)).T)
+    return torch.cat(rows)
 
 
 def grad_x_input(model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range]) -> Tensor:

@@ -43,9 +43,10 @@ class FusedStep:
         self.layers = [_fuse(layer) for layer in base.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of one token per live slot, tokens and positions [tokens].
+        """Last hidden states [tokens, hidden_size] of a step's tokens, tokens and positions [tokens].
 
-        The cache must have begun the step (`SlotCache.begin_step`). Tokens beyond its slots are computed for nothing.
+        The cache must have begun the step (`SlotCache.begin_step`, `begin_chunks`). Tokens beyond it are computed for
+        nothing.
         """
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
@@ -69,8 +70,8 @@ class FusedStep:
             queries_keys = torch.cat([_normalized(of_queries, split[0]), _normalized(of_keys, split[1])], dim=1)
         queries_keys = queries_keys * cos + queries_keys.roll(self.head_dim // 2, dims=-1) * sin
         query, key = queries_keys.split([self.q_heads, self.kv_heads], dim=1)
-        keys, values = cache.slot_layers[index].update(key[:, :, None], heads[:, rotated:, None])
-        mixed = attend_slots(cache, index, query, keys, values, self.scaling).view(tokens, -1)
+        cache.slot_layers[index].update(key[:, :, None], heads[:, rotated:, None])
+        mixed = attend_slots(cache, index, query, self.scaling).flatten(1)
         return cache.linear(mixed, layer.out.weight, layer.out.bias)
 
 

@@ -44,12 +44,16 @@ def step(cache, positions):
     live = cache.live
     cache.begin_step(torch.tensor(positions))
     new = [tuple(torch.randn(2, live, 3, 1, 4)) for _ in range(SHAPE.layers)]
-    seen = [cache.update(k, v, layer_idx=i) for i, (k, v) in enumerate(new)]
-    for layer in range(SHAPE.layers):
+    for layer, (keys, values) in enumerate(new):
+        cache.update(keys, values, layer_idx=layer)
         query = torch.tensor(positions)[:, None, None].expand(live, 6, 4) + layer / 10
-        cache.observe(layer, query, torch.ones(live, 3, cache.longest))
+        cache.observe(layer, cache.pieces[0], query, torch.ones(live, 3, cache.longest))
     cache.end_step(torch.tensor(positions)[:, None] / 10)
-    return new, seen
+    storage = cache.storage
+    return new, [
+        (k[:live, :, : cache.longest], v[:live, :, : cache.longest])
+        for k, v in zip(storage.keys, storage.values, strict=True)
+    ]
 
 
 def test_a_step_appends_a_row_at_each_slots_own_length():
@@ -192,7 +196,7 @@ def test_last_uses_are_counted_one_query_at_a_time():
         rows.append([now - 1, 0])
         received = torch.rand(1, 3, len(rows)) * 1.2
         for layer in range(2):
-            cache.observe(layer, torch.zeros(1, 6, 4), received)
+            cache.observe(layer, cache.pieces[0], torch.zeros(1, 6, 4), received)
         for row, mass in zip(rows, received[0, 1].tolist(), strict=True):
             if mass >= 0.9:
                 row[:] = now, max(row[1], now - row[0])

@@ -99,7 +99,7 @@ def test_every_operation_on_packed_slots(bits, residual, per_head):
         return torch.randn(*shape, generator=numbers)
 
     for _ in range(100):
-        kind = dice.choice(["step"] * 5 + ["admit", "evict", "copy", "swap", "end"])
+        kind = dice.choice(["step"] * 5 + ["chunks"] * 2 + ["admit", "evict", "copy", "swap", "end"])
         slot = dice.randrange(len(texts)) if texts else 0
         if kind == "admit" and len(texts) < SLOTS:
             text, prefill = Text(form, residual), Prefill()
@@ -122,6 +122,21 @@ def test_every_operation_on_packed_slots(bits, residual, per_head):
                     text.append(layer, keys[index, :, 0], values[index, :, 0])
             for text in texts:
                 text.age()
+        elif kind == "chunks" and texts:
+            counts = {i: dice.randint(1, residual) for i in range(len(texts)) if dice.random() < 0.7}
+            counts = {i: min(n, CAPACITY - int(cache.lengths[i])) for i, n in counts.items()}
+            counts = {i: n for i, n in counts.items() if n}
+            if not counts:
+                continue
+            at = [p for i, n in counts.items() for p in range(texts[i].length, texts[i].length + n)]
+            cache.begin_chunks(counts, torch.tensor(at))
+            rows = [draw(2, len(at), SHAPE.kv_heads, 1, 16) for _ in range(SHAPE.layers)]
+            for layer, (keys, values) in enumerate(rows):
+                cache.update(keys, values, layer_idx=layer)
+            for token, index in enumerate(i for i, n in counts.items() for _ in range(n)):
+                for layer, (keys, values) in enumerate(rows):
+                    texts[index].append(layer, keys[token, :, 0], values[token, :, 0])
+                texts[index].age()
         elif kind == "evict" and texts and cache.lengths[slot]:
             keep = selection(dice, int(cache.lengths[slot]), per_head)
             cache.evict(slot, Selection(keep=keep))

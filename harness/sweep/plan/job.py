@@ -53,6 +53,7 @@ class Job:
         inputs: the files of weights that the cells' ids were made of, each with its hash (`input_files`).
         command: the command line that makes this job.
         tracker: the tracker that follows the job.
+        work: the function that does the job's work instead of `harness.sweep.run.execute.execute`.
     """
 
     model: ModelConfig
@@ -73,6 +74,7 @@ class Job:
     inputs: Mapping[Path, str] = field(default_factory=dict)
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
+    work: Callable[..., None] | None = None
 
     @property
     def name(self) -> str:

@@ -15,10 +15,10 @@ from kvsweep.base.command_line import counted
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Completion, DecodeStats
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.engine import Engine, is_invariant
 from kvsweep.harness.decode.memory import auto_slots
-from kvsweep.harness.decode.request import Branch, Request, is_untouched, needed_capacity
+from kvsweep.harness.decode.request import Branch, Request, grows, is_untouched, needed_capacity
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import LoadedModel, device_of, load_model
 from kvsweep.harness.provenance import describe_arithmetic, describe_stretch
@@ -76,7 +76,7 @@ def decode(work: OpenCells) -> None:
     # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
     # They come first, so that a sweep that is killed has its baseline. The other cells share every completion that is
     # too short for their first eviction, and are given the tokens of every other completion up to it.
-    growing = {cell.cell_id for cell in cells if _grows(cell.policy, longest, limit)}
+    growing = {cell.cell_id for cell in cells if grows(cell.policy, longest, limit)}
     rest = [cell for cell in cells if cell.cell_id not in growing]
     for group in ([cell for cell in cells if cell.cell_id in growing], rest):
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
@@ -84,12 +84,6 @@ def decode(work: OpenCells) -> None:
         for cell_id, completion in _untouched(work, group, known):
             work.append(cell_id, completion)
         _decode_group(work, model, group, known)
-
-
-def _grows(policy: Policy, longest: int, limit: int) -> bool:
-    """True if a text may need every row, or more rows than its first eviction finds."""
-    capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
-    return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
 
 
 @lru_cache(maxsize=1)

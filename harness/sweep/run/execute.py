@@ -31,7 +31,7 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
             if job.plan in failed and job.draws > failed[job.plan]:
                 continue
             try:
-                execute(job, grader, progress)
+                (job.work or execute)(job, grader, progress)
             except Exception as error:
                 failures.append(error)
                 if job.plan:

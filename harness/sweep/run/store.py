@@ -30,7 +30,18 @@ from kvsweep.base import records
 from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.files import make_folder, open_file, read_file, read_lines, replace_text, replacing
-from kvsweep.base.records import WHOLE, Completion, DecodeStats, Grade, Pair, PairRow, Problem, Shard, shard_files
+from kvsweep.base.records import (
+    WHOLE,
+    Completion,
+    DecodeStats,
+    Grade,
+    Pair,
+    PairRow,
+    Problem,
+    Shard,
+    StoredRow,
+    shard_files,
+)
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.done import Done, file_sizes
 
@@ -128,6 +139,11 @@ class CellStore:
     def append_stats(self, stats: DecodeStats) -> None:
         with plain_disk_errors(self.directory):
             records.append_row(self.directory / self.shard.file(records.STATS_FILE), stats)
+
+    def append_row(self, name: str, row: StoredRow) -> None:
+        """Add a row to another of the cell's files."""
+        with plain_disk_errors(self.directory):
+            records.append_row(self.directory / self.shard.file(name), row)
 
     def begin_stretch(self, provenance: dict[str, Any], stretch: Mapping[str, Any]) -> None:
         """Record where the rows to come are from, beside the earlier stretches, and delete DONE."""

@@ -74,9 +74,9 @@ class FakeModel:
 
     def step_hidden(self, tokens, positions, cache):
         rows = self.rows(tokens[:, None], positions[:, None])
-        keys, values = cache.slot_layers[0].update(rows, rows.cos())
+        cache.slot_layers[0].update(rows, rows.cos())
         query = rows[:, :, 0] * 3
-        return attend_slots(cache, 0, query, keys, values, 1.0)[:, 0]
+        return attend_slots(cache, 0, query, 1.0)[:, 0]
 
     def decode_hidden(self, input_ids, position_ids, past_key_values, prefill):
         rows = self.rows(input_ids, position_ids)

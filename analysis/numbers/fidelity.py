@@ -1,0 +1,88 @@
+"""Fidelity of replayed texts: means per token with errors over texts, and paired differences between cells."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.numbers.inference import paired_tests
+from kvsweep.base import records
+from kvsweep.base.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, latest_rows, shard_files
+
+# Each number of a text, and whether its tokens or its answer's tokens divide a sum.
+NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
+
+
+def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
+    """A row for each cell and text with the numbers per token; empty where nothing was replayed."""
+    rows = [row for cell_id in run.cells["cell_id"] for row in _rows_of(run.directory / cell_id, cell_id, file)]
+    return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
+
+
+def _rows_of(folder: Path, cell_id: str, file: str) -> Iterator[dict[str, object]]:
+    for row in _replays(folder, file):
+        answer = row.answer_change
+        yield {
+            "cell_id": cell_id,
+            "problem_id": row.problem_id,
+            "tokens": row.tokens,
+            "evictions": row.evictions,
+            "kl": row.kl_mean,
+            "change": row.change / row.tokens,
+            "flips": 1 - row.top1,
+            "answer_change": np.nan if answer is None else answer / row.answer_tokens,
+            # A text that never differs counts as differing behind its end.
+            "first_other": row.tokens if row.first_other is None else row.first_other,
+        }
+
+
+def _replays(folder: Path, file: str) -> Iterator[Replay]:
+    return latest_rows(shard_files(folder, file).values(), Replay, on_bad=records.ignore)
+
+
+def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per cell: texts, and for each number its mean over texts and the standard error with texts as clusters."""
+    grouped = rows.groupby("cell_id", sort=False)
+    table = grouped.agg(texts=("problem_id", "size"), tokens=("tokens", "sum"), evictions=("evictions", "mean"))
+    for name in NUMBERS:
+        table[name] = grouped[name].mean()
+        table[f"{name}_se"] = grouped[name].std(ddof=1) / np.sqrt(grouped[name].count())
+    return table.reset_index()
+
+
+def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> pd.DataFrame:
+    """Each cell's number minus that of a reference cell, paired by text: difference, interval, p, Holm's p."""
+    wide = rows.pivot(index="cell_id", columns="problem_id", values=number)
+    others = [cell_id for cell_id in wide.index if cell_id != reference]
+    tests = paired_tests(wide.loc[others].to_numpy()[..., None], wide.loc[reference].to_numpy()[:, None])
+    return tests.assign(cell_id=others)
+
+
+def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
+    """KL, change and top-1 agreement per token by distance since the last eviction and by the full cache's entropy."""
+    sums: dict[tuple[str, str, float], np.ndarray] = {}
+    for cell_id in run.cells["cell_id"]:
+        for row in _replays(run.directory / cell_id, file):
+            for kind, bounds, bins in (
+                ("distance", REPLAY_DISTANCES, row.by_distance),
+                ("entropy", REPLAY_ENTROPIES, row.by_entropy),
+            ):
+                for bound, part in zip(bounds, bins, strict=True):
+                    key = (cell_id, kind, float(bound))
+                    sums[key] = sums.get(key, 0) + np.array([part.tokens, part.kl, part.change, part.top1])
+    found = [
+        {
+            "cell_id": cell_id,
+            "by": kind,
+            "from": bound,
+            "tokens": int(tokens),
+            "kl": kl / tokens,
+            "change": change / tokens,
+            "top1": top1 / tokens,
+        }
+        for (cell_id, kind, bound), (tokens, kl, change, top1) in sums.items()
+        if tokens
+    ]
+    return pd.DataFrame(found, columns=["cell_id", "by", "from", "tokens", "kl", "change", "top1"])

@@ -1,0 +1,1 @@
+"""Known texts fed again through every cell: fidelity and seconds, without a token drawn."""

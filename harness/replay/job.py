@@ -1,0 +1,147 @@
+"""A replay as a job of the sweep: the same cells, launchers, shards and locks; it writes rows of replayed texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from kvsweep.base import records
+from kvsweep.base.errors import BrokenCell, UserError
+from kvsweep.base.records import Pair, PairRow, read_rows, shard_files
+from kvsweep.base.tasks import State, TaskStatus
+from kvsweep.harness.replay.texts import ReplayConfig, Text, read_texts
+from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.job import Job, make_job
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayJob(Job):
+    """The replay of some texts through the cells of a job.
+
+    Attributes:
+        replay: the texts.
+    """
+
+    replay: ReplayConfig
+
+    @classmethod
+    def of(cls, job: Job, config: ReplayConfig) -> Self:
+        """The replay of a job's cells; a cell gets as many texts whatever its draws."""
+        own = {field.name: getattr(job, field.name) for field in fields(Job)}
+        return cls(**{**own, "rounds": (), "draws": 1, "work": execute}, replay=config)
+
+    @cached_property
+    def texts(self) -> list[Text]:
+        """The texts of all shards."""
+        return read_texts(self, self.replay)
+
+    @property
+    def own_pairs(self) -> list[Pair]:
+        """The texts of this job's shard."""
+        return self.shard.of([text.pair for text in self.texts])
+
+    @property
+    def new_pairs(self) -> list[Pair]:
+        """The texts of this job's shard: a replay has one round."""
+        return self.own_pairs
+
+    def in_rounds(self) -> list[Job]:
+        """This job alone."""
+        return [self]
+
+    def unfinished_cells(self) -> list[Cell]:
+        """The cells that lack a row of some text of this shard."""
+        wanted = set(self.own_pairs)
+        return [cell for cell in self.cells if not wanted <= self.stored(cell)]
+
+    def stored(self, cell: Cell) -> set[Pair]:
+        """The texts whose rows the cell has."""
+        files = shard_files(self.run_directory / cell.cell_id, self.replay.file).values()
+        return {row.key for path in files for row in read_rows(path, PairRow, on_bad=records.ignore)}
+
+    def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
+        """The status of a task of its own, beside the one that decodes the cells."""
+        status = super().status(state, decided)
+        status.task = f"replay-{status.task}"
+        return status
+
+
+def execute(job: Job, grader: Any, progress: tqdm) -> None:
+    """Write the rows that the cells lack, a text at a time; nothing is graded."""
+    from kvsweep.harness.replay.measure import replay
+    from kvsweep.harness.sweep.run.decode_cells import loaded
+    from kvsweep.harness.sweep.run.store import CellStore
+    from kvsweep.harness.sweep.watch.heartbeat import Reporter
+
+    assert isinstance(job, ReplayJob)
+    cells = job.unfinished_cells()
+    progress.update(len(job.own_pairs) * (len(job.cells) - len(cells)))
+    if not cells:
+        return
+    job.check_inputs()
+    own, status = set(job.own_pairs), job.status("running")
+    with ExitStack() as stack:
+        stores = {
+            cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, job.benchmark.problems, job.shard))
+            for cell in cells
+        }
+        stored = {cell.cell_id: job.stored(cell) & own for cell in cells}
+        for cell_id, pairs in stored.items():
+            status.cells[cell_id].finished = len(pairs)
+            progress.update(len(pairs))
+        reporter = stack.enter_context(Reporter(job.run_directory, status))
+        texts = [text for text in job.texts if text.pair in own]
+        wanted = {
+            text: lacking for text in texts if (lacking := [c for c in cells if text.pair not in stored[c.cell_id]])
+        }
+        progress.set_description(f"{job.name}, replay")
+        for cell_id, row in replay(loaded(job.model), job, wanted, job.replay.tokens):
+            stores[cell_id].append_row(job.replay.file, row)
+            reporter.stored(cell_id)
+            progress.update()
+
+
+def read_jobs(directory: Path) -> list[Job]:
+    """The jobs that wrote the cells of a run directory, as their provenance has them.
+
+    Raises:
+        UserError: no cell has a provenance, or a configuration is not one of this version.
+    """
+    from omegaconf import OmegaConf
+
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(directory.glob(f"*/{records.CELL_FILE}")):
+        for file in shard_files(path.parent, records.PROVENANCE_FILE).values():
+            try:
+                records.read_cell(path.parent)
+                config = records.read_provenance(file)["config"]
+            except (OSError, ValueError, KeyError, BrokenCell):
+                continue
+            config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
+            config |= {"shard": "1/1", "until": None}
+            # Jobs that differ in their policies alone are one grid; a policy's own settings keep them apart.
+            found.setdefault(records.content_hash(config), config)
+    if not found:
+        raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
+    jobs = [make_job(OmegaConf.create(config)) for config in found.values()]
+    return _merged(jobs)
+
+
+def _merged(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs of one model, benchmark and precision as one job."""
+    groups: dict[str, Job] = {}
+    for job in jobs:
+        key = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
+        earlier = groups.get(key)
+        cells = {cell.cell_id: cell for one in (earlier, job) if one for cell in one.cells}
+        inputs = {**(earlier.inputs if earlier else {}), **job.inputs}
+        groups[key] = replace(earlier or job, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
+    return list(groups.values())

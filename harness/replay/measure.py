@@ -1,0 +1,210 @@
+"""From texts to rows: each cell's next-token distributions beside the full cache's, token by token, none stored."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvsweep.base.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Pair, Replay, ReplayBin
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.harness.decode.engine import Engine, Fed
+from kvsweep.harness.decode.memory import auto_slots
+from kvsweep.harness.decode.request import Branch, Request, grows, needed_capacity
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.replay.texts import Text
+from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.job import Job
+
+_FULL = Branch(cell_id="full", policy=FullCache(name="full"))
+# Texts whose states the full cache holds at once, and numbers of logits computed at once.
+_TEXTS, _LOGITS = 4, 1 << 25
+
+
+@dataclass
+class Tally:
+    """Numbers per token of one text in one cell, [tokens] each: those of the full cache until the cell evicts."""
+
+    kl: np.ndarray
+    loglik: np.ndarray
+    same: np.ndarray
+    since: np.ndarray
+    evictions: int = 0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The full cache's reading of a text: last hidden states [tokens, width], and numbers per token."""
+
+    hidden: Tensor
+    loglik: np.ndarray
+    entropy: np.ndarray
+
+    def tally(self) -> Tally:
+        """The numbers of a cell that never evicts."""
+        tokens = len(self.loglik)
+        return Tally(np.zeros(tokens), self.loglik.copy(), np.ones(tokens, dtype=bool), np.zeros(tokens, dtype=int))
+
+
+def replay(
+    model: LoadedModel, job: Job, wanted: Mapping[Text, Sequence[Cell]], tokens: int | None
+) -> Iterator[tuple[str, Replay]]:
+    """Yield (cell_id, row) for every wanted text and cell; a text's rows come together.
+
+    Products need not have equal bits here, so they are torch's own; the same texts and cells give the same numbers.
+    """
+    ids = {text.pair: (model.prompt_ids(text.prompt), text.ids(model, tokens)) for text in wanted}
+    longest = max(len(question) for question, _ in ids.values())
+    limit = max(len(text) for _, text in ids.values())
+
+    def requests(texts: Sequence[Text], cells: Mapping[Pair, Sequence[Branch]]) -> list[Request]:
+        return [
+            Request(
+                problem_id=text.pair[0],
+                draw=text.pair[1],
+                prompt_ids=ids[text.pair][0],
+                branches=tuple(cells[text.pair]),
+                forced=ids[text.pair][1],
+                replayed=True,
+            )
+            for text in texts
+            if cells.get(text.pair)
+        ]
+
+    def engine(asked: Sequence[Request], cache: CacheConfig) -> Engine:
+        capacity = needed_capacity(asked, decoding)
+        branches = _TEXTS * max(len(request.branches) + 1 for request in asked)
+        slots = auto_slots(model, capacity=capacity, requests=branches, config=cache).slots
+        return Engine.sized_for(
+            asked, model, decoding=decoding, seed=job.seed, slots=slots, impl=job.impl, invariant=False, cache=cache
+        )
+
+    decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
+    everything = list(wanted)
+    branches = {text.pair: [Branch(cell_id=c.cell_id, policy=c.policy) for c in wanted[text]] for text in everything}
+    # A cell that grows with the text needs slots as long as the text; the full cache is its own reference.
+    full = {b.cell_id for group in branches.values() for b in group if b.policy.name == "full" and job.cache.bits == 16}
+    grown = {b.cell_id for group in branches.values() for b in group if grows(b.policy, longest, limit)} - full
+    parts = [
+        {
+            pair: [b for b in group if (b.cell_id in grown) == growing and b.cell_id not in full]
+            for pair, group in branches.items()
+        }
+        for growing in (False, True)
+    ]
+    reading = engine(requests(everything, {pair: [_FULL] for pair in branches}), UNPACKED)
+    engines = [(part, engine(asked, job.cache)) for part in parts if (asked := requests(everything, part))]
+    for first in range(0, len(everything), _TEXTS):
+        texts = everything[first : first + _TEXTS]
+        references = _read(model, reading, requests(texts, {pair: [_FULL] for pair in branches}))
+        tallies = {
+            (branch.cell_id, text.pair): references[text.pair].tally()
+            for text in texts
+            for branch in branches[text.pair]
+        }
+        for part, feeding in engines:
+            for step in feeding.replay(requests(texts, part)):
+                _compare(model, references, step, tallies)
+        for (cell_id, pair), tally in tallies.items():
+            question, text = ids[pair]
+            yield cell_id, _row(pair, len(question), _answer_start(model, text), tally, references[pair])
+
+
+def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> dict[Pair, Reference]:
+    """Read the texts with the full cache."""
+    states: dict[Pair, list[Tensor]] = defaultdict(list)
+    for step in engine.replay(requests):
+        for fed in step:
+            states[fed.request.key].append(fed.hidden)
+    references = {}
+    for request in requests:
+        hidden = torch.cat(states[request.key])
+        numbers = []
+        for part, following in _few(model, hidden, torch.tensor(request.forced, device=hidden.device)):
+            full = model.logits(part).float().log_softmax(dim=-1)
+            numbers.append(torch.stack([full.gather(-1, following[:, None])[:, 0], -(full.exp() * full).sum(dim=-1)]))
+        loglik, entropy = torch.cat(numbers, dim=1).double().numpy(force=True)
+        references[request.key] = Reference(hidden, loglik, entropy)
+    return references
+
+
+@torch.inference_mode()
+def _compare(
+    model: LoadedModel,
+    references: Mapping[Pair, Reference],
+    step: Sequence[Fed],
+    tallies: Mapping[tuple[str, Pair], Tally],
+) -> None:
+    """Take the parts of a step into account that some cell has read after an eviction."""
+    parts = [fed for fed in step if fed.since is not None]
+    if not parts:
+        return
+    places = [slice(fed.start, fed.start + len(fed.hidden)) for fed in parts]
+    known = torch.cat([references[fed.request.key].hidden[at] for fed, at in zip(parts, places, strict=True)])
+    following = torch.tensor([i for fed, at in zip(parts, places, strict=True) for i in fed.request.forced[at]])
+    numbers = []
+    for few, found, ids in _few(model, known, torch.cat([fed.hidden for fed in parts]), following.to(known.device)):
+        full, cell = (model.logits(states).float().log_softmax(dim=-1) for states in (few, found))
+        kl = (full.exp() * (full - cell)).sum(dim=-1).clamp(min=0)
+        same = full.argmax(dim=-1) == cell.argmax(dim=-1)
+        numbers.append(torch.stack([kl, cell.gather(-1, ids[:, None])[:, 0], same.float()]))
+    kl, loglik, same = torch.cat(numbers, dim=1).double().numpy(force=True)
+    begin = 0
+    for fed, at in zip(parts, places, strict=True):
+        own = slice(begin, begin := begin + len(fed.hidden))
+        [cell_id] = fed.cell_ids  # cells part with their first eviction
+        tally = tallies[cell_id, fed.request.key]
+        tally.kl[at], tally.loglik[at], tally.same[at], tally.since[at] = kl[own], loglik[own], same[own] > 0, fed.since
+        tally.evictions = fed.evictions
+
+
+def _few(model: LoadedModel, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """As many tokens at a time of numbers per token as give `_LOGITS` logits."""
+    size = max(1, _LOGITS // model.network.config.vocab_size)
+    return zip(*(column.split(size) for column in columns), strict=True)
+
+
+def _answer_start(model: LoadedModel, ids: Sequence[int]) -> int:
+    """Index of the first token behind the closing thinking tag; the text's length where there is none."""
+    return ids.index(model.think_end_id) + 1 if model.think_end_id in ids else len(ids)
+
+
+def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: Reference) -> Replay:
+    change, answer = tally.loglik - full.loglik, slice(answer_start, None)
+    other = np.flatnonzero(~tally.same)
+
+    def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
+        place = np.searchsorted(bounds, values, side="right") - 1
+        return [
+            ReplayBin(
+                tokens=int(inside.sum()),
+                kl=float(tally.kl[inside].sum()),
+                change=float(change[inside].sum()),
+                top1=int(tally.same[inside].sum()),
+            )
+            for inside in (place == index for index in range(len(bounds)))
+        ]
+
+    answered = answer_start < len(change)
+    return Replay(
+        problem_id=pair[0],
+        draw=pair[1],
+        tokens=len(change),
+        prompt_tokens=prompt_tokens,
+        evictions=tally.evictions,
+        kl_mean=float(tally.kl.mean()),
+        kl_median=float(np.median(tally.kl)),
+        kl_p99=float(np.quantile(tally.kl, 0.99)),
+        loglik=float(tally.loglik.sum()),
+        change=float(change.sum()),
+        top1=float(tally.same.mean()),
+        first_other=int(other[0]) if len(other) else None,
+        answer_tokens=len(change) - answer_start,
+        answer_loglik=float(tally.loglik[answer].sum()) if answered else None,
+        answer_change=float(change[answer].sum()) if answered else None,
+        by_distance=bins(tally.since, REPLAY_DISTANCES),
+        by_entropy=bins(full.entropy.clip(min=0), REPLAY_ENTROPIES),
+    )

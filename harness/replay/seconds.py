@@ -1,0 +1,130 @@
+"""Timing of each cell alone: known texts token by token, the cell's own evictions, in rounds beside the full cache."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from tqdm import tqdm
+
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import SECONDS_FILE, Timing
+from kvsweep.compression.cache import SlotCache
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, Request, needed_capacity
+from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.replay.job import ReplayJob
+from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.run.decode_cells import loaded
+from kvsweep.harness.sweep.run.store import CellStore
+
+# Rows of the longest slot over which the seconds of steps are collected together.
+_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeConfig:
+    """How seconds are measured.
+
+    Attributes:
+        slots: texts side by side in the middle batch.
+        memory_gb: memory of keys and values that the largest batch fills; None leaves that batch out.
+        rounds: rounds in which every cell has its turn.
+    """
+
+    slots: Annotated[int, Field(ge=1, description="a number of texts")] = 8
+    memory_gb: Annotated[float, Field(gt=0, description="a number of gigabytes")] | None = None
+    rounds: Annotated[int, Field(ge=1, description="a number of rounds")] = 3
+
+
+def measure_seconds(jobs: Sequence[ReplayJob], config: TimeConfig) -> None:
+    """Append a row for each cell, batch and round to the cells' seconds.jsonl.
+
+    All cells have their turn in a round before the next round begins, so that a slow minute of the machine meets all.
+    """
+    turns = len(jobs) * config.rounds
+    with tqdm(total=turns, unit="round") as progress:
+        for job in jobs:
+            if not any(cell.policy.name == "full" for cell in job.cells):
+                raise UserError(
+                    f"{job.name}: --time needs the full cache beside it, which is no cell here: run it first."
+                )
+            model = loaded(job.model)
+            for number in range(config.rounds):
+                progress.set_description(f"{job.name}, seconds")
+                for cell in job.cells:
+                    with CellStore(job.run_directory, cell, job.benchmark.problems) as store:
+                        for row in _turn(model, job, cell, config, number):
+                            store.append_row(SECONDS_FILE, row)
+                progress.update()
+
+
+def _turn(model: LoadedModel, job: ReplayJob, cell: Cell, config: TimeConfig, number: int) -> Iterator[Timing]:
+    texts = [(model.prompt_ids(text.prompt), text.ids(model, job.replay.tokens)) for text in job.texts]
+    branches = (Branch(cell_id=cell.cell_id, policy=cell.policy),)
+    requests = [
+        Request(problem_id=str(i), draw=0, prompt_ids=question, branches=branches, forced=text, replayed=True)
+        for i, (question, text) in enumerate(texts)
+    ]
+    decoding = replace(job.decoding, max_new_tokens=max(len(text) for _, text in texts), stop_on_loop=False)
+    capacity = needed_capacity(requests, decoding)
+    batches: dict[Literal["one", "given", "memory"], int] = {"one": 1, "given": config.slots}
+    if config.memory_gb is not None:
+        batches["memory"] = int(config.memory_gb * 1e9) // SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
+    if not all(batches.values()):
+        raise UserError(
+            f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows of {job.name}: give more memory."
+        )
+    for why, slots in batches.items():
+        engine = Engine.sized_for(
+            requests,
+            model,
+            decoding=decoding,
+            seed=job.seed,
+            slots=slots,
+            impl=job.impl,
+            invariant=job.invariant,
+            cache=job.cache,
+        )
+        yield _time(engine, list(islice(cycle(requests), slots)), why, number)
+
+
+def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "given", "memory"], number: int) -> Timing:
+    """Decode the requests side by side, from their first to their last token."""
+    device, clock = engine.model.device, engine.clock
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    by_length: dict[int, list[float]] = {}
+    cpu, rows, steps, before = time.process_time(), 0, 0, 0.0
+
+    def note() -> float:
+        """Count the steps since the last note, all with about `rows` rows; return the engine's seconds so far."""
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        clock.settle()
+        found = by_length.setdefault(rows, [0, 0.0])
+        found[0] += clock.steps - steps
+        found[1] += clock.decode - before
+        return clock.decode
+
+    for _ in engine.steps(requests):
+        now = engine.cache.longest // _ROWS * _ROWS
+        if now != rows:
+            before, rows, steps = note(), now, clock.steps
+    note()
+    return Timing(
+        why=why,
+        round=number,
+        slots=len(requests),
+        tokens=clock.tokens,
+        seconds=clock.decode,
+        cpu_seconds=time.process_time() - cpu,
+        eviction_seconds=clock.eviction + clock.scoring,
+        kv_bytes=engine.cache.kv_bytes,
+        peak_bytes=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        by_length=[(rows, int(count), seconds) for rows, (count, seconds) in sorted(by_length.items()) if count],
+    )

@@ -1,0 +1,127 @@
+"""The texts that are replayed: the full cache's own, or those of a file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from kvsweep.base import records
+from kvsweep.base.errors import BrokenCell, UserError
+from kvsweep.base.records import Completion, Pair, Problem, Row, read_rows, read_shards
+from kvsweep.harness.sweep.plan.job import Job
+
+if TYPE_CHECKING:
+    from kvsweep.harness.models.load import LoadedModel
+
+_Length = Annotated[int, Field(ge=1, description="a number of tokens")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """What is replayed.
+
+    Attributes:
+        texts: a file of lines with id, problem and text; None for the full cache's texts of the same sweep.
+        limit: texts, from the first; None for all.
+        tokens: tokens of each text, from the first; None for all.
+    """
+
+    texts: str | None = None
+    limit: Annotated[int, Field(ge=1, description="a number of texts")] | None = 20
+    tokens: _Length | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of the cells' file of rows. Other texts have another file, so that rows are never mixed."""
+        parts = [] if self.texts is None else [Path(self.texts).stem, _digest(self.texts)]
+        parts += [] if self.tokens is None else [f"first{self.tokens}"]
+        stem, suffix = records.REPLAY_FILE.split(".")
+        return f"{'_'.join([stem, *parts])}.{suffix}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A question and the text that follows it: token ids, or the words of a file."""
+
+    pair: Pair
+    prompt: str
+    token_ids: tuple[int, ...] = ()
+    words: str = ""
+
+    def ids(self, model: LoadedModel, tokens: int | None) -> tuple[int, ...]:
+        """The text's token ids, at most `tokens`."""
+        return (self.token_ids or tuple(model.tokenizer(self.words, add_special_tokens=False).input_ids))[:tokens]
+
+
+class _Line(Row, frozen=True, kw_only=True):
+    id: str
+    problem: str
+    text: str
+
+
+def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
+    """The texts of a job.
+
+    Raises:
+        UserError: there are none, or two of the same name.
+    """
+    found = _of_file(Path(config.texts)) if config.texts is not None else _of_full_cache(job, config.limit)
+    texts = found[: config.limit]
+    if len({text.pair for text in texts}) < len(texts):
+        raise UserError(f"texts={config.texts} has two lines of the same id: give each an id of its own.")
+    return texts
+
+
+def _of_file(path: Path) -> list[Text]:
+    if not path.is_file():
+        raise UserError(f"texts={path} is no file: name a file of lines with id, problem and text.")
+    texts = [Text(pair=(line.id, 0), prompt=line.problem, words=line.text) for line in read_rows(path, _Line)]
+    if not texts or any(not text.words.strip() for text in texts):
+        raise UserError(f"texts={path} holds no text, or an empty one: give every line a text.")
+    return texts
+
+
+def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
+    """The first draw of the first problems, as the full cache of the job's own conditions wrote them."""
+    folder = _full_cell(job)
+    questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
+    wanted = set(islice(job.problem_ids, limit))
+    rows = read_shards(folder, records.COMPLETIONS_FILE, Completion)
+    found = {row.problem_id: row for row in rows if row.draw == 0 and row.problem_id in wanted}
+    if lacking := wanted - found.keys():
+        raise UserError(
+            f"{job.name}: the full cache has not written {len(lacking)} of the {len(wanted)} texts yet: run its cell "
+            "first (policy=full), lower limit=, or give texts=FILE."
+        )
+    return [
+        Text(pair=(name, 0), prompt=questions[name], token_ids=tuple(found[name].token_ids))
+        for name in job.problem_ids
+        if name in wanted
+    ]
+
+
+def _full_cell(job: Job) -> Path:
+    condition = job.cells[0].describe()["condition"]
+    for path in sorted(job.run_directory.glob(f"*/{records.CELL_FILE}")):
+        try:
+            cell = records.read_cell(path.parent)
+        except (OSError, BrokenCell):
+            continue
+        if cell["condition"] == condition and cell["policy"]["name"] == "full" and "cache" not in cell:
+            return path.parent
+    raise UserError(
+        f"{job.name}: {job.run_directory} holds no full cache's cell of the same conditions, whose texts could be "
+        "replayed: run that cell first (policy=full), or give texts=FILE."
+    )
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
+    except OSError as error:
+        raise UserError(f"texts={path} cannot be read ({error.strerror}): name a file of lines.") from error
