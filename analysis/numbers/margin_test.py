@@ -101,7 +101,7 @@ def decide_grid(
     level evenly (Bonferroni's split, which holds whatever the sizes of the looks), so that the intervals of all looks
     together err by it.
     """
-    tests = {name: _test(cell, full, population) for name, cell in cells.items()}
+    tests = {name: paired_test(cell, full, population) for name, cell in cells.items()}
     p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
     size, adjusted, found = family or len(cells), 0.0, {}
     for rank, name in enumerate(sorted(cells, key=lambda name: p_loses[name])):
@@ -112,7 +112,7 @@ def decide_grid(
     return {name: found[name] for name in cells}
 
 
-def _decision(test: "_Test", margin: float, level: float, share: int, looks: int, p_loses: float) -> Decision:
+def _decision(test: "PairedTest", margin: float, level: float, share: int, looks: int, p_loses: float) -> Decision:
     low, high = test.bound(level, side=-1), test.bound(level / share, side=1)
     label: Label = "open"
     if low > -margin:
@@ -233,7 +233,7 @@ def _complete(scores: Floats, draws: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Test:
+class PairedTest:
     """The tests of one cell: problems and draws (of the problem that has most) are counts."""
 
     problems: int
@@ -263,7 +263,7 @@ class _Test:
         return inside
 
 
-def _test(cell: Floats, full: Floats, population: Population) -> _Test:
+def paired_test(cell: Floats, full: Floats, population: Population = "these") -> PairedTest:
     return _these(cell, full) if population == "these" else _like_these(cell, full)
 
 
@@ -305,7 +305,7 @@ class _Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _These(_Test):
+class _These(PairedTest):
     """The tests for `these` problems: from below, and from above with the signs of all differences reversed."""
 
     pairs: float
@@ -362,7 +362,7 @@ def _sums(lead: Floats, discordant: Floats, counts: NDArray[np.int64], weight: F
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LikeThese(_Test):
+class _LikeThese(PairedTest):
     """The problems' mean differences, as a sample of problems."""
 
     means: Floats

@@ -1,12 +1,15 @@
 """Check the report's statistics on simulated sweeps: coverage of the intervals, false alarms, false holds and power.
 
-Difficulties are Beta distributed over problems; answers are drawn independently given the difficulty. The script prints
-a table and writes it as CSV (results/published/statistics.csv is one); the last line is one JSON object.
+`structure` says where a loss sits: spread evenly, in problems that are lost wholly, in few problems that are lost half
+of the time, beside problems that flip coins. The script prints a table and writes it as CSV
+(results/published/statistics.csv is one); the last line is one JSON object.
 """
 
 import argparse
+import functools
+import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from kvsweep.analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
-from kvsweep.analysis.numbers.margin_test import (
-    MARGIN,
-    decide,
-    decide_grid,
-    decide_rounds,
-    draws_to_hold,
-    problems_to_hold,
-)
+from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, hold_in_search, paired_test, power
 from kvsweep.analysis.numbers.metrics import score_intervals
 
 RNG = np.random.default_rng(20260121)
@@ -80,74 +76,192 @@ def summary_grids(simulations: int, mean: float, between: float, assumed: float)
     return {"grid significant": rate(np.array(found))}
 
 
-def chances(problems: int, cells: int, mean: float, loss: float, alike: float, exact: bool) -> np.ndarray:
-    """The chances of the full cache and of cells that lose `loss` on average, [1 + cells, problems].
-
-    Args:
-        alike: the correlation of a cell's difficulties with the full cache's, on the normal scale.
-        exact: let every cell lose exactly `loss` over these problems, and not only over all problems like these.
-    """
-    ours = RNG.standard_normal(problems)
-    mixed = alike * ours + np.sqrt(1 - alike**2) * RNG.standard_normal((cells, problems))
-    ranks = stats.norm.cdf(np.vstack([ours, mixed]))
-    means = np.array([mean, *[mean - loss] * cells])[:, None]
-    found = stats.beta.ppf(ranks, means, 1 - means)  # half of the variance of an answer lies between problems
-    if exact:
-        now, target = found.mean(1, keepdims=True), found[0].mean() - loss
-        scaled = np.where(now > target, found * target / now, 1 - (1 - found) * (1 - target) / (1 - now))
-        found[1:] = scaled[1:]
-    return found
+# --- cells beside the full cache -------------------------------------------------------------------------------------
 
 
-def paired_answers(chance: np.ndarray, draws: int) -> np.ndarray:
-    """Answers [cells, problems, draws]; half of them are drawn with the numbers that the full cache drew with."""
-    common = RNG.random((1, chance.shape[1], draws))
-    own = RNG.random((*chance.shape, draws))
-    luck = np.where(RNG.random(own.shape) < 0.5, common, own)
-    return (luck < chance[..., None]).astype(float)
+def structure(name: str, problems: int, loss: float) -> tuple[np.ndarray, np.ndarray]:
+    """The chances per problem that the cell alone is right, and that the full cache alone is; `loss` in the mean."""
+    won, lost = np.zeros((2, problems))
+    kind, *numbers = name.split()
+    values = [float(number) for number in numbers]
+    if kind == "lost_wholly":  # so many problems are lost for certain; symmetric flips; the rest spread evenly
+        count, flips = min(int(values[0]), int(loss * problems)), values[1]
+        lost[:count] = 1
+        won[count:] += flips
+        lost[count:] += flips + (loss * problems - count) / (problems - count)
+    elif kind == "won_and_lost":  # so many problems are won for certain, and one more than the loss makes up for lost
+        count = int(values[0])
+        won[:count] = 1
+        lost[count : 2 * count] = 1
+        lost[2 * count :] = loss * problems / (problems - 2 * count)
+    elif kind == "half_lost":  # the loss sits in few problems, each lost with this chance
+        count = int(loss * problems / values[0])
+        lost[:count] = values[0]
+        lost[count:] = (loss * problems - count * values[0]) / (problems - count)
+    elif kind == "coins":  # so many problems are coin flips
+        won[: int(values[0])] = lost[: int(values[0])] = 0.5
+        lost[int(values[0]) :] = loss * problems / (problems - int(values[0]))
+    else:  # Beta difficulties of this mean, as alike on the normal scale as given, half of the luck shared
+        mean, alike = values
+        ours = RNG.standard_normal(problems)
+        theirs = alike * ours + np.sqrt(1 - alike**2) * RNG.standard_normal(problems)
+        full = stats.beta.ppf(stats.norm.cdf(ours), mean, 1 - mean)
+        cell = stats.beta.ppf(stats.norm.cdf(theirs), mean - loss, 1 - mean + loss)
+        now, target = cell.mean(), full.mean() - loss
+        cell = cell * target / now if now > target else 1 - (1 - cell) * (1 - target) / (1 - now)
+        won = (np.maximum(cell - full, 0) + cell * (1 - full)) / 2
+        lost = (np.maximum(full - cell, 0) + full * (1 - cell)) / 2
+    return won, lost
 
 
-def at_the_margin(simulations: int, problems: int, draws: int, mean: float, alike: float) -> dict:
-    """Simulate grids of 5 cells that all lose exactly the margin."""
-    found: dict[str, list[float]] = {}
-    rounds = sorted({2**i for i in range(1, draws.bit_length()) if 2**i <= draws} | {draws})
+def outcomes(chances: tuple[np.ndarray, np.ndarray], draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Answers of a cell and of the full cache, [problems, draws] each."""
+    luck = RNG.random((len(chances[0]), draws))
+    won, lost = luck < chances[0][:, None], luck > 1 - chances[1][:, None]
+    return (~lost).astype(float), (~won).astype(float)
+
+
+def unequal(cell: np.ndarray) -> np.ndarray:
+    """The same answers without the later half of the draws of every third problem."""
+    cell = cell.copy()
+    cell[::3, (cell.shape[1] + 1) // 2 :] = np.nan
+    return cell
+
+
+def looks_of(draws: int) -> tuple[int, ...]:
+    return {8: (2, 4, 8), 5: (2, 4, 5)}.get(draws, ())
+
+
+def one_cell(simulations: int, name: str, problems: int, draws: int, loss: float) -> dict[str, tuple[float, int]]:
+    """How often a cell that loses `loss` holds, at one look and in rounds, and the intervals cover the loss."""
+    found: dict[str, list[bool]] = {}
+    held = "holds" if loss == 0 else "wrong holds"
     for _ in range(simulations):
-        for exact, population, named in (
-            (True, "these", "these problems"),
-            (False, "like_these", "problems like these"),
-        ):
-            full, *cells = paired_answers(chances(problems, 5, mean, MARGIN, alike, exact), draws)
-            grid = dict(enumerate(cells))
-            decisions = decide_grid(grid, full, population=population).values()  # type: ignore[arg-type]
-            found.setdefault(f"holds, {named}", []).extend(one.label == "holds" for one in decisions)
-            found.setdefault(f"interval covers, {named}", []).extend(
-                one.low <= -MARGIN <= one.high for one in decisions
+        chances = structure(name.removesuffix(" unequal"), problems, loss)
+        cell, full = outcomes(chances, draws)
+        cell = unequal(cell) if name.endswith("unequal") else cell
+        test = paired_test(cell, full)
+        add(found, held, test.p_above(-MARGIN) <= LEVEL)
+        add(found, "interval covers", min(test.p_above(-loss), test.p_below(-loss)) > LEVEL)
+        if loss == 0:
+            add(found, "holds by the rule before", before(cell - full, LEVEL))
+        if looks := looks_of(draws) * (not name.endswith("unequal")):
+            tests = [paired_test(cell[:, :n], full[:, :n]) for n in looks]
+            level = LEVEL / len(looks)
+            add(found, f"{held}, in rounds", any(test.p_above(-MARGIN) <= level for test in tests))
+            ends = [min(test.p_above(-loss), test.p_below(-loss)) for test in tests]
+            add(found, "interval covers, all rounds", min(ends) > level)
+            if loss == 0:
+                add(
+                    found,
+                    "holds by the rule before, in rounds",
+                    any(before((cell - full)[:, :n], level) for n in looks),
+                )
+    return {quantity: rate(np.array(values)) for quantity, values in found.items()}
+
+
+def add(found: dict[str, list[bool]], quantity: str, happened: bool) -> None:
+    found.setdefault(quantity, []).append(happened)
+
+
+def before(differences: np.ndarray, level: float) -> bool:
+    """Whether a cell held by the rule that this project had before: Tango's test at an estimated effective size."""
+    counts = (~np.isnan(differences)).sum(1)
+    problems, pairs = len(counts), len(counts) ** 2 / (1 / counts).sum()
+    won, lost = (((differences == sign).sum(1) / counts).mean() for sign in (1, -1))
+    shrink = lambda freedom: (stats.norm.ppf(level) / stats.t.ppf(level, freedom)) ** 2  # noqa: E731
+    size = pairs * shrink(problems - 1)
+    spread = np.nanvar(differences[counts > 1], axis=1, ddof=1) if (counts > 1).any() else np.zeros(1)
+    if spread.mean() > 0:
+        freedom = min(problems - 1, spread.sum() ** 2 / (spread**2 / (counts[counts > 1] - 1)).sum())
+        size = max(size, pairs * (won + lost - (won - lost) ** 2) / spread.mean() * shrink(freedom))
+    linear = won + lost + (2 - won + lost) * MARGIN
+    root = np.sqrt(max(0.0, linear**2 - 8 * lost * MARGIN * (1 + MARGIN)))
+    variance = (linear + root) / 2 - MARGIN * (1 + MARGIN)
+    return bool((won - lost + MARGIN) * np.sqrt(size) > -stats.norm.ppf(level) * np.sqrt(variance))
+
+
+def elsewhere(simulations: int, problems: int, draws: int, flips: float) -> dict[str, tuple[float, int]]:
+    """Problems of which 5% fail wholly and the others flip symmetrically: what is said about problems like these."""
+    found: dict[str, list[bool]] = {}
+    for _ in range(simulations):
+        fails = RNG.random(problems) < MARGIN
+        chances = np.where(fails, 0.0, flips), np.where(fails, 1.0, flips)
+        test = paired_test(*outcomes(chances, draws), "like_these")
+        add(found, "wrong holds, problems like these", test.p_above(-MARGIN) <= LEVEL)
+        covers = min(test.p_above(-MARGIN), test.p_below(-MARGIN)) > LEVEL
+        add(found, "interval covers, problems like these", covers)
+    return {quantity: rate(np.array(values)) for quantity, values in found.items()}
+
+
+def grid_of_20(
+    simulations: int, problems: int, draws: int, losses: tuple[float, float]
+) -> dict[str, tuple[float, int]]:
+    """Grids of 20 cells that share the full cache and half of their luck; the ten largest and the ten smallest lose so.
+
+    Difficulties are Beta of mean 0.6.
+    """
+    found: dict[str, list[bool]] = {}
+    bad = [size for size in range(20) if losses[size >= 10] >= MARGIN]
+    for _ in range(simulations):
+        full = RNG.beta(0.6, 0.4, problems)
+        common = RNG.random((problems, draws))
+        right = (common < full[:, None]).astype(float)
+        tests = []
+        for size in range(20):
+            chance = full * (1 - losses[size >= 10] / full.mean())
+            luck = np.where(RNG.random(common.shape) < 0.5, common, RNG.random(common.shape))
+            tests.append(
+                [paired_test((luck < chance[:, None])[:, :n] * 1.0, right[:, :n]) for n in looks_of(draws) or [draws]]
             )
-            if exact and len(rounds) > 1:
-                decisions = decide_rounds(grid, full, rounds=rounds).values()
-                found.setdefault("holds, in rounds", []).extend(one.label == "holds" for one in decisions)
-                found.setdefault("draws in rounds, share of all", []).extend(one.draws / draws for one in decisions)
+        rounds = len(tests[0])
+        p = {size: min(1.0, rounds * min(test.p_above(-MARGIN) for test in own)) for size, own in enumerate(tests)}
+        chosen = max(hold_in_search(p, [range(20)]), default=-1)
+        named = f"20 cells{', in rounds' * (rounds > 1)}"
+        if bad:
+            found.setdefault(f"wrong holds, a cell of {named}", []).extend(p[size] <= LEVEL for size in bad)
+            add(found, f"any wrong holds of {named}", any(p[size] <= LEVEL for size in bad))
+            add(found, f"wrong recommendation of {named}", chosen in bad)
+        add(found, f"a recommendation of {named}", chosen >= 0)
+        if max(losses) == 0:
+            loses = min(rounds * test.p_below(0.0) for own in tests for test in own)
+            add(found, f"any cell loses of {named}", 20 * loses <= LEVEL)
     # The cells of a grid share a full cache, so the grids are counted and not the cells.
     return {name: (float(np.mean(values)), simulations) for name, values in found.items()}
 
 
-def as_good_as_planned(simulations: int, problems: int, draws: int, mean: float, alike: float) -> dict:
-    """Plan with a first run of cells that lose nothing, and repeat the run with the planned draws or problems."""
-    by_draws, by_problems, loses = [], [], []
-    for _ in range(simulations):
-        chance = chances(problems, 5, mean, 0.0, alike, exact=True)
-        full, *cells = paired_answers(chance, draws)
-        loses.append(any(one.label == "loses" for one in decide_grid(dict(enumerate(cells)), full).values()))
-        full_again, cell_again = paired_answers(chance[:2], draws_to_hold(cells[0], full))
-        by_draws.append(decide(cell_again, full_again).label == "holds")
-        more = chances(problems_to_hold(cells[0], full), 1, mean, 0.0, alike, exact=False)
-        full_more, cell_more = paired_answers(more, draws)
-        by_problems.append(decide(cell_more, full_more, population="like_these").label == "holds")
-    return {
-        "holds at the planned draws": rate(np.array(by_draws)),
-        "holds at the planned problems": rate(np.array(by_problems)),
-        "any cell loses": rate(np.array(loses)),
-    }
+def as_planned(simulations: int, problems: int, draws: int, differ: float) -> dict[str, tuple[float, int]]:
+    """Cells that lose nothing, with flips on all problems alike: how often they hold, beside `power`."""
+    chances = np.full(problems, differ / 2), np.full(problems, differ / 2)
+    held = [paired_test(*outcomes(chances, draws)).p_above(-MARGIN) <= LEVEL for _ in range(simulations)]
+    return {"holds": rate(np.array(held)), "holds as power() says": (power(problems, draws, differ), simulations)}
+
+
+def margin_jobs(count: int) -> Iterator[tuple[str, Callable[[], dict[str, tuple[float, int]]]]]:
+    at_margin = ["beta 0.6 0.9", "beta 0.98 0.9", "lost_wholly 1 0", "lost_wholly 2 0", "lost_wholly 4 0"]
+    at_margin += [
+        "lost_wholly 1 0.02",
+        "lost_wholly 0 0.1",
+        "won_and_lost 3",
+        "half_lost 0.5",
+        "half_lost 0.9",
+        "coins 3",
+    ]
+    at_margin += ["beta 0.6 0.9 unequal", "lost_wholly 1 0 unequal"]
+    lossless = ["beta 0.45 0.9", "beta 0.6 1.0", "beta 0.6 0.6", "beta 0.87 0.9", "beta 0.98 0.9", "lost_wholly 0 0"]
+    for loss, names in ((MARGIN, at_margin), (0.0, lossless)):
+        for name, problems, draws in itertools.product(names, (30, 60, 100), (1, 2, 5, 8)):
+            title = f"loses {100 * loss:g} points: {name}, {problems} problems, {draws} draws"
+            yield title, functools.partial(one_cell, count, name, problems, draws, loss)
+    for problems, draws, flips in itertools.product((30, 60, 100), (1, 8), (0.002, 0.1)):
+        title = f"5% of problems fail wholly, flips {flips}: {problems} problems, {draws} draws"
+        yield title, functools.partial(elsewhere, count // 2, problems, draws, flips)
+    for problems, draws, losses in itertools.product((30, 60, 100), (2, 8), ((MARGIN,) * 2, (0.0, MARGIN), (0.0, 0.0))):
+        title = f"grid loses {100 * losses[0]:g} and {100 * losses[1]:g} points: {problems} problems, {draws} draws"
+        yield title, functools.partial(grid_of_20, count // 4, problems, draws, losses)
+    for problems, draws, differ in itertools.product((30, 100, 198), (1, 5, 8), (0.1, 0.25)):
+        title = f"plan: {problems} problems, {draws} draws, {100 * differ:g}% of pairs differ"
+        yield title, functools.partial(as_planned, count // 2, problems, draws, differ)
 
 
 def main() -> None:
@@ -172,22 +286,7 @@ def main() -> None:
     for between, assumed in ((0.5, 0.5), (0.5, 0.35), (0.5, 0.65)):
         name = f"summary grid: between {between}, assumed {assumed}"
         jobs.append((name, lambda a=(between, assumed): summary_grids(count, 0.45, *a)))  # type: ignore[misc]
-    for problems, draws, mean, alike in (
-        *((problems, 8, mean, 0.9) for problems in (30, 60, 100) for mean in (0.45, 0.87)),
-        *((60, draws, 0.45, 0.9) for draws in (1, 2, 4, 16)),
-        (60, 8, 0.45, 1.0),
-        (60, 8, 0.45, 0.6),
-    ):
-        name = f"at the margin: {problems} problems, {draws} draws, mean {mean}, alike {alike}"
-        jobs.append((name, lambda a=(problems, draws, mean, alike): at_the_margin(count, *a)))  # type: ignore[misc]
-    for problems, draws, mean, alike in (
-        (30, 4, 0.45, 0.9),
-        (60, 1, 0.45, 1.0),
-        (60, 4, 0.87, 0.9),
-        (100, 2, 0.87, 1.0),
-    ):
-        name = f"as good: {problems} problems, {draws} draws first, mean {mean}, alike {alike}"
-        jobs.append((name, lambda a=(problems, draws, mean, alike): as_good_as_planned(count, *a)))  # type: ignore[misc]
+    jobs += margin_jobs(count)
     rows = []
     for name, job in ((name, job) for name, job in jobs if options.only in name):
         for quantity, (value, n) in job().items():
