@@ -341,23 +341,16 @@ def _sums(lead: Floats, discordant: Floats, counts: NDArray[np.int64], weight: F
     freedom = np.maximum(counts - 1, 1)
     credit = weight**2 * (lead**2 - discordant) / freedom * (counts > 1)
     credit = np.where((lead > 0) & (credit > 0), _CREDIT_WON * credit, credit)
-    fewer = np.concatenate(
-        [
-            np.zeros((0, 2)),
-            *(
-                np.column_stack([np.full(len(at), w), 2 * w**2 * at / free])
-                for at, w, free in (
-                    (np.arange(s, min(0.0, s + n - q)), w, free)
-                    for s, q, n, w, free in zip(lead, discordant, counts, weight, freedom, strict=True)
-                    if n > 1
-                )
-            ),
-        ]
-    )
-    fewer = fewer[np.argsort(fewer[:, 1] / np.maximum(fewer[:, 0], 1e-12), kind="stable")]
-    start = np.array([[(weight * lead).sum(), (weight**2 * discordant).sum(), credit.sum()]])
-    better = np.column_stack([fewer[:, 0], fewer[:, 0] ** 2, fewer[:, 1]]).cumsum(0)
-    lead, discordant, credit = np.vstack([start, start + better]).T
+    # A step turns a tie into a win: the credit changes by 2 S / (n - 1), as long as more answers are lost than won.
+    steps = np.where(counts > 1, np.clip(np.minimum(-lead, counts - discordant), 0, None), 0).astype(np.int64)
+    begin = steps.cumsum() - steps
+    at = np.repeat(lead, steps) + np.arange(steps.sum()) - np.repeat(begin, steps)
+    gained = np.repeat(weight, steps)
+    fewer = 2 * gained**2 * at / np.repeat(freedom, steps)
+    order = np.argsort(fewer / np.maximum(gained, 1e-12), kind="stable")
+    better = np.array([gained[order], gained[order] ** 2, fewer[order]]).cumsum(1)
+    start = np.array([[(weight * lead).sum()], [(weight**2 * discordant).sum()], [credit.sum()]])
+    lead, discordant, credit = np.hstack([start, start + better])
     return _Sums(lead=lead, discordant=discordant, credit=credit)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import special, stats
 
 from kvsweep.analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
 from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, hold_in_search, paired_test, power
@@ -105,8 +105,8 @@ def structure(name: str, problems: int, loss: float) -> tuple[np.ndarray, np.nda
         mean, alike = values
         ours = RNG.standard_normal(problems)
         theirs = alike * ours + np.sqrt(1 - alike**2) * RNG.standard_normal(problems)
-        full = stats.beta.ppf(stats.norm.cdf(ours), mean, 1 - mean)
-        cell = stats.beta.ppf(stats.norm.cdf(theirs), mean - loss, 1 - mean + loss)
+        full = special.betaincinv(mean, 1 - mean, special.ndtr(ours))
+        cell = special.betaincinv(mean - loss, 1 - mean + loss, special.ndtr(theirs))
         now, target = cell.mean(), full.mean() - loss
         cell = cell * target / now if now > target else 1 - (1 - cell) * (1 - target) / (1 - now)
         won = (np.maximum(cell - full, 0) + cell * (1 - full)) / 2
@@ -169,7 +169,7 @@ def before(differences: np.ndarray, level: float) -> bool:
     counts = (~np.isnan(differences)).sum(1)
     problems, pairs = len(counts), len(counts) ** 2 / (1 / counts).sum()
     won, lost = (((differences == sign).sum(1) / counts).mean() for sign in (1, -1))
-    shrink = lambda freedom: (stats.norm.ppf(level) / stats.t.ppf(level, freedom)) ** 2  # noqa: E731
+    shrink = lambda freedom: (special.ndtri(level) / special.stdtrit(freedom, level)) ** 2  # noqa: E731
     size = pairs * shrink(problems - 1)
     spread = np.nanvar(differences[counts > 1], axis=1, ddof=1) if (counts > 1).any() else np.zeros(1)
     if spread.mean() > 0:
@@ -178,7 +178,7 @@ def before(differences: np.ndarray, level: float) -> bool:
     linear = won + lost + (2 - won + lost) * MARGIN
     root = np.sqrt(max(0.0, linear**2 - 8 * lost * MARGIN * (1 + MARGIN)))
     variance = (linear + root) / 2 - MARGIN * (1 + MARGIN)
-    return bool((won - lost + MARGIN) * np.sqrt(size) > -stats.norm.ppf(level) * np.sqrt(variance))
+    return bool((won - lost + MARGIN) * np.sqrt(size) > -special.ndtri(level) * np.sqrt(variance))
 
 
 def elsewhere(simulations: int, problems: int, draws: int, flips: float) -> dict[str, tuple[float, int]]:

@@ -4,10 +4,12 @@ No model is loaded and no file written. The estimate uses the lengths and the sp
 cells have stored; where they have stored none, it takes every text to be `max_new_tokens` long and says so.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, pairs_to_hold, power
 from kvsweep.base.command_line import counted
 from kvsweep.base.records import (
     COMPLETIONS_FILE,
@@ -26,6 +28,9 @@ from kvsweep.harness.sweep.plan.job import Job
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
 _Length = view(Completion, "num_tokens")
+
+# The share of paired answers that differ between a lossless setting and the full cache: where many differ, and few.
+DIFFER = (0.25, 0.1)
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
@@ -56,6 +61,10 @@ def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:
 def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
     """Tokens of the cells decoded one by one, over the tokens of the grid decoded in one batch."""
     return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
+
+
+# The share of paired answers that differ between a lossless setting and the full cache, many and few.
+DIFFER = (0.25, 0.1)
 
 
 def measure(job: Job) -> tuple[list[int], float, float] | None:
@@ -109,6 +118,22 @@ def _describe_job(job: Job) -> str:
         f"{_sizes(job)}"
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
         f"  {time_and_disk}"
+        f"{_power(job)}"
+    )
+
+
+def _power(job: Job) -> str:
+    """What the sweep can show about a setting that loses nothing; empty without a full cache beside other cells."""
+    if len(job.cells) < 2 or all(cell.policy.name != "full" for cell in job.cells):
+        return ""
+    problems, draws = len(job.benchmark.problems), max([job.draws, *job.rounds])
+    terms = {"margin": MARGIN if job.margin is None else job.margin / 100, "level": LEVEL / max(1, len(job.rounds))}
+    least, most = (power(problems, draws, differ, **terms) for differ in DIFFER)
+    needed = [math.ceil(pairs_to_hold(differ, **terms) / problems) for differ in DIFFER]
+    return (
+        f"\n  to expect: a setting that loses nothing holds (margin {100 * terms['margin']:g} points) with a chance of "
+        f"{least:.0%} to {most:.0%} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
+        f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed[1]} to {needed[0]} draws would make the chance 95%"
     )
 
 
