@@ -133,7 +133,8 @@ def _power(job: Job) -> str:
     return (
         f"\n  to expect: a setting that loses nothing holds (margin {100 * terms['margin']:g} points) with a chance of "
         f"{least:.0%} to {most:.0%} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
-        f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed[1]} to {needed[0]} draws would make the chance 95%"
+        f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed[1]} to {needed[0]} draws "
+        "would make the chance 95%"
     )
 
 

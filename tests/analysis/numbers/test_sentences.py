@@ -204,7 +204,7 @@ def test_the_throughput_of_a_batch_is_drawn_once(tmp_path: Path, make_cell: Make
     run = load_run(tmp_path / "run")
     figure = cost_figure(run, cell_metrics(run), "toy_qwen")
     assert figure is not None
-    assert [bar.get_height() for bar in figure.axes[-1].patches] == [2000] * len(alone) + [4500]
+    assert [bar.get_height() for bar in figure.axes[-1].patches] == [1600] * len(alone) + [3600]
     assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == [
         "full\ncache",
         "DynTS",
