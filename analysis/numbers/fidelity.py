@@ -1,6 +1,6 @@
 """Fidelity of replayed texts: means per token with errors over texts, and paired differences between cells."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,12 @@ NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
 
 def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
     """A row for each cell and text with the numbers per token; empty where nothing was replayed."""
-    rows = [row for cell_id in run.cells["cell_id"] for row in _rows_of(run.directory / cell_id, cell_id, file)]
+    return rows_of_cells(run.directory, run.cells["cell_id"], file)
+
+
+def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
+    """`replay_rows` of some cells of a run directory."""
+    rows = [row for cell_id in cell_ids for row in _rows_of(directory / cell_id, cell_id, file)]
     return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
 
 

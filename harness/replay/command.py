@@ -58,9 +58,9 @@ def _replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
 
     from kvsweep.base.records import Shard
     from kvsweep.harness.replay.job import ReplayJob, read_jobs
+    from kvsweep.harness.replay.start import start_replay
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import build, build_target, compose_config
-    from kvsweep.harness.sweep.launch.launch import launch
 
     own = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in overrides)}
     rest = [word for word in overrides if word.partition("=")[0] not in (*_OWN, *_TIMED)]
@@ -80,5 +80,5 @@ def _replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
     if given := [name for name in _TIMED if name in own]:
         raise UserError(f"{given[0]}= goes with --time alone.")
 
-    jobs = [replace(job, shard=Shard.parse(str(config.shard))) for job in jobs]
-    launch(jobs, build_target("launcher", config.launcher))
+    shard = Shard.parse(str(config.shard))
+    start_replay([replace(job, shard=shard) for job in jobs], build_target("launcher", config.launcher))

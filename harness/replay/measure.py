@@ -169,7 +169,8 @@ def _few(model: LoadedModel, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def _answer_start(model: LoadedModel, ids: Sequence[int]) -> int:
     """Index of the first token behind the closing thinking tag; the text's length where there is none."""
-    return ids.index(model.think_end_id) + 1 if model.think_end_id in ids else len(ids)
+    thinking = model.thinking_tokens(list(ids))
+    return len(ids) if thinking is None else thinking + 1
 
 
 def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: Reference) -> Replay:

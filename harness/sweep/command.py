@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import check_run
-from kvsweep.harness.settings import CONF, build_target, own_overrides, plain_config_errors
+from kvsweep.harness.replay.start import ReplayPlan, launch_replayed
+from kvsweep.harness.settings import CONF, build, build_target, own_overrides, plain_config_errors
 from kvsweep.harness.sweep.init import init
 from kvsweep.harness.sweep.launch.inline import Inline
 from kvsweep.harness.sweep.launch.launch import launch
@@ -41,18 +42,20 @@ def main() -> None:
     # Hydra would refuse an option that is not its own.
     dry_run = "--dry-run" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
-    jobs, launcher = collect_jobs()
+    jobs, launcher, plan = collect_jobs()
     if not jobs:  # Hydra only printed something, as for -cjob
         return
     if dry_run:
         print(describe([job for task in split(jobs, launcher) for job in task]))
         if any(job.rounds for job in jobs):
             print("With until=decided this is the most that can come: a decided cell gets no more draws.")
+    elif plan.wanted:
+        launch_replayed(jobs, launcher, plan)
     else:
         launch(jobs, launcher)
 
 
-def collect_jobs() -> tuple[list[Job], Launcher]:
+def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any of them runs.
 
     Raises:
@@ -61,12 +64,16 @@ def collect_jobs() -> tuple[list[Job], Launcher]:
     jobs: list[Job] = []
     launchers: list[Launcher] = []
     mistakes: list[UserError] = []
+    plans: list[ReplayPlan] = []
 
     def collect(config: DictConfig) -> None:
         # Hydra prints lines of its own about an error that passes through it.
         try:
             with plain_config_errors():
                 launchers.append(build_target("launcher", config.launcher))
+                plans.append(
+                    build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
+                )
                 jobs.append(make_job(config))
         except UserError as mistake:
             mistakes.append(mistake)
@@ -76,9 +83,11 @@ def collect_jobs() -> tuple[list[Job], Launcher]:
         raise mistakes[0]
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
+    if any(plan != plans[0] for plan in plans):
+        raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
     for directory in {job.run_directory for job in jobs}:
         check_run(directory)
-    return jobs, launchers[0] if launchers else Inline()
+    return jobs, launchers[0] if launchers else Inline(), plans[0] if plans else ReplayPlan()
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
