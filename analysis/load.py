@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -166,11 +166,31 @@ class _Cell:
     provenance: dict[str, Any]
 
 
+_Size = Annotated[float, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
+
+
+class _Policy(TypedDict, total=False):
+    """The numbers of a policy that become columns."""
+
+    keep_ratio: _Size
+    local_window: Annotated[int, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
+    budget: Annotated[int, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
+
+
+class _Settings(TypedDict, total=False):
+    """The fields of cell.yaml whose types matter here."""
+
+    policy: _Policy
+    seed: records.Count
+    cache: dict[str, Any]
+
+
 class _Provenance(TypedDict, total=False):
     """The fields of provenance.json that are read here or on the page, as far as their types matter."""
 
-    expected: float
-    draws: float
+    expected: _Size
+    draws: _Size
+    bytes: dict[str, records.Count]
     stretches: list[dict[str, Any]]
     git: dict[str, Any] | None
     config: dict[str, Any] | None
@@ -201,9 +221,10 @@ def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
         cell = records.read_cell(folder)
         sections = [cell[name] for name in SECTIONS]
+        msgspec.convert(cell, _Settings)
         if all(isinstance(section["name"], str) for section in sections):
             return in_one_line(cell)
-    except (OSError, records.BrokenCell, KeyError, TypeError):
+    except (OSError, records.BrokenCell, KeyError, TypeError, ValueError):
         pass
     notify(f"{folder / records.CELL_FILE} does not describe a cell; its folder was left out.")
     return None

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from filelock import FileLock
+
 from kvsweep.base.errors import UnusableFileError
 
 # The largest file that is read whole, and the longest line of a file that is read by lines.
@@ -73,6 +75,11 @@ def make_folder(path: Path) -> Path:
     if path.is_symlink():
         raise UnusableFileError(f"{path} is a link, through which nothing is written: put a folder there.")
     return path
+
+
+def locked(path: Path) -> FileLock:
+    """The lock of a file that one process replaces while another adds to it, for `with`."""
+    return FileLock(path.with_name(f".{path.name}.lock"))
 
 
 @contextmanager

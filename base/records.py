@@ -556,6 +556,8 @@ def read_cell(folder: Path) -> Any:
     if not isinstance(cell, dict):
         raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
     check_schema(cell, path)
+    if "check" in cell and cell.pop("check") != content_hash([folder.resolve().name, cell]):
+        raise BrokenCell(f"{path} was edited, or is another cell's: restore it, or delete it and run the cell again.")
     return cell
 
 

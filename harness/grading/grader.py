@@ -11,7 +11,7 @@ from typing import Any
 
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
-from kvsweep.base.files import make_folder, replace_text
+from kvsweep.base.files import locked, make_folder, replace_text
 from kvsweep.base.records import Completion, Grade, Outcome, Problem, Shard, shard_files
 from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
 from kvsweep.harness.grading.pool import Job, Pool
@@ -107,10 +107,11 @@ class Grader(Pool):
                     f"{directory / shard.file(records.COMPLETIONS_FILE)} holds problem {completion.problem_id!r}, and "
                     f"{records.PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
                 )
-        old = records.latest_rows([directory / grades_file], Grade)
+        path = directory / grades_file
+        old = {row.key: row for row in records.latest_rows([path], Grade)}
         grades = {
             row.key: row
-            for row in old
+            for row in old.values()
             if not regrade
             and row.key in completions
             and row.rule == standard.id
@@ -121,7 +122,13 @@ class Grader(Pool):
         for row in self.grade(missing, standard):
             grades[row.key] = row
         ordered = [grades[key] for key in completions]
-        replace_text(make_folder(directory) / grades_file, "".join(row.to_line(directory) for row in ordered))
+        if ordered != list(old.values()):
+            make_folder(directory)
+            with locked(path):
+                # A sweep that runs may have graded more completions meanwhile.
+                now = {row.key: row for row in records.latest_rows([path], Grade)}
+                newer = [row for key, row in now.items() if key not in grades and old.get(key) != row]
+                replace_text(path, "".join(row.to_line(directory) for row in (*ordered, *newer)))
         outcomes = Counter(row.outcome for row in ordered)
         return CellSummary(directory=directory, graded=len(missing), outcomes=outcomes)
 

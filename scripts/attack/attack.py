@@ -29,13 +29,28 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from kvsweep.base.records import COMPLETIONS_FILE, PairRow, decode, shard_files
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import (
+    COMPLETIONS_FILE,
+    Completion,
+    PairRow,
+    Problem,
+    decode,
+    grade_files,
+    ignore,
+    read_cell,
+    read_grades,
+    read_rows,
+    read_shards,
+    shard_files,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).with_name("attack_corpus.jsonl")
@@ -136,9 +151,9 @@ class Command:
                     self.said += piece
             os.close(self._terminal)
 
-    def end(self) -> "Command":
+    def end(self, seconds: float = PATIENCE_S) -> "Command":
         """Wait for the end; a command that hangs is killed and counts as lost."""
-        if not self.watch():
+        if not self.watch(seconds):
             self.hangs = True
             self.send(signal.SIGKILL)
             self.watch()
@@ -542,6 +557,156 @@ def small_limits(field: Field) -> Tally:
     return tally
 
 
+# --- Tampering ----------------------------------------------------------------------------------------------
+
+STORED = (COMPLETIONS_FILE, "grades.jsonl", "problems.jsonl", "stats.jsonl", "cell.yaml", "provenance.json", "DONE")
+EXTREMES: tuple[Any, ...] = (
+    0, -1, 1 << 31, 1 << 62, 1 << 70, 10**12, 1e300, -1e300, 0.5, True, None, "", "x", "${oc.env:HOME}", "\x00", "1",
+    [], [10**12], [100, 10**12], {}, {"_target_": f"{MARK}.x"}, [[[]]],
+)  # fmt: skip
+
+
+def _truncate(path: Path, dice: random.Random, field: Field) -> None:
+    os.truncate(path, dice.randrange(path.stat().st_size))
+
+
+def _flip(path: Path, dice: random.Random, field: Field) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(dice.choice((1, 1, 1, 8))):
+        data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    path.write_bytes(data)
+
+
+def _swap(path: Path, dice: random.Random, field: Field) -> None:
+    others = [
+        cell / path.name for cell in path.parents[1].glob("*/") if cell != path.parent and (cell / path.name).is_file()
+    ]
+    if others:
+        other = dice.choice(others)
+        data = path.read_bytes()
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(data)
+
+
+def _double(path: Path, dice: random.Random, field: Field) -> None:
+    """The file's copy as another shard's, or as another cell's, or the whole cell under another name."""
+    cells = [cell for cell in path.parents[1].glob("*/") if cell.name != "status"]
+    places = [path.with_name(f"{path.stem}-1of2{path.suffix}"), dice.choice(cells) / f"{path.stem}-2of2{path.suffix}"]
+    if dice.random() < 0.3:
+        shutil.copytree(path.parent, path.parents[1] / f"copy-{dice.randrange(9)}")
+    else:
+        shutil.copy(path, dice.choice(places))
+
+
+def _another_value(path: Path, dice: random.Random, field: Field) -> None:
+    """Another value somewhere in a row or in the whole file, which is then written as Python or kvsweep writes it."""
+    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    number = dice.randrange(len(lines))
+    value = yaml.safe_load(lines[number]) if path.suffix == ".yaml" else json.loads(lines[number])
+    place: Any = value
+    while True:
+        key = dice.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if not isinstance(place[key], dict | list) or not place[key] or dice.random() < 0.2:
+            break
+        place = place[key]
+    if dice.random() < 0.1 and isinstance(place, dict):
+        del place[key]
+    else:
+        place[key] = dice.choice(EXTREMES)
+    separators = dice.choice(((",", ":"), (", ", ": ")))
+    dump = yaml.safe_dump if path.suffix == ".yaml" else partial(json.dumps, separators=separators)
+    lines[number] = dump(value)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _link(path: Path, dice: random.Random, field: Field) -> None:
+    victim = field.scratch / "victim"
+    target = dice.choice((victim, Path("/dev/zero"), Path("/dev/full"), path, path.parents[2], Path("/proc/self/mem")))
+    name = dice.choice((path, path, path.with_name(".lock.owner"), path.with_name(".lock"), path.parents[1] / "report"))
+    name.unlink(missing_ok=True)
+    name.symlink_to(target)
+
+
+def _pipe(path: Path, dice: random.Random, field: Field) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+TAMPER: dict[str, Callable[[Path, random.Random, Field], None]] = {
+    "truncate": _truncate,
+    "flip": _flip,
+    "swap": _swap,
+    "double": _double,
+    "another value": _another_value,
+    "another value, again": _another_value,
+    "link": _link,
+    "pipe": _pipe,
+}
+
+
+def tamper(field: Field, seeds: Sequence[int], slow: int) -> Tally:
+    """Change one file of a finished run at random, let every command read the run, and see which rows are accepted.
+
+    Every row that a reader accepts must be a row of the run, in its cell. The report and the pictures of a text, which
+    take seconds, are made of every `slow`-th run; the numbers below the report are read every time.
+    """
+    tally = Tally()
+    victim, module = field.scratch / "victim", field.scratch / f"{MARK}.py"
+    module.write_text(f"open({str(field.scratch / MARK)!r}, 'w')\n")
+    sys.path.insert(0, str(field.scratch))
+    calm = accepted(field.calm)
+    counts: Counter[str] = Counter()
+    for number, seed in enumerate(seeds):
+        dice, found = random.Random(seed), Tally(tried=1)
+        results = field.copy("tampered")
+        victim.write_text("mine")
+        cells = [path.parent for path in sorted(results.glob("default/*/DONE"))]
+        paths = [path for path in (dice.choice(cells) / name for name in STORED) if path.is_file()]
+        path = dice.choice([*paths, *results.glob("default/status/*.json")])
+        kind = dice.choice(list(TAMPER))
+        TAMPER[kind](path, dice, field)
+        rest = Counter(accepted(results))
+        found.changed += sum((rest - Counter(calm)).values())
+        plan = readers(results, field.scratch / "drawn")
+        plan["kvsweep-trace"] = ([path.parent, "--out", field.scratch / "drawn"], path.parent, ())
+        plan["kvsweep"] = ([*field.sweep(results)], results, ())
+        for script, (arguments, _, _) in plan.items():
+            if script == "kvsweep-predictor" or (
+                number % slow and script in ("kvsweep-report", "kvsweep-trace", "kvsweep")
+            ):
+                continue
+            counts[script] += 1
+            ended = Command(script, *arguments, cwd=field.scratch).end(60)
+            found += ended.tally()
+            if ended.code not in (0, 1, 2, 3):
+                print(f"{script} ended with {ended.code}: {ended.said[-600:]!r}", file=sys.stderr)
+                found.lost += 1
+        found.changed += victim.read_text() != "mine"
+        found.code_run += (field.scratch / MARK).exists()
+        found.tried = 1
+        if not found.is_clean:
+            print(f"seed {seed}, {kind} {path.relative_to(results)}: {found}", file=sys.stderr, flush=True)
+        tally += found
+        if number % 50 == 49:
+            print(f"{number + 1} tamperings, {tally}", file=sys.stderr, flush=True)
+    print(f"tampering, seeds {seeds[0]} to {seeds[-1]}: {dict(counts)}", file=sys.stderr, flush=True)
+    return tally
+
+
+def accepted(results: Path) -> list[tuple[str, str]]:
+    """What the readers of a run take for its completions, grades, costs and problems, each with the cell's id."""
+    found = []
+    for cell in sorted(results.glob("default/*/cell.yaml")):
+        with suppress(UserError, OSError):
+            settings = read_cell(cell.parent)
+            found.append((cell.parent.name, json.dumps(settings, sort_keys=True, default=str)))
+            rows: list[Any] = [*read_shards(cell.parent, COMPLETIONS_FILE, Completion, on_bad=ignore)]
+            rows += read_grades(grade_files(cell.parent), on_bad=ignore)
+            rows += read_rows(cell.parent / "problems.jsonl", Problem, on_bad=ignore)
+            found += [(cell.parent.name, str(row)) for row in rows]
+    return found
+
+
 # --- Hostile rows -------------------------------------------------------------------------------------------
 
 
@@ -613,8 +778,10 @@ def _plant(run_folder: Path, text: str, *, raw: bool) -> None:
             with (cell / name).open("a+") as file:
                 file.seek(0)
                 first = json.loads(file.readline())
+                first.pop("check")  # as a program that knows no check would write the row
                 file.write(json.dumps({**first, **own}) + "\n")
         settings = yaml.safe_load((cell / "cell.yaml").read_text())
+        del settings["check"]
         settings["model"]["title"] = settings["benchmark"]["title"] = settings["policy"]["mode"] = text
         settings["model"]["name"] = settings["decoding"]["name"] = text
         with suppress(UnicodeEncodeError):
@@ -685,6 +852,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", default="", help="only the hostile rows whose name holds this")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N hostile rows")
+    parser.add_argument("--times", type=int, default=30, metavar="N", help="how many random tamperings (30)")
+    parser.add_argument("--slow", type=int, default=10, metavar="N", help="draw every N-th tampered run (10)")
     parser.add_argument("--only", nargs="*", help="names of attacks")
     parser.add_argument("--scratch", type=Path, help="an empty folder to work in, which is kept")
     options = parser.parse_args()
@@ -697,6 +866,7 @@ def main() -> None:
         long, entries = options.long, [entry for entry in corpus()[options.first :] if options.rows in entry["name"]]
         attacks: dict[str, Callable[[], Tally]] = {
             "hostile rows": lambda: hostile(field, entries if long or options.rows else field.dice.sample(entries, 2)),
+            "tampering": lambda: tamper(field, range(options.seed, options.seed + options.times), options.slow),
             "damaged files": lambda: damage(field, [*DAMAGE] if long else field.dice.sample([*DAMAGE], 2)),
             "disks": lambda: disks(field, ("full", "read-only", "file too large")[: 3 if long else 1]),
             "two writers": lambda: rivals(field),

@@ -51,9 +51,9 @@ class Cell:
         }
 
     def describe(self) -> dict[str, Any]:
-        """The contents of cell.yaml, which people and the analysis read."""
+        """The contents of cell.yaml, which people and the analysis read; `check` tells if the file was edited."""
         decoding = dataclasses.asdict(self.decoding)
-        return {
+        described = {
             "schema": SCHEMA,
             "cell_id": self.cell_id,
             "condition": content_hash(self._conditions),
@@ -66,3 +66,5 @@ class Cell:
             "seed": self.seed,
             **self.cache.identity(),
         }
+        # First, so that a file that was cut off still has it.
+        return {"check": content_hash([self.cell_id, described]), **described}

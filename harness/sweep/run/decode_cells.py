@@ -69,7 +69,9 @@ def decode(work: OpenCells) -> None:
     stretch["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _record_provenance(work, cells, model, stretch)
     limit = job.decoding.max_new_tokens
-    longest = max(len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems)
+    lengths = {problem.id: len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
+    longest = max(lengths.values())
+    _check_prompts(model, lengths)
     _warn_beyond_context(model, longest + limit)
     _warn_of_lost_questions(cells, longest)
 
@@ -234,6 +236,16 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
                 kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, job.cache),
             )
         )
+
+
+def _check_prompts(model: LoadedModel, lengths: Mapping[str, int]) -> None:
+    context = model.spec.positions
+    for problem_id, length in lengths.items():
+        if context is not None and length >= context:
+            raise UserError(
+                f"problem {problem_id!r:.80} asks {length:,} tokens, and {model.config.name} was made for {context:,}: "
+                "leave the problem out, or choose a model with a longer context."
+            )
 
 
 def _warn_beyond_context(model: LoadedModel, longest: int) -> None:

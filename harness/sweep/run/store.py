@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from kvsweep.base import records
 from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
-from kvsweep.base.files import make_folder, open_file, read_file, read_lines, replace_text, replacing
+from kvsweep.base.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.base.records import (
     WHOLE,
     Completion,
@@ -133,8 +133,9 @@ class CellStore:
         self._synced = time.monotonic()
 
     def append_grade(self, grade: Grade) -> None:
-        with plain_disk_errors(self.directory):
-            records.append_row(self.directory / self.shard.file(records.GRADES_FILE), grade)
+        path = self.directory / self.shard.file(records.GRADES_FILE)
+        with plain_disk_errors(self.directory), locked(path):
+            records.append_row(path, grade)
 
     def append_stats(self, stats: DecodeStats) -> None:
         with plain_disk_errors(self.directory):

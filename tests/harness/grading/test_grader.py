@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, Grade, Problem
+from kvsweep.base.records import Completion, Grade, Problem, append_row
 from kvsweep.harness.grading import command
 from kvsweep.harness.grading.answers import answer_part, canonical_gold, extract_answer, judge, last_box, parse_integer
 from kvsweep.harness.grading.grader import Grader
@@ -620,3 +621,34 @@ def test_real_outputs_are_graded_as_recorded() -> None:
     boxes = [(ok, true) for ok, true, answer in zip(accepted, truth, answers, strict=True) if answer is not None]
     assert sum(ok == true for ok, true in boxes) / len(boxes) >= 0.995
     assert sum(ok == true for ok, true in zip(accepted, truth, strict=True)) / len(rows) >= 0.99
+
+
+def test_grades_that_a_sweep_adds_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kvsweep-grade beside a sweep: a completion and its grade come while the earlier ones are judged."""
+    cell = write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
+    judged = Grader.judge
+
+    def slow(self: Grader, jobs: Any) -> Any:
+        append_row(cell / "completions.jsonl", completion(boxed(5), draw=1))
+        verdict: Any = {"answer": "5", "gold": "5", "outcome": "correct", "correct": 1}
+        append_row(cell / "grades.jsonl", Grade(problem_id="p", draw=1, **verdict))
+        return judged(self, jobs)
+
+    monkeypatch.setattr(Grader, "judge", slow)
+    with Grader(workers=1) as grader:
+        grader.grade_cell(cell)
+    assert [row.draw for row in read_grades(cell)] == [0, 1]
+
+
+@pytest.mark.parametrize("field", ["answer_kind", "answer_from", "think_start", "think_end"])
+def test_a_cell_whose_rule_changes_is_graded_again(tmp_path: Path, grader: Grader, field: str) -> None:
+    cell = write_cell(tmp_path / "cell", [completion(boxed(5)), completion("no box", draw=1)], {"p": "5"})
+    assert grader.grade_cell(cell).graded == 2
+    assert grader.grade_cell(cell).graded == 0
+    described = yaml.safe_load((cell / "cell.yaml").read_text())
+    values = {"answer_kind": "expression", "answer_from": "whole_text", "think_start": "<a>", "think_end": "</a>"}
+    described.setdefault("model" if field.startswith("think") else "benchmark", {})[field] = values[field]
+    (cell / "cell.yaml").write_text(yaml.safe_dump(described))
+    summary = grader.grade_cell(cell)
+    assert summary.graded == 2
+    assert (summary.outcomes["correct"] == 0) == (field == "think_end")  # the text closes its thinking with </think>

@@ -14,7 +14,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.base import files
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
-from kvsweep.base.records import COMPLETIONS_FILE
+from kvsweep.base.records import COMPLETIONS_FILE, grade_files, read_grades
 from kvsweep.harness.inspect.text import of_cell
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import compose_config
@@ -172,3 +172,34 @@ def test_a_large_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.Mon
     change(path)
     assert "TypeError" in subprocess.run(command, capture_output=True, text=True).stderr  # it reads the file again
     assert digests([path], named=True) != found
+
+
+@pytest.mark.parametrize("change", ["benchmark.answer_from=whole_text", "model.think_start=begin"])
+def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
+    place: Path, settings: list[str], change: str
+) -> None:
+    settings = [*settings, "grid.policy=[full]", "decoding.max_new_tokens=400"]
+    first, second = shipped(settings), shipped(settings, change)
+    assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in second.cells]
+    assert run([first]) == []
+    folder, stored = first.run_directory / first.cells[0].cell_id, rows(place)
+    before = [*read_grades(grade_files(folder))]
+    assert not first.unfinished_cells()
+    assert second.unfinished_cells()
+    assert run([second]) == []
+    after = [*read_grades(grade_files(folder))]
+    assert rows(place) == stored
+    assert len(after) == len(before) == 2
+    assert {row.rule for row in after}.isdisjoint(row.rule for row in before)
+    assert not second.unfinished_cells()
+
+
+def test_a_prompt_longer_than_the_model_was_made_for_is_refused(place: Path, settings: list[str]) -> None:
+    problems = place / "problems.jsonl"
+    rows_ = [{"id": "short", "problem": "1+1?", "answer": 2}, {"id": "long", "problem": "1 + " * 100_000, "answer": 2}]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows_))
+    own = [f"benchmark.path={problems}", "benchmark.source=file", "grid.policy=[full]"]
+    [error] = run([shipped(settings, *own)])
+    assert isinstance(error, UserError)
+    assert "problem 'long' asks" in str(error)
+    assert rows(place) == []

@@ -1,0 +1,63 @@
+"""A stored configuration is data: nothing in it is imported, resolved or taken for a setting that there is not."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsweep.base.errors import UserError
+from kvsweep.harness.inspect.text import of_cell
+
+
+@pytest.fixture
+def cell(kvsweep: Any, tiny: list[str], tiny_policy: list[str], tmp_path: Path) -> Path:
+    ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_add", f"results_dir={tmp_path}")
+    assert ended.code == 0, ended.err
+    return next(tmp_path.glob("*/*/cell.yaml")).parent
+
+
+def edit(cell: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = cell / "provenance.json"
+    stored = json.loads(path.read_text())
+    change(stored["config"])
+    path.write_text(json.dumps(stored))
+
+
+def test_a_stored_class_is_never_imported(cell: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ran_by_stored.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nclass X: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for section in ("policy", "model", "benchmark"):
+        edit(cell, lambda config, section=section: config[section].update(_target_="ran_by_stored.X"))
+    source = of_cell(cell, None, 0)
+    assert [policy.name for policy in source.policies(["window"])] == ["window"]
+    assert not (tmp_path / "mark").exists()
+    assert "ran_by_stored" not in sys.modules
+
+
+@pytest.mark.parametrize("text", ["${oc.env:KVSWEEP_SECRET}", "x${oc.env:KVSWEEP_SECRET}", "${seed}"])
+@pytest.mark.parametrize("place", ["name", "title", "path"])
+def test_a_stored_text_is_never_resolved(cell: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str) -> None:
+    monkeypatch.setitem(os.environ, "KVSWEEP_SECRET", "of the user")
+    edit(cell, lambda config: config["model"].update({place: text}))
+    with pytest.raises(UserError, match=r"holds \$\{, which no stored setting has") as caught:
+        of_cell(cell, None, 0)
+    assert "of the user" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda config: config["policy"].update(name="../../evil"), "names the policy"),
+        (lambda config: config.update(policy=3), "names no model and policy"),
+        (lambda config: config.pop("model"), "names no model and policy"),
+        (lambda config: config["model"].update(path=[1]), "model.path"),
+    ],
+)
+def test_other_settings_are_refused(cell: Path, change: Callable[[dict[str, Any]], object], sentence: str) -> None:
+    edit(cell, change)
+    with pytest.raises(UserError, match=sentence):
+        of_cell(cell, None, 0)
