@@ -7,11 +7,14 @@ kind, the model's hidden_size, and what else its maker recorded. Reading a card 
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kvsweep.base.files import digests, replace_text, replacing
+from kvsweep.base.files import digests, read_file, replace_text, replacing
 from kvsweep.kernels.lazy_torch import Tensor
+
+_FLOATS, _IDS = ("F16", "BF16", "F32", "F64"), ("I64",)
 
 
 def file_of(place: str | Path) -> Path:
@@ -33,7 +36,42 @@ def check(kind: str, place: str | None, maker: str) -> None:
         )
     if not file_of(place).is_file():
         raise ValueError(f"policy.{kind}={place} holds no {kind}: make it with `{maker}` and name its place.")
-    read_card(kind, place)
+    _check_shapes(kind, place, read_card(kind, place))
+
+
+def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
+    """Refuse a file whose tensors have other names, shapes or types than those of its kind; no tensor is read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file_of(place), framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            types = {name: part.get_dtype() for name, part in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"policy.{kind}={place} cannot be read ({error}): make it again.") from error
+    expected = _shapes(kind, card, found)
+    wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+    wrong += [name for name, kind_of in types.items() if kind_of not in (_IDS if name.startswith("ids/") else _FLOATS)]
+    if wrong:
+        raise ValueError(
+            f"policy.{kind}={place} has the tensor {wrong[0]!r:.80} as {types.get(wrong[0], 'nothing')} "
+            f"{found.get(wrong[0], '')}, which does not fit its card and kind: make it again."
+        )
+
+
+def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes that the tensors of an artifact must have, by name."""
+    if kind == "predictor":
+        widths = card.get("widths")
+        sizes = [card["hidden_size"], *(widths if isinstance(widths, list) else [None]), 1]
+        return {f"layers.{i}.weight": (rows, columns) for i, (columns, rows) in enumerate(pairwise(sizes))}
+    if kind == "labels":
+        texts = {name.partition("/")[2]: shape[:1] for name, shape in found.items()}
+        return {f"{part}/{text}": shape for text, shape in texts.items() for part in ("ids", "labels")}
+    shape = (*found.get("mean_real", ()), 0, 0, 0)[:3]
+    means = dict.fromkeys(("mean_real", "mean_imaginary", "mean_size"), shape)
+    return {**means, "inverse_frequencies": shape[2:], "attention_scaling": ()}
 
 
 def read_card(kind: str, place: str | Path) -> dict[str, Any]:
@@ -44,8 +82,8 @@ def read_card(kind: str, place: str | Path) -> dict[str, Any]:
     """
     path = file_of(place).with_suffix(".json")
     try:
-        card = json.loads(path.read_text())
-    except (OSError, ValueError):
+        card = json.loads(read_file(path, linked=True))
+    except (OSError, ValueError, RecursionError):
         card = None
     if not isinstance(card, dict) or card.get("kind") != kind or "hidden_size" not in card:
         raise ValueError(f"{place} holds no {kind}: {path} is no card of that kind with a hidden_size; make it again.")
@@ -64,10 +102,21 @@ def save(kind: str, place: str | Path, tensors: Mapping[str, Tensor], card: Mapp
 
 
 def load(place: str | Path) -> dict[str, Tensor]:
-    """The tensors of an artifact."""
+    """The tensors of an artifact.
+
+    Raises:
+        ValueError: a number that is not finite; labels may be unknown, which is NaN.
+    """
     from safetensors.torch import load_file
 
-    return load_file(file_of(place))
+    tensors = load_file(file_of(place))
+    for name, tensor in tensors.items():
+        wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()
+        if wrong.any() or (name.startswith("ids/") and (tensor < 0).any()):
+            raise ValueError(
+                f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind: make it again."
+            )
+    return tensors
 
 
 def load_once(place: str | Path) -> dict[str, Tensor]:

@@ -147,6 +147,11 @@ class Policy(ABC):
         digests = {kind: artifacts.digest(place) for kind, place in self._artifacts.items()}
         return dataclasses.asdict(self) | digests
 
+    def load_artifacts(self) -> None:
+        """Read the artifacts; raises ValueError where one holds numbers that are none of its kind."""
+        for place in self._artifacts.values():
+            artifacts.load_once(place)
+
     @property
     def _artifacts(self) -> dict[str, str]:
         return {kind: getattr(self, kind) for kind in self.ARTIFACTS}

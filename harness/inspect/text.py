@@ -27,7 +27,7 @@ from kvsweep.base.records import (
     read_provenance,
     read_rows,
 )
-from kvsweep.compression.artifacts import read_card
+from kvsweep.compression import artifacts
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading import pool
@@ -125,7 +125,9 @@ class TextSource:
 
     def check_head(self, path: Path) -> None:
         try:
-            width = read_card("predictor", path)["hidden_size"]
+            artifacts.check("predictor", str(path), "kvsweep-predictor train")
+            artifacts.load(path)
+            width = artifacts.read_card("predictor", path)["hidden_size"]
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
         expected = read_spec(self.model).hidden_size

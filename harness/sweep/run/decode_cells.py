@@ -65,6 +65,11 @@ def decode(work: OpenCells) -> None:
         return
     checked_implementation(job.impl, check_available)
     invariant = is_invariant(job.invariant, device_of(job.model), job.impl)
+    try:
+        for cell in cells:
+            cell.policy.load_artifacts()
+    except ValueError as error:
+        raise UserError(str(error)) from error
     stretch, model = describe_stretch(), loaded(job.model)
     stretch["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
     _record_provenance(work, cells, model, stretch)

@@ -1,0 +1,135 @@
+"""Predictors, statistics and labels that do not fit their kind are refused before any model is loaded."""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvsweep.compression import artifacts
+from kvsweep.compression.policies.oracle import save_labels
+from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def places(tmp_path: Path, tiny_statistics: Path) -> dict[str, Path]:
+    """A good artifact of each kind."""
+    save_predictor(ImportancePredictor(32, (16, 8)), tmp_path / "head", {})
+    artifacts.save("statistics", tmp_path / "s.safetensors", load_file(tiny_statistics), {"hidden_size": 32})
+    labels = {"p/0": (torch.arange(5), torch.tensor([0.0, 1.0, float("nan"), 0.5, 0.2]))}
+    save_labels(str(tmp_path / "l.safetensors"), labels, {"hidden_size": 32})
+    return {
+        "predictor": tmp_path / "head",
+        "statistics": tmp_path / "s.safetensors",
+        "labels": tmp_path / "l.safetensors",
+    }
+
+
+def use(kind: str, place: Path) -> None:
+    """What happens to an artifact before the model is loaded."""
+    artifacts.check(kind, str(place), "make")
+    artifacts.load(place)
+
+
+def first(tensors: Tensors) -> str:
+    return min(tensors)
+
+
+def with_number(value: float) -> Callable[[Tensors], object]:
+    return lambda tensors: next(t for t in tensors.values() if t.is_floating_point()).view(-1)[:1].fill_(value)
+
+
+TENSORS: dict[str, Callable[[Tensors], object]] = {
+    "infinite": with_number(float("inf")),
+    "minus infinite": with_number(float("-inf")),
+    "another shape": lambda tensors: tensors.update({first(tensors): torch.stack([tensors[first(tensors)]] * 2)}),
+    "missing": lambda tensors: tensors.pop(first(tensors)),
+    "one more": lambda tensors: tensors.update(more=torch.zeros(3)),
+    "renamed": lambda tensors: tensors.update({"x" + first(tensors): tensors.pop(first(tensors))}),
+    "whole numbers": lambda tensors: tensors.update({n: t.to(torch.int32) for n, t in tensors.items()}),
+    "no tensor": lambda tensors: tensors.clear(),
+}
+FILES: dict[str, Callable[[Path], object]] = {
+    "garbage": lambda path: path.write_bytes(os.urandom(4096)),
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "pickle": lambda path: path.write_bytes(pickle.dumps({"layers.0.weight": [1.0]})),
+    "header bomb": lambda path: path.write_bytes((1 << 60).to_bytes(8, "little") + b"{}"),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+CARDS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another kind": lambda card: card.update(kind="x"),
+    "no size": lambda card: card.pop("hidden_size"),
+    "nested": lambda card: card.update(hidden_size=[[]]),
+}
+
+
+@pytest.mark.parametrize("kind", ["predictor", "statistics", "labels"])
+class TestEveryKind:
+    def test_a_good_one_is_taken(self, kind: str, places: dict[str, Path]) -> None:
+        use(kind, places[kind])
+
+    @pytest.mark.parametrize("change", TENSORS.values(), ids=TENSORS)
+    def test_tensors(self, kind: str, places: dict[str, Path], change: Callable[[Tensors], object]) -> None:
+        path = artifacts.file_of(places[kind])
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+        change(tensors)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        if kind == "labels" and not tensors:
+            return use(kind, places[kind])  # no text has labels
+        with pytest.raises(ValueError, match="make it again"):
+            use(kind, places[kind])
+
+    @pytest.mark.parametrize("change", FILES.values(), ids=FILES)
+    def test_files(self, kind: str, places: dict[str, Path], change: Callable[[Path], object]) -> None:
+        change(artifacts.file_of(places[kind]))
+        with pytest.raises(ValueError, match="make it"):
+            use(kind, places[kind])
+
+    @pytest.mark.parametrize("change", CARDS.values(), ids=CARDS)
+    def test_cards(self, kind: str, places: dict[str, Path], change: Callable[[dict[str, Any]], object]) -> None:
+        path = artifacts.file_of(places[kind]).with_suffix(".json")
+        card = json.loads(path.read_text())
+        change(card)
+        path.write_text(json.dumps(card))
+        if change is CARDS["nested"] and kind != "predictor":
+            return  # the check against the model reads it
+        with pytest.raises(ValueError, match="make it again"):
+            use(kind, places[kind])
+
+
+@pytest.mark.parametrize("widths", [[10**9, 10**9], [16], [16, 8, 4], [], "16", [1.5, 8], [16, "8"], None, [-16, 8]])
+def test_widths_that_are_not_those_of_the_file(places: dict[str, Path], widths: Any) -> None:
+    path = places["predictor"] / "predictor.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "widths": widths}))
+    with pytest.raises(ValueError, match="does not fit its card"):
+        use("predictor", places["predictor"])
+
+
+@pytest.mark.parametrize("kind", ["predictor", "statistics"])
+def test_nan_is_for_labels_alone(places: dict[str, Path], kind: str) -> None:
+    path = artifacts.file_of(places[kind])
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    with_number(float("nan"))(tensors)
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match="make it again"):
+        use(kind, places[kind])
+
+
+def test_a_sweep_with_a_head_of_nan_stops_before_the_model(
+    kvsweep: Any, tiny: list[str], tiny_policy: list[str], places: dict[str, Path], tmp_path: Path, no_model: None
+) -> None:
+    path = artifacts.file_of(places["predictor"])
+    save_file({name: torch.full_like(tensor, float("nan")) for name, tensor in load_file(path).items()}, path)
+    own = ["policy=dynts", "benchmark=toy_add", f"policy.predictor={places['predictor']}", f"results_dir={tmp_path}"]
+    ended = kvsweep(*tiny, *tiny_policy, *own)
+    assert ended.code == 2
+    assert "that are none of its kind" in ended.err
+    assert ended.err.strip().count("\n") <= 3
