@@ -66,5 +66,5 @@ class Cell:
             "seed": self.seed,
             **self.cache.identity(),
         }
-        # First, so that a file that was cut off still has it.
-        return {"check": content_hash([self.cell_id, described]), **described}
+        # Near the top, so that a file that was cut off still has it.
+        return {"schema": SCHEMA, "check": content_hash([self.cell_id, described]), **described}
