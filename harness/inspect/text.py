@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from kvsweep.base.records import (
     ignore,
     read_cell,
     read_grades,
-    read_provenance,
     read_rows,
 )
 from kvsweep.compression import artifacts
@@ -35,8 +33,9 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
-from kvsweep.harness.sweep.plan.grid import build_policies, policy_file
+from kvsweep.harness.sweep.plan.grid import build_policies
 from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job
+from kvsweep.harness.sweep.plan.stored import stored_config
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.load import LoadedModel
@@ -170,7 +169,8 @@ def of_completion(
     folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
 ) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
-    stored = stored_settings(folder)
+    stored = stored_config(folder / PROVENANCE_FILE)
+    stored = {name: stored[name] for name in ("model", "policy")}
     policy, own = stored["policy"], read_cell(folder)["policy"]
     policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
     if "rows" in policy:  # another spelling of keep_ratio and budget
@@ -179,32 +179,6 @@ def of_completion(
     model = build(ModelConfig, "model", config.model)
     read = partial(_of_completion, question, completion, setting_of(own), grade)
     return TextSource(model=model, config=config, read=read)
-
-
-def stored_settings(folder: Path) -> dict[str, Any]:
-    """Model and policy of a cell as its provenance tells them, as data: no class, and no text that OmegaConf resolves.
-
-    The policy's class is that of this installation's YAML of the same name, and of all settings only those remain that
-    ModelConfig and that YAML have.
-
-    Raises:
-        UserError: no such settings are stored, an unknown policy, or a text with ${.
-    """
-    path = folder / PROVENANCE_FILE
-    try:
-        stored = read_provenance(path)["config"]
-        model, policy, name = dict(stored["model"]), dict(stored["policy"]), str(stored["policy"]["name"])
-        read_cell(folder)["policy"].keys()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} names no model and policy: run the cell again.") from error
-    if name not in choices("policy"):
-        raise UserError(f"{path} names the policy {name}, and this kvsweep has {', '.join(choices('policy'))}.")
-    if "${" in json.dumps([model, policy]):
-        raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
-    own = policy_file(name)
-    known = {field.name for field in fields(ModelConfig)}
-    settings = {k: v for k, v in policy.items() if k in own} | {"_target_": own["_target_"], "name": name}
-    return {"model": {k: v for k, v in model.items() if k in known}, "policy": settings}
 
 
 def _of_completion(

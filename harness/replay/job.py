@@ -17,6 +17,7 @@ from kvsweep.base.tasks import State, TaskStatus
 from kvsweep.harness.replay.texts import ReplayConfig, Text, read_texts
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job, make_job
+from kvsweep.harness.sweep.plan.stored import stored_config
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -122,9 +123,9 @@ def read_jobs(directory: Path) -> list[Job]:
         for file in shard_files(path.parent, records.PROVENANCE_FILE).values():
             try:
                 records.read_cell(path.parent)
-                config = records.read_provenance(file)["config"]
-            except (OSError, ValueError, KeyError, BrokenCell):
+            except (OSError, BrokenCell):
                 continue
+            config = stored_config(file)
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None}
             # Jobs that differ in their policies alone are one grid; a policy's own settings keep them apart.

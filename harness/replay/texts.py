@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import Field
 
 from kvsweep.base import records
 from kvsweep.base.errors import BrokenCell, UserError
+from kvsweep.base.files import digests
 from kvsweep.base.records import Completion, Pair, Problem, Row, read_rows, read_shards
 from kvsweep.harness.sweep.plan.job import Job
 
@@ -122,6 +122,6 @@ def _full_cell(job: Job) -> Path:
 
 def _digest(path: str) -> str:
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
+        return digests([Path(path)])[0][:8]
     except OSError as error:
-        raise UserError(f"texts={path} cannot be read ({error.strerror}): name a file of lines.") from error
+        raise UserError(f"texts={path} cannot be read ({error.strerror or error}): name a file of lines.") from error
