@@ -1,6 +1,10 @@
 """How a command ends: its exit code, and one sentence on stderr."""
 
 import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +52,15 @@ def test_an_end_in_one_sentence(
 def test_other_errors_keep_their_traceback() -> None:
     with pytest.raises(ValueError, match="a bug"), one_sentence("kvsweep-x"):
         raise ValueError("a bug")
+
+
+def test_a_terminal_of_few_characters_gets_escapes_and_no_error(tmp_path: Path) -> None:
+    """`rich` writes to the stream below the guard."""
+    program = (
+        "import sys; from kvsweep.base.command_line import guard_streams; guard_streams()\n"
+        "from rich.console import Console; Console().print('Ünïcode ─ 表'); print('Ünïcode 表')"
+    )
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("\\xdcn\\xefcode") == 2

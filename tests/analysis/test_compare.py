@@ -1,0 +1,23 @@
+"""Two runs are compared where their settings and their problems agree."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvsweep.analysis.compare import compare
+from kvsweep.analysis.load import load_run
+from kvsweep.base.errors import UserError
+from tests.analysis.conftest import write_cell
+
+
+def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
+    """The problems of both runs have the same ids, and other questions behind them."""
+    for name, problems in (("a", "1" * 16), ("b", "1" * 16), ("c", "2" * 16)):
+        folder = write_cell(tmp_path / name, [[1], [0]])
+        cell = yaml.safe_load((folder / "cell.yaml").read_text())
+        (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "dataset_hash": problems}))
+    first, same, other = (load_run(tmp_path / name) for name in "abc")
+    assert len(compare(first, same)) == 1
+    with pytest.raises(UserError, match="share no cell; give runs of the same settings and problems"):
+        compare(first, other)
