@@ -172,8 +172,8 @@ OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touch"
 # temporary files of `replacing`.
 ELSEWHERE = {
     "base/command_line.py", "base/files.py", "harness/settings.py", "harness/provenance.py", "harness/toy",
-    "harness/benchmarks", "harness/decode/memory.py", "harness/models", "harness/predictor", "harness/sweep/init.py", "harness/template",
-    "harness/grading/pool.py", "harness/sweep/watch/tracker.py", "kernels", "compression",
+    "harness/benchmarks", "harness/decode/memory.py", "harness/models", "harness/predictor", "harness/sweep/init.py",
+    "harness/template", "harness/grading/pool.py", "harness/sweep/watch/tracker.py", "kernels", "compression",
 }  # fmt: skip
 TEMPORARY = {("harness/sweep/run/store.py", "open"), ("analysis/pictures/style.py", "savefig")}
 READ_BACK = {("analysis/report/gallery.py", "read_bytes")}
