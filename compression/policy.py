@@ -184,6 +184,8 @@ class BudgetPolicy(Policy):
     # As the policy's authors have it.
     QUESTION: ClassVar[Question] = "free"
     SINKS: ClassVar[int] = 0
+    # Whether the method tells the answer from the thinking before it.
+    THINKS: ClassVar[bool] = False
 
     keep_ratio: Annotated[float, Field(gt=0, le=1, description="the fraction kept")]
     local_window: Annotated[int, Field(ge=1, description="a number of tokens")]

@@ -18,7 +18,7 @@ from kvsweep.analysis.report.board import heat_rows, policy_tables
 from kvsweep.analysis.report.drilldown import outcome_maps
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.report.tables import VIEWS, cell_table, holding_tables, progress, score_table
+from kvsweep.analysis.report.tables import VIEWS, cell_table, holding_tables, progress, score_table, unanswered
 from kvsweep.base.escape import in_one_line, visible
 from kvsweep.base.records import content_hash, leaves
 
@@ -138,6 +138,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
         ("Unfinished cells", [f"{_cell(row)}: {progress(row)} completions" for row in partial.itertuples()]),
         ("Missing cells", _missing(found)),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
+        ("Without answers", unanswered(found.run)),
         ("No full-cache cell to compare with", list(alone["model_title"] + " | " + alone["benchmark_title"])),
         ("Settings without a bar chart, there are too many", [one.title for one in found.settings[gallery.MAX_BARS :]]),
         ("Notices from reading the files", found.run.notices),

@@ -1,5 +1,6 @@
 """Tables of a report, and their text as Markdown, as LaTeX and for the terminal. No plotting library is needed."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pandas as pd
 
 from kvsweep.analysis import format
 from kvsweep.analysis.format import LOSES, MARKS, MISSING, UNFINISHED, UNTOUCHED
-from kvsweep.analysis.load import in_order, load_run
+from kvsweep.analysis.load import Run, in_order, load_run
 from kvsweep.analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
+from kvsweep.base.command_line import counted
 from kvsweep.base.escape import file_name
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED))
@@ -29,10 +31,30 @@ def summary_table(directory: Path | str) -> str:
     Raises:
         UserError: the directory is missing or holds no cell.
     """
-    scores = cell_scores(load_run(directory))
+    run = load_run(directory)
+    scores = cell_scores(run)
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
-    return "\n\n".join([*tables, f"{NOTE}\n{SUMMARY_NOTE}"])
+    notes = [f"note: {sentence}" for sentence in unanswered(run)]
+    return "\n\n".join([*tables, "\n".join([NOTE, SUMMARY_NOTE, *notes])])
+
+
+def unanswered(run: Run) -> list[str]:
+    """A sentence for each model and benchmark where most graded texts of a cell hold no answer, with two examples."""
+    graded = run.completions.dropna(subset="outcome")
+    silent = graded.assign(silent=graded["outcome"] == "no_answer")
+    shares = silent.groupby("cell_id", observed=True)["silent"].mean()
+    cells = run.cells[run.cells["cell_id"].isin(shares.index[shares > 0.5])]
+    sentences = []
+    for (model, benchmark), ours in cells.groupby(["model_title", "benchmark_title"], sort=False):
+        texts = silent[silent["silent"] & silent["cell_id"].isin(ours["cell_id"])]
+        examples = [f"--why {shlex.quote(name)}" for name in texts["problem_id"].astype(str).unique()[:2]]
+        sentences.append(
+            f"{model} | {benchmark}: most texts of {counted(len(ours), 'cell')} hold no answer. Is model.think_end the "
+            "tag that this model writes (null if it does not think), and does the prompt ask for a \\boxed answer? "
+            f"See `kvsweep-grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}."
+        )
+    return sentences
 
 
 def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:

@@ -22,6 +22,7 @@ class DynTS(BudgetPolicy):
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep-predictor train"}
     QUESTION: ClassVar[Question] = "pinned"
+    THINKS: ClassVar[bool] = True
 
     predictor: str | None
 

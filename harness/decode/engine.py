@@ -356,7 +356,7 @@ class Engine:
             token_ids=ids,
             num_tokens=len(ids),
             prompt_tokens=len(request.prompt_ids),
-            thinking_tokens=len(ids) if thinking is None else thinking,
+            thinking_tokens=len(ids) if thinking is None and self.model.thinks else thinking or 0,
             stop_reason="stop" if stopped else cut_off,
             evictions=evictions,
             fork_step=evictions[0].step if evictions else None,

@@ -89,7 +89,9 @@ def canonical_gold(gold: str, kind: AnswerKind) -> str | None:
 
 
 def answer_part(text: str, tags: ThinkTags = _DEFAULT_TAGS) -> str | None:
-    """The text after the thinking (`ThinkTags.closing`); None if the thinking was never closed."""
+    """The text after the thinking (`ThinkTags.closing`), None if that was never closed; all of it without thinking."""
+    if tags.end is None:
+        return text
     start = tags.closing(text)
     return None if start is None else text[start + len(tags.end) :]
 

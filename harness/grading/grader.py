@@ -200,7 +200,7 @@ def read_standard(directory: Path, kind: AnswerKind | None = None, *, lenient: b
         cell = records.read_cell(directory)
         benchmark, model = cell["benchmark"], cell.get("model", {})
         kind = kind or benchmark["answer_kind"]
-        tags = {name: model[f"think_{name}"] for name in ("start", "end") if model.get(f"think_{name}")}
+        tags = {name: model[f"think_{name}"] for name in ("start", "end") if f"think_{name}" in model}
         rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
     except FileNotFoundError:
         raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None

@@ -101,7 +101,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
             policy,
             problem_id=trace.problem_id,
             draw=trace.draw,
-            text_ids=torch.tensor([*trace.token_ids[: trace.think_end], model.think_end_id], device=model.device),
+            text_ids=torch.tensor([*trace.token_ids[: trace.think_end], *model.think_end_ids[:1]], device=model.device),
             question_length=trace.think_start,
             answer_start=trace.think_end,
             stream=sequence_key(seed, trace.problem_id, trace.draw, "select", 0),

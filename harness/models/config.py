@@ -36,9 +36,10 @@ class ModelConfig:
     random_weights: bool = False
     device: str = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
-    think_start: str = "<think>"
+    think_start: str | None = "<think>"
     think_end: str | None = "</think>"
     force_think: bool = False
+    chat_template: Literal["own", "none"] = "own"
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
@@ -52,10 +53,11 @@ class ModelConfig:
         if (self.path is None) == (self.gguf is None):
             raise UserError(f"model.path={self.path} and model.gguf={self.gguf}: name one of both, the other is null.")
         for name in ("think_start", "think_end"):
-            if getattr(self, name) is not None and not getattr(self, name).strip():
-                raise UserError(f"model.{name} is empty: name the tag that this model writes.")
-        if self.think_end is None and (self.is_built or self.force_think):
-            raise UserError("model.think_end=null fits neither force_think nor a built model: name the closing tag.")
+            tag = getattr(self, name)
+            if tag is not None and not tag.strip():
+                raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
+        if self.force_think and None in (self.think_start, self.think_end):
+            raise UserError("model.force_think=true needs model.think_start and model.think_end: name both tags.")
         if self.config is not None and "model_type" not in self.config:
             raise UserError("model.config has no model_type: name the architecture, such as qwen2 or llama.")
         if self.is_built and set(self.special_tokens or ()) != set(ROLES):
@@ -68,9 +70,7 @@ class ModelConfig:
 
     @property
     def tags(self) -> ThinkTags:
-        """The tags around the thinking; a model that does not think is refused."""
-        if self.think_end is None:
-            raise UserError(f"model={self.name} does not think (model.think_end=null): choose a model that does.")
+        """The tags around the thinking."""
         return ThinkTags(start=self.think_start, end=self.think_end)
 
     @property
@@ -103,12 +103,14 @@ class ModelConfig:
             weights = [f"{self.place}@{self.revision}", *self.files().values()][-1]
         # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
+        bare = {"chat_template": "none"} if self.chat_template == "none" else {}
         return {
             "weights": weights,
             "dtype": self.dtype,
             "random_weights": self.random_weights,
             "think_end": self.think_end,
             **forced,
+            **bare,
         }
 
     def describe(self) -> dict[str, Any]:

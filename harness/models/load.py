@@ -5,6 +5,7 @@ Transformers' models take as long to import as torch, so the functions that need
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,7 +72,7 @@ class LoadedModel:
         """Token ids that end a completion."""
         eos = self.network.generation_config.eos_token_id
         eos = self.tokenizer.eos_token_id if eos is None else eos
-        return tuple(eos) if isinstance(eos, list) else (eos,)
+        return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
 
     @cached_property
     def scaling(self) -> float:
@@ -93,25 +94,41 @@ class LoadedModel:
         return torch.tensor(separate, device=self.device)
 
     @cached_property
-    def think_end_id(self) -> int:
-        """Token id of the tag that closes the thinking.
+    def think_end_ids(self) -> tuple[int, ...]:
+        """Token ids of the tag that closes the thinking; none where the model thinks nothing aloud.
 
         Raises:
-            UserError: the model does not think, or the tag is not one token of this tokenizer.
+            UserError: the tokenizer cannot write the tag.
         """
-        ids = self.tokenizer.encode(self.config.tags.end, add_special_tokens=False)
-        if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+        tag = self.config.think_end
+        if tag is None:
+            return ()
+        ids = self.tokenizer.encode(tag, add_special_tokens=False)
+        if not ids or self.tokenizer.unk_token_id in ids:
             raise UserError(
-                f"model.think_end={self.config.think_end} is not a single token of {self.config.place}: "
-                "name the tag that this model closes its thinking with."
+                f"model.think_end={tag} cannot be written by the tokenizer of {self.config.place}: name the tag that "
+                "this model closes its thinking with, or null if it thinks nothing aloud."
             )
-        return ids[0]
+        return tuple(ids)
+
+    @property
+    def think_end_id(self) -> int | None:
+        """Token id of the tag that closes the thinking, where that is a single token."""
+        return self.think_end_ids[0] if len(self.think_end_ids) == 1 else None
+
+    @property
+    def thinks(self) -> bool:
+        """True if the model thinks aloud."""
+        return self.config.think_end is not None
 
     def thinking_tokens(self, ids: list[int]) -> int | None:
-        """Tokens of a completion before the tag that closes the thinking; None where it has no such tag."""
-        if self.config.think_end is None or self.think_end_id not in ids:
-            return None
-        return ids.index(self.think_end_id)
+        """Tokens before the tag that closes the thinking; None where the text has no such tag."""
+        if self.think_end_id is not None:
+            return ids.index(self.think_end_id) if self.think_end_id in ids else None
+        found = self.decode(ids).find(self.config.think_end) if self.config.think_end else -1
+        # A tag of several tokens may begin and end within one: the number of whole tokens in the text before it.
+        count = bisect_right(range(len(ids) + 1), found, key=lambda size: len(self.decode(ids[:size]))) - 1
+        return None if found < 0 else count
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, up to where the model begins to think."""
@@ -119,7 +136,7 @@ class LoadedModel:
         text = self._templated(prompt.encode(errors="replace").decode())
         if self.config.force_think and not self._opens_thinking(text):
             text += f"{self.config.think_start}\n"
-        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return tuple(self.tokenizer(text, add_special_tokens=self.config.chat_template == "none").input_ids)
 
     @cached_property
     def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
@@ -129,11 +146,13 @@ class LoadedModel:
         return "forced" if self.config.force_think else "model"
 
     def _templated(self, prompt: str) -> str:
-        messages = [{"role": "user", "content": prompt}]
+        if self.config.chat_template == "none":
+            return prompt
+        messages = [{"role": "user", "content": prompt}]  # a system prompt is the template's own
         return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
     def _opens_thinking(self, text: str) -> bool:
-        return text.rstrip().endswith(self.config.think_start)
+        return self.config.think_start is not None and text.rstrip().endswith(self.config.think_start)
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, thinking tags included."""
@@ -214,7 +233,21 @@ def load_model(config: ModelConfig) -> LoadedModel:
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
     check_steps(model)
+    _check_text(model)
     return model
+
+
+def _check_text(model: LoadedModel) -> None:
+    """Refuse tags that the tokenizer cannot write, and a chat template that is missing or fails."""
+    _ = model.think_end_ids
+    try:
+        model.prompt_ids("?")
+    except Exception as error:  # a template raises what it likes
+        reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
+        raise UserError(
+            f"model={model.config.name} has no chat template that takes a question ({reason}): give "
+            "model.chat_template=none for a base model."
+        ) from error
 
 
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
@@ -223,7 +256,7 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     from kvsweep.harness.models.stand_in import stand_in_tokenizer
 
     if config.is_built:
-        return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.tags.end)
+        return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
     return PreTrainedTokenizerFast.from_pretrained(config.checkpoint, revision=config.revision or "main")
 

@@ -14,7 +14,9 @@ _CHAT_TEMPLATE = (
 )
 
 
-def stand_in_tokenizer(special_tokens: Mapping[str, str], think_start: str, think_end: str) -> PreTrainedTokenizerFast:
+def stand_in_tokenizer(
+    special_tokens: Mapping[str, str], think_start: str | None, think_end: str | None
+) -> PreTrainedTokenizerFast:
     """Make a tokenizer of single bytes with the model's special tokens (those of `ROLES`); decoding restores any text.
 
     The tags around the thinking are tokens too, and the chat template ends with the opening one.
@@ -24,9 +26,9 @@ def stand_in_tokenizer(special_tokens: Mapping[str, str], think_start: str, thin
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(dict.fromkeys(special_tokens[role] for role in ROLES)))
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (think_start, think_end)])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (think_start, think_end) if tag])
     template = _CHAT_TEMPLATE
-    names = {"USER": special_tokens["user"], "ASSISTANT": special_tokens["assistant"], "THINK": think_start}
+    names = {"USER": special_tokens["user"], "ASSISTANT": special_tokens["assistant"], "THINK": think_start or ""}
     for name, token in names.items():
         template = template.replace(name, token)
     return PreTrainedTokenizerFast(

@@ -7,10 +7,13 @@ from kvsweep.base.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkTags:
-    """The tags around a model's thinking. The opening tag may stand in the prompt, in the completion, or nowhere."""
+    """The tags around a model's thinking. The opening tag may stand in the prompt, in the completion, or nowhere.
 
-    start: str = "<think>"
-    end: str = "</think>"
+    A model that thinks nothing aloud has no closing tag, and its whole text is the answer.
+    """
+
+    start: str | None = "<think>"
+    end: str | None = "</think>"
 
     def closing(self, text: str) -> int | None:
         """Character at which the tag begins that ends the thinking of a completion; None if the thinking never ends.
@@ -18,7 +21,9 @@ class ThinkTags:
         The tag is the first closing one behind the last opening one, so a text that opens its thinking again and
         never closes it has no answer.
         """
-        found = text.find(self.end, max(0, text.rfind(self.start)))
+        if self.end is None:
+            return None
+        found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))
         return None if found < 0 else found
 
 
@@ -27,6 +32,8 @@ def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple
 
     A thinking that is never closed or empty, and an empty answer, raise a UserError, which calls the text `name`.
     """
+    if tags.end is None:
+        raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
     end = tags.closing(text)
     if end is None:
         raise UserError(
@@ -34,7 +41,8 @@ def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple
             "name the closing tag that it uses."
         )
     stripped = text.lstrip()
-    start = len(text) - len(stripped) + len(tags.start) if stripped.startswith(tags.start) else 0
+    opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
+    start = len(text) - len(stripped) + len(opening) if opening else 0
     if not text[end + len(tags.end) :].strip() or not text[start:end].strip():
         raise UserError(f"{name} has no thinking or no answer around {tags.end}: drop the text.")
     return slice(start, end), slice(end + len(tags.end), len(text))

@@ -193,7 +193,7 @@ def trace_of_text(
         problem_id=problem_id,
         draw=int(row.get("draw", 0)),
         kept=True,
-        token_ids=[*before, model.think_end_id, *model.tokenizer(answer, add_special_tokens=False).input_ids],
+        token_ids=[*before, *model.think_end_ids, *model.tokenizer(answer, add_special_tokens=False).input_ids],
         think_start=len(prompt),
         think_end=len(before),
     )

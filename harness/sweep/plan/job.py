@@ -21,7 +21,7 @@ from kvsweep.base.records import WHOLE, Pair, Shard, content_hash
 from kvsweep.base.tasks import CellProgress, State, TaskStatus
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policy import Policy
+from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
@@ -184,11 +184,6 @@ def make_job(config: DictConfig) -> Job:
             "until=decided compares cells with the full cache of unpacked rows, which cache.bits="
             f"{cache.bits} does not decode: give until=null, or cache.bits=16."
         )
-    if model.think_end is None and benchmark_config.answer_from == "after_think":
-        raise UserError(
-            f"model={model.name} does not think (model.think_end=null), and benchmark={benchmark_config.name} reads "
-            "answers after the thinking: set benchmark.answer_from=whole_text."
-        )
     benchmark = load_problems(benchmark_config)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
@@ -283,6 +278,12 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     Raises:
         UserError: the model cannot be had, or an artifact was made for another model.
     """
+    for policy in policies:
+        if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
+            raise UserError(
+                f"policy={policy.name} keeps the answer behind model.think_end, which is null: name the tag that "
+                "closes the model's thinking, or choose another policy."
+            )
     hidden_size = read_spec(model).hidden_size
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
         card = artifacts.read_card(kind, place)

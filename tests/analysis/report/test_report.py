@@ -162,6 +162,16 @@ def test_summary_table(tmp_path: Path, make_cell: MakeCell) -> None:
     assert lines[2].split() == [*name, "50.0", "±", "50.0*", "–", "–", "2", "of", "2", "72.0"]
 
 
+def test_cells_in_which_most_texts_hold_no_answer_are_named(tmp_path: Path, make_cell: MakeCell) -> None:
+    """In the sweep's summary and on the page, with two examples to look at."""
+    make_cell([["no_answer"], ["no_answer"], ["no_answer"], [1]])
+    make_cell([[1], ["no_answer"]], policy="dynts")
+    folder = tmp_path / "run"
+    expected = f"most texts of 1 cell hold no answer.*See `kvsweep-grade {folder}` with --why p0 or --why p1"
+    assert re.search(rf"note: Toy-Qwen \| Chain: {expected}", summary_table(folder))
+    assert re.search("Without answers: 1", build_report(folder).read_text())
+
+
 def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, make_cell: MakeCell) -> None:
     """In the sweep's summary, the tables, the heatmaps and the page; packed rows are no full cache."""
     untouched = {"evictions": [], "peak_length": 60}

@@ -60,6 +60,8 @@ class FakeModel:
     think_end_id = 1
     shape = CacheShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, dtype=torch.float64)
 
+    thinks = True
+
     def thinking_tokens(self, ids):
         return ids.index(self.think_end_id) if self.think_end_id in ids else None
 

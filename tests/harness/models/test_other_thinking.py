@@ -1,0 +1,112 @@
+"""Models that think otherwise: tags of several tokens, none at all, base models without a chat template."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvsweep.base.errors import UserError
+from kvsweep.harness.grading.answers import judge
+from kvsweep.harness.grading.grader import read_rule
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import LoadedModel, load_model
+
+
+def of_folder(folder: Path, **fields: Any) -> LoadedModel:
+    return load_model(ModelConfig(name="tiny", title="Tiny", path=str(folder), threads=1, **fields))
+
+
+def of_bytes(**fields: Any) -> LoadedModel:
+    """A tiny model with the stand-in tokenizer, which writes any text; only </think> is one token."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tokens = {"bos": "<s>", "eos": "</s>", "user": "<u>", "assistant": "<a>"}
+    config = {"model_type": "llama", "num_key_value_heads": 1, "vocab_size": 300, **sizes}
+    shared = {"path": "", "random_weights": True, "special_tokens": tokens, "threads": 1}
+    model = load_model(ModelConfig(name="tiny", title="", config=config, **shared))
+    return replace(model, config=replace(model.config, **fields))
+
+
+@pytest.mark.parametrize("tag", ["[/T]", "END OF THOUGHT\n", "</think>"])
+def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag: str) -> None:
+    model = of_bytes(think_end=tag)
+    write = model.tokenizer.encode
+    for before in ("", "p=4", "1+2=3. The rest follows"):
+        ids = [*write(before, add_special_tokens=False), *write(tag + "7", add_special_tokens=False)]
+        found = model.thinking_tokens(ids)
+        assert found is not None
+        assert model.decode(ids[:found]) == before
+        assert model.decode(ids[found:]).startswith(tag)
+    assert model.thinking_tokens(write("p=4+2", add_special_tokens=False)) is None
+    assert (len(model.think_end_ids) == 1) == (tag == "</think>")
+
+
+def test_a_model_without_a_tag_thinks_nothing(tiny_model_dir: Path) -> None:
+    model = of_folder(tiny_model_dir, think_end=None, think_start=None)
+    assert not model.thinks
+    assert model.thinking_tokens([1, 2, 3]) is None
+    assert model.thinking_opened_by == "model"
+
+
+def test_the_whole_text_is_the_answer_of_a_model_that_does_not_think(tmp_path: Path) -> None:
+    text = r"It is \boxed{7}."
+    for end, outcome in ((None, "correct"), ("</think>", "no_answer")):
+        model = {"think_start": None, "think_end": end}
+        (tmp_path / "cell.yaml").write_text(yaml.safe_dump({"schema": 1, "model": model}))
+        assert judge(text, "stop", "7", "integer", read_rule(tmp_path))[1] == outcome
+
+
+def test_a_tag_that_the_tokenizer_cannot_write_is_refused_at_load(tiny_model_dir: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.think_end=END OF IT cannot be written by the tokenizer"):
+        of_folder(tiny_model_dir, think_end="END OF IT")
+
+
+def edited(folder: Path, target: Path, template: str | None) -> Path:
+    """A copy of the model with another chat template, or without one."""
+    shutil.copytree(folder, target)
+    for path in target.glob("chat_template*"):
+        path.unlink()
+    settings = json.loads((target / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (target / "tokenizer_config.json").write_text(json.dumps(settings))
+    if template is not None:
+        (target / "chat_template.jinja").write_text(template)
+    return target
+
+
+def test_the_templates_own_system_prompt_is_left_alone() -> None:
+    template = (
+        "{% if messages[0]['role'] != 'system' %}You are Tiny.{% endif %}"
+        "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}>"
+    )
+    model = of_bytes(think_end=None)
+    model.tokenizer.chat_template = template
+    assert model.decode(list(model.prompt_ids("p=4"))) == "You are Tiny.[user]p=4>"
+
+
+def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_model_dir, tmp_path / "m", None)
+    with pytest.raises(UserError, match=r"model\.chat_template=none for a base model"):
+        of_folder(folder)
+    model = of_folder(folder, chat_template="none")
+    assert model.prompt_ids("p=4+2") == tuple(model.tokenizer("p=4+2").input_ids)
+    assert model.config.identity() != of_folder(tiny_model_dir).config.identity()
+    with pytest.raises(UserError, match="broken"):
+        of_folder(edited(tiny_model_dir, tmp_path / "n", "{{ raise_exception('broken template') }}"))
+
+
+def test_a_sweep_without_tags_and_a_note_where_answers_are_missing(
+    kvsweep: Callable[..., Any], tiny: list[str], tiny_policy: list[str], tmp_path: Path
+) -> None:
+    arguments = [*tiny, *tiny_policy, f"results_dir={tmp_path}", "benchmark.limit=2", "policy=window"]
+    ended = kvsweep(*arguments, "model.think_end=null", "model.think_start=null", "decoding.stop_on_loop=false")
+    assert ended.code == 0, ended.err
+    rows = [json.loads(line) for path in tmp_path.rglob("completions.jsonl") for line in path.open()]
+    assert {row["thinking_tokens"] for row in rows} == {0}
+    refused = kvsweep(*arguments, "policy=dynts", "model.think_end=null")
+    assert refused.code == 2
+    assert "policy=dynts keeps the answer behind model.think_end, which is null" in refused.err
