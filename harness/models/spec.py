@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.hub import cached_file, from_place, reason
 
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
@@ -224,8 +226,11 @@ def read_architecture(config: ModelConfig) -> Any:
             architecture = _build_architecture(config)
         else:
             place, revision = config.checkpoint, config.revision
-            architecture = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
+            load = partial(AutoConfig.from_pretrained, place, revision=revision, trust_remote_code=False)
+            architecture = from_place(load, place, revision)
         ModelSpec.of(architecture)
+    except UserError:
+        raise
     except OSError as error:
         raise cannot_load(config, error) from error
     except ValueError as error:
@@ -266,8 +271,5 @@ def _build_architecture(config: ModelConfig) -> Any:
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:
     """The sentence for a model that cannot be read."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return UserError(
-        f"model={config.name} cannot be loaded from {config.place} ({reason}): give a local directory with safetensors "
-        "as model.path=, or log in to the hub and accept the model's terms."
-    )
+    why = reason(config.place, config.revision, error)
+    return UserError(f"model={config.name} cannot be loaded from {config.place}: {why}.")
