@@ -199,7 +199,8 @@ class _Provenance(TypedDict, total=False):
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     """The cells of a run directory that can be read."""
     if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory; give a run directory, <results_dir>/<run_name>.")
+        what = "is not a directory" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {what}; give a run directory, <results_dir>/<run_name>.")
     if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
     folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}") if _has_plain_name(path.parent))

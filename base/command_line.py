@@ -1,10 +1,11 @@
 """How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
 
+import difflib
 import errno
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -59,6 +60,12 @@ def say(program: str, message: str, code: int) -> int:
 def counted(count: int, noun: str) -> str:
     """The count and its noun: "1 cell", "2 cells"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """ "did you mean NAME? " with the nearest of the names; nothing where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 class VisibleStream:

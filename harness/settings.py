@@ -6,10 +6,11 @@
 
 import dataclasses
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
+from kvsweep.base.command_line import did_you_mean
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import folder_below
 from kvsweep.harness.toy.paths import WEIGHTS
@@ -98,7 +100,8 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(values.keys() - set(known))
     if unknown:
-        raise UserError(f"{section}.{unknown[0]} is not a setting: {section} has {', '.join(known)}.")
+        near = did_you_mean(unknown[0], known)
+        raise UserError(f"{section}.{unknown[0]} is not a setting: {near}{section} has {', '.join(known)}.")
     adapter = TypeAdapter(cls)
     try:
         return adapter.validate_python(values)
@@ -133,7 +136,42 @@ def plain_config_errors() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
-        raise UserError(mistake.split("\n")[0] if mistake else own.split("\nConfig search path:")[0]) from error
+        if mistake:
+            raise UserError(mistake.split("\n")[0]) from error
+        if key := re.match("Could not override '(.+?)'", own):
+            raise UserError(_unknown_key(key[1])) from error
+        if choice := re.search("Could not find '([^/']+)/(.+?)'", own):
+            raise UserError(unknown_choice(choice[1], choice[2])) from error
+        raise UserError(own.split("\nConfig search path:")[0]) from error
+
+
+def unknown_choice(group: str, name: str, key: str | None = None) -> str:
+    """The sentence for a name that a group of the configuration lacks; `key` is what named it, if not the group."""
+    names = choices(group)
+    return f"{key or group}={name} is unknown: {did_you_mean(name, names)}Choose from {', '.join(names)}."
+
+
+def _unknown_key(key: str) -> str:
+    """The sentence for a key that the configuration lacks, with the nearest one of the choices on the command line."""
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    chosen = [argument for argument in sys.argv[1:] if argument.split("=")[0] in groups and "," not in argument]
+    with suppress(HydraException, OmegaConfBaseException):
+        known = list(_keys(compose_config(*chosen)))
+        section = key.rpartition(".")[0]
+        beside = [name for name in known if name.rpartition(".")[0] == section] or [k for k in known if "." not in k]
+        near = did_you_mean(key, known)
+        return f"{key} is not a setting: {near}Choose from {', '.join(beside)}."
+    return f"{key} is not a setting: `kvsweep --help` names them."
+
+
+def _keys(node: DictConfig, above: str = "") -> Iterator[str]:
+    """The keys of a configuration, those of its sections behind a dot."""
+    for name in node:
+        if name == "_target_":
+            continue
+        yield f"{above}{name}"
+        if not OmegaConf.is_missing(node, name) and isinstance(part := node._get_node(name), DictConfig):
+            yield from _keys(part, f"{above}{name}.")
 
 
 def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -> str:

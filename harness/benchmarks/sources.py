@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.models.hub import is_reachable
 from kvsweep.harness.settings import build
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
@@ -58,6 +59,7 @@ def _read_toy(config: BenchmarkConfig) -> list[Row]:
 
 
 def _read_hub(config: BenchmarkConfig) -> list[Row]:
+    is_reachable()  # before datasets, which then answers from its cache at once where the hub does not answer
     import datasets
 
     try:

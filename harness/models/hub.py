@@ -1,11 +1,10 @@
 """The hub: whether it answers, what lies in its cache on this disk, and the sentence where a model cannot be had."""
 
-import os
 import re
 import ssl
+import sys
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,8 +33,8 @@ def is_reachable() -> bool:
             pass
         except (URLError, OSError) as error:
             constants.HF_HUB_OFFLINE = not isinstance(getattr(error, "reason", error), ssl.SSLError)
-    if constants.HF_HUB_OFFLINE:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for the libraries that are still to be imported
+    if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
+        sys.modules["datasets"].config.HF_HUB_OFFLINE = True
     return not constants.HF_HUB_OFFLINE
 
 
@@ -54,10 +53,18 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
             f"model.path={place} is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B: "
             "name the one or the other."
         )
-    if revision is not None and _COMMIT.fullmatch(revision):
-        with suppress(OSError):
-            return load(local_files_only=True)
-    return load() if is_reachable() else load(local_files_only=True)
+    if _is_downloaded(place, revision) or not is_reachable():
+        return load(local_files_only=True)
+    return load()
+
+
+def _is_downloaded(place: str, revision: str | None) -> bool:
+    """True if a commit names the files, and the cache knows of the last file that loading a model asks for."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if revision is None or not _COMMIT.fullmatch(revision):
+        return False
+    return try_to_load_from_cache(place, "generation_config.json", revision=revision) is not None
 
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:

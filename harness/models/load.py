@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,8 +24,9 @@ from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.fused_step import FusedStep
 from kvsweep.harness.models.head import OwnHead
+from kvsweep.harness.models.hub import from_place
 from kvsweep.harness.models.probe import check_steps
-from kvsweep.harness.models.spec import ModelSpec, cannot_load, read_architecture
+from kvsweep.harness.models.spec import ModelSpec, cannot_load, read_architecture, read_spec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -214,13 +216,15 @@ def load_model(config: ModelConfig) -> LoadedModel:
             with torch.device(device_of(config)):  # a CPU takes minutes to draw the weights of a large model
                 network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
-            network = AutoModelForCausalLM.from_pretrained(
+            load = partial(
+                AutoModelForCausalLM.from_pretrained,
                 config.checkpoint,
                 revision=config.revision,
                 dtype=dtype,
                 use_safetensors=config.safetensors_only or None,
                 trust_remote_code=False,
             )
+            network = from_place(load, config.checkpoint, config.revision)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file: each library raises what it likes
@@ -232,9 +236,23 @@ def load_model(config: ModelConfig) -> LoadedModel:
     network = network.to(device_of(config)).eval().requires_grad_(False)
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
+    _check_planned(model)
     check_steps(model)
     _check_text(model)
     return model
+
+
+def _check_planned(model: LoadedModel) -> None:
+    """Refuse a download that is not what `model.config` says, by which memory and predictors were planned."""
+    config = model.config
+    if config.config is None or config.is_built or config.gguf is not None or Path(config.place).is_dir():
+        return
+    said, found = read_spec(replace(config, random_weights=True)), model.spec
+    if said.cache_shape(config.dtype) != model.shape or said.hidden_size != found.hidden_size:
+        raise UserError(
+            f"model.config describes another model than {config.place} has ({said} and {found}): correct model.config, "
+            "or set it to null."
+        )
 
 
 def _check_text(model: LoadedModel) -> None:
@@ -258,7 +276,8 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     if config.is_built:
         return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
-    return PreTrainedTokenizerFast.from_pretrained(config.checkpoint, revision=config.revision or "main")
+    load = partial(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, revision=config.revision or "main")
+    return from_place(load, config.checkpoint, config.revision)
 
 
 def _check_vocabulary(config: ModelConfig, tokens: int) -> None:

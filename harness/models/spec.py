@@ -190,27 +190,33 @@ def _longest(facts: _Facts, ropes: set[str]) -> int | None:
 def read_spec(config: ModelConfig) -> ModelSpec:
     """The spec of a model whose weights need not lie on this disk.
 
-    It comes from the config.json of the checkpoint where that file lies on this disk and names all sizes, else through
-    transformers, which takes seconds to import.
+    It comes from the checkpoint's config.json where that file lies on this disk, in a folder or in the hub's cache;
+    for an id on the hub that was never downloaded, from `config`, which `load_model` compares with the download. A
+    config that does not name all sizes is read by transformers, which takes seconds to import.
 
     Raises:
         UserError: the config cannot be had, or describes a model that a slot cache does not serve.
     """
-    if not config.is_built and (found := _plain_config(Path(config.checkpoint) / "config.json")):
-        return ModelSpec.of(found)
-    return ModelSpec.of(read_architecture(config))
+    if config.is_built:
+        return ModelSpec.of(read_architecture(config))
+    file = cached_file(config.checkpoint, config.revision, "config.json")
+    found = config.config if file is None else _fields(file)
+    return ModelSpec.of(found if _is_plain(found) else read_architecture(config))
 
 
-def _plain_config(file: Path) -> Mapping[str, Any] | None:
-    """The fields of a config.json that needs no defaults of transformers; None for any other file."""
+def _fields(file: Path) -> Any:
     try:
-        found = json.loads(file.read_text())
+        return json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict) or found.get("model_type") not in _PLAIN or "per_layer_config" in found:
-        return None
-    needed = (*_SIZES, "head_dim") if found["model_type"] == "qwen3" else _SIZES
-    return found if all(isinstance(found.get(name), int) for name in needed) else None
+
+
+def _is_plain(fields: Any) -> bool:
+    """True if the fields of a config.json are all that a spec needs, without the defaults of transformers."""
+    if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN or "per_layer_config" in fields:
+        return False
+    needed = (*_SIZES, "head_dim") if fields["model_type"] == "qwen3" else _SIZES
+    return all(isinstance(fields.get(name), int) for name in needed)
 
 
 def read_architecture(config: ModelConfig) -> Any:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
-from kvsweep.harness.settings import CONF, build, build_target, choices, conf_files, plain, whole_number
+from kvsweep.harness.settings import CONF, build, build_target, choices, conf_files, plain, unknown_choice, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
     if name not in choices("policy"):
-        raise UserError(f"grid.policy={name} is unknown: choose from {', '.join(choices('policy'))}.")
+        raise UserError(unknown_choice("policy", name, "grid.policy"))
     values = plain(_policy_section(name, config))
     shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
     return {**values, **shared}

@@ -26,6 +26,11 @@ class Repository:
     broken: set[str] = field(default_factory=set)
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Print nothing where a client goes away."""
+
+
 class Hub:
     """The server; `log` has a line for each request: method, path, status, and the range that it asked for."""
 
@@ -36,7 +41,7 @@ class Hub:
         class Handler(_Handler):
             server_hub = hub
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> "Hub":
@@ -73,7 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         path = unquote(urlparse(self.path).path)
         resolve = re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-        api = re.fullmatch(r"/api/(?:models/|(datasets/))([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?", path)
+        kinds = r"(revision|tree|paths-info)"
+        api = re.fullmatch(rf"/api/(?:models/|(datasets/))([^/]+/[^/]+)(?:/{kinds}/([^/]+)(?:/(.*))?)?", path)
         if resolve:
             self._file(*resolve.groups(), with_body=with_body)
         elif api:
@@ -157,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if with_body:
+        if with_body and self.command != "HEAD":
             self.wfile.write(body[:stops_after])
         if stops_after is not None:
             self.close_connection = True
