@@ -16,7 +16,7 @@ from kvsweep.base.records import Completion, Problem, read_rows, read_shards
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading.answers import AnswerKind
+from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 from kvsweep.harness.grading.pool import Job, Pool
 from kvsweep.harness.models.thinking import ThinkTags, segment_text
 from kvsweep.harness.predictor.recipe import PredictorSettings
@@ -174,7 +174,9 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
             if "correct" in row:
                 yield replace(trace, kept=bool(row["correct"]))
             else:
-                text = Job(text=f"</think>{answer}", stop_reason="stop", gold=str(row["gold"]), kind="integer")
+                gold = str(row["gold"])
+                kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
+                text = Job(text=f"</think>{answer}", stop_reason="stop", gold=gold, kind=kind)
                 yield replace(trace, kept=judges.verdict(text)[1] == "correct")
 
 

@@ -15,14 +15,13 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_architecture
 from tests.harness.models.hub import COMMIT, Hub, Repository, files_of
 
-# Loads each place and prints a line: its number of layers, or the sentence; at last the seconds without the imports.
+# Loads each place and prints a line: its number of layers, or the sentence.
 MODELS = f"""
-import sys, time
+import sys
 import transformers
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-start = time.perf_counter()
 for place in sys.argv[1:]:
     place, _, revision = place.partition("@")
     try:
@@ -30,16 +29,14 @@ for place in sys.argv[1:]:
         print("layers", model.spec.layers)
     except UserError as error:
         print(error)
-print(time.perf_counter() - start)
 """
 BENCHMARKS = f"""
-import sys, time
+import sys
 from kvsweep.base.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.settings import build, compose_config, plain
 import datasets
-start = time.perf_counter()
 for name in sys.argv[1:]:
     values = plain(compose_config(f"benchmark={{name}}").benchmark)
     try:
@@ -48,7 +45,6 @@ for name in sys.argv[1:]:
         print(found.count, found.origin, found.problems[1].gold)
     except UserError as error:
         print(error)
-print(time.perf_counter() - start)
 """
 Run = Callable[..., list[str]]
 
@@ -114,7 +110,6 @@ def test_models_from_the_hub(hub: Hub, run: Run) -> None:
     offline = run(MODELS, "maker/tiny", "maker/other", endpoint=NOWHERE)
     assert offline[0] == "layers 2"
     assert "the hub cannot be reached, and its cache on this disk lacks it: check the network" in offline[1]
-    assert float(offline[2]) < 20
 
 
 def test_benchmarks_from_the_hub(run: Run) -> None:
@@ -126,7 +121,6 @@ def test_benchmarks_from_the_hub(run: Run) -> None:
     offline = run(BENCHMARKS, "aime24", "amc23", "hmmt_feb25", endpoint=NOWHERE)
     assert offline[:2] == wanted
     assert "cannot be reached and is not in the local cache" in offline[2]
-    assert float(offline[3]) < 20
 
 
 @pytest.mark.parametrize("place", ["/nodir", "nodir/", "a/b/c", "~/models"])

@@ -12,7 +12,7 @@ import yaml
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.grading.answers import judge
-from kvsweep.harness.grading.grader import read_rule
+from kvsweep.harness.grading.grader import read_standard
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import LoadedModel, load_model
 
@@ -56,8 +56,10 @@ def test_the_whole_text_is_the_answer_of_a_model_that_does_not_think(tmp_path: P
     text = r"It is \boxed{7}."
     for end, outcome in ((None, "correct"), ("</think>", "no_answer")):
         model = {"think_start": None, "think_end": end}
-        (tmp_path / "cell.yaml").write_text(yaml.safe_dump({"schema": 1, "model": model}))
-        assert judge(text, "stop", "7", "integer", read_rule(tmp_path))[1] == outcome
+        cell = {"schema": 1, "model": model, "benchmark": {"answer_kind": "integer"}}
+        (tmp_path / "cell.yaml").write_text(yaml.safe_dump(cell))
+        (tmp_path / "problems.jsonl").write_text('{"schema": 1, "id": "p", "prompt": "?", "gold": "7"}\n')
+        assert judge(text, "stop", "7", "integer", read_standard(tmp_path).rule)[1] == outcome
 
 
 def test_a_tag_that_the_tokenizer_cannot_write_is_refused_at_load(tiny_model_dir: Path) -> None:
