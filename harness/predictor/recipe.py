@@ -34,8 +34,8 @@ class Recipe:
     impl: Implementation
     import_from: str | None
     text: str | None
-    open_tag: str
-    close_tag: str
+    open_tag: str | None
+    close_tag: str | None
     min_distance: AtLeastOne
     shard_mib: AtLeastOne
     label: Annotated[list[LabelKind], Field(min_length=1)]
