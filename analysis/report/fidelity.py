@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from kvsweep.analysis.load import Run, load_run
 from kvsweep.analysis.numbers.fidelity import fidelity, fidelity_bins, paired_fidelity, replay_rows
 from kvsweep.base.errors import UserError
-from kvsweep.base.files import make_folder, replace_text
+from kvsweep.base.files import make_folder, replace_text, replacing
 
 NOTE = (
     "KL and log-likelihood change in nats per token, texts as clusters; flips: tokens with another most likely token. "
@@ -27,14 +27,15 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     rows = replay_rows(run, file)
     if rows.empty:
         raise UserError(f"{directory} holds no row of {file}: run kvsweep-replay on that folder first.")
-    folder = directory / "report" / file.removesuffix(".jsonl").replace("replay", "fidelity")
+    folder = make_folder(directory / "report") / file.removesuffix(".jsonl").replace("replay", "fidelity")
     make_folder(folder)
     table = _named(run, fidelity(rows))
     replace_text(folder / "fidelity.csv", table.to_csv(index=False))
     bins = fidelity_bins(run, file)
     replace_text(folder / "bins.csv", bins.to_csv(index=False))
     replace_text(folder / "pairs.csv", _pairs(table, rows).to_csv(index=False))
-    _figure(table, bins).savefig(folder / "fidelity.png", dpi=150)
+    with replacing(folder / "fidelity.png") as temporary:
+        _figure(table, bins).savefig(temporary, format="png", dpi=150)
     return f"{_text(table)}\n{NOTE}", folder
 
 

@@ -175,7 +175,11 @@ ELSEWHERE = {
     "harness/benchmarks", "harness/decode/memory.py", "harness/models", "harness/predictor", "harness/sweep/init.py",
     "harness/template", "harness/grading/pool.py", "harness/sweep/watch/tracker.py", "kernels", "compression",
 }  # fmt: skip
-TEMPORARY = {("harness/sweep/run/store.py", "open"), ("analysis/pictures/style.py", "savefig")}
+TEMPORARY = {
+    ("harness/sweep/run/store.py", "open"),
+    ("analysis/pictures/style.py", "savefig"),
+    ("analysis/report/fidelity.py", "savefig"),
+}
 READ_BACK = {("analysis/report/gallery.py", "read_bytes")}
 
 
