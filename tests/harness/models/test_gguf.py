@@ -119,7 +119,7 @@ def test_the_weights_are_those_of_the_file(smollm2) -> None:
         "model.layers.29.self_attn.v_proj.weight": "blk.29.attn_v.weight",
     }.items():
         tensor = tensors[theirs]
-        assert torch.equal(own[name], torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)))
+        assert torch.equal(own[name], torch.tensor(dequantize(tensor.data, tensor.tensor_type)))
 
 
 @EXTRA
@@ -142,10 +142,10 @@ def test_greedy_texts_are_generates(smollm2) -> None:
 @EXTRA
 @pytest.mark.slow
 def test_texts_do_not_depend_on_slots_nor_on_cells_beside_them(smollm2) -> None:
-    rule = {"keep_ratio": 0.5, "local_window": 32, "budget": 160, "question": "free"}
+    rule = {"keep_ratio": 0.5, "local_window": 32, "budget": 64, "question": "free"}
     branches = [Branch(cell_id="full", policy=FULL), Branch(cell_id="window", policy=Window(name="window", **rule))]
-    texts = [smollm2.prompt_ids(problem.question) for problem in problems("records", 8)]
-    options = {"max_new_tokens": 24, "sampling": SamplingConfig(temperature=0.6, top_p=0.95), "seed": 3}
+    texts = [smollm2.prompt_ids(problem.question) for problem in problems("records", 5)]
+    options = {"max_new_tokens": 16, "sampling": SamplingConfig(temperature=0.6, top_p=0.95), "seed": 3}
 
     def texts_of(chosen: list[Branch], slots: int) -> dict:
         requests = [
