@@ -290,4 +290,6 @@ def device_of(config: ModelConfig) -> torch.device:
     """The device that a model of this configuration is loaded to."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"model.device={config.device} needs a GPU, and this process sees none: set model.device=cpu.")
     return torch.device(config.device)

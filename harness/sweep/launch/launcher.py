@@ -19,6 +19,7 @@ from kvsweep.base.errors import UserError, plain_disk_errors
 from kvsweep.base.files import make_folder
 from kvsweep.base.records import Shard
 from kvsweep.base.tasks import TaskStatus, job_file
+from kvsweep.harness.sweep.launch.gpus import VISIBLE
 from kvsweep.harness.sweep.plan.job import Job, checked_implementation
 from kvsweep.harness.sweep.run.store import most_open_cells
 from kvsweep.kernels.implementation import check_available
@@ -59,11 +60,19 @@ class Launcher(ABC):
 class RunJobs(Checkpointable):
     """The function of one task. A task that the time limit stops is queued again, and resumes from its files.
 
+    Args:
+        gpu: the only GPU that the task's process may see; None leaves the process those that it has.
+
     Raises:
         RuntimeError: a job failed; the scheduler then calls the task failed.
     """
 
+    def __init__(self, gpu: str | None = None) -> None:
+        self.gpu = gpu
+
     def __call__(self, jobs: Task) -> None:
+        if self.gpu is not None:
+            os.environ[VISIBLE] = self.gpu  # before torch is imported
         from kvsweep.harness.sweep.run.execute import run  # imports torch, which the submitting process does not need
 
         guard_streams()

@@ -12,16 +12,36 @@ from pathlib import Path
 import submitit
 from tqdm import tqdm
 
-from kvsweep.base.command_line import FAILED, say
+from kvsweep.base.command_line import FAILED, counted, say
+from kvsweep.base.errors import UserError
 from kvsweep.base.files import open_file
+from kvsweep.harness.sweep.launch.gpus import VISIBLE, visible_gpus
 from kvsweep.harness.sweep.launch.launcher import AtLeastOne, Launcher, RunJobs, Task, logs, queue
+from kvsweep.harness.sweep.plan.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Launcher):
-    """Runs up to `parallel` tasks at once, each in a process of this machine; by default as many as it has cores."""
+    """Runs up to `parallel` tasks at once, each in a process of this machine, with one of its GPUs if it has any.
+
+    By default as many tasks as GPUs run at once, or as many as cores.
+    """
 
     parallel: AtLeastOne | None = None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse jobs that this machine cannot run.
+
+        Raises:
+            UserError: a job asks for CUDA and no GPU is visible, or for an implementation that does not run here.
+        """
+        super().check(jobs)
+        for job in jobs:
+            if job.model.device.startswith("cuda") and not visible_gpus():
+                raise UserError(
+                    f"model.device={job.model.device} needs a GPU, and launcher=local sees none ({VISIBLE} and "
+                    "nvidia-smi name them): make one visible, or set model.device=cpu."
+                )
 
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         """Run the tasks, round by round; a round in which a task fails ends the process with code 1."""
@@ -35,17 +55,22 @@ class Local(Launcher):
         """Run the tasks of one round; returns how many failed."""
         executor = submitit.LocalExecutor(folder=logs(tasks))
         executor.update_parameters(timeout_min=60 * 24 * 365)
-        waiting, running, failed = list(tasks), list[submitit.Job[None]](), 0
+        waiting, running, failed = list(tasks), dict[submitit.Job[None], str | None](), 0
+        gpus = visible_gpus()
+        parallel = self.parallel or len(gpus) or os.cpu_count() or 1
+        if gpus:
+            print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; a process with more threads than cores is many times slower than one thread.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         with tqdm(total=len(waiting), unit="task", desc="launcher=local") as progress, _termination_raises():
             try:
                 while waiting or running:
-                    while waiting and len(running) < (self.parallel or os.cpu_count() or 1):
+                    while waiting and len(running) < parallel:
+                        gpu = min(gpus, key=list(running.values()).count, default=None)
                         with _stderr_in(logs(tasks) / "launcher.err"):
-                            running.append(executor.submit(RunJobs(), waiting.pop(0)))
+                            running[executor.submit(RunJobs(gpu), waiting.pop(0))] = gpu
                     for process in [process for process in running if process.done()]:
-                        running.remove(process)
+                        del running[process]
                         progress.update()
                         if process.exception() is not None:
                             failed += 1
