@@ -198,7 +198,7 @@ class SlotCache(Cache):
         Raises:
             ValueError: a slot would hold more than its capacity.
         """
-        pieces, slots, write_at, begin = [], [], [], 0
+        pieces, slots, write_at, begin = list[Piece](), list[int](), list[int](), 0
         for slot, count in counts.items():
             length = int(self.lengths[slot])
             if length + count > self.capacity:

@@ -166,7 +166,7 @@ def _unknown_key(key: str) -> str:
 
 def _keys(node: DictConfig, above: str = "") -> Iterator[str]:
     """The keys of a configuration, those of its sections behind a dot."""
-    for name in node:
+    for name in map(str, node):
         if name == "_target_":
             continue
         yield f"{above}{name}"

@@ -156,7 +156,8 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
         if not scores.size:
             continue
         means = pd.DataFrame(problem_means(scores[1:] - scores[0]), index=pd.Index(others, name="cell_id"))
-        table = pd.DataFrame({"diff_to_full": means.mean(1), "diff_se": means.sem(1), "diff_problems": means.count(1)})
+        table = means.agg(["mean", "sem", "count"], axis=1)
+        table.columns = ["diff_to_full", "diff_se", "diff_problems"]
         parts.append(table[table["diff_problems"] > 0].join(_pair_sums(rows, full)))
     return pd.concat(parts[1:] or parts)
 

@@ -1,6 +1,7 @@
 """The table, the numbers and the figure of replayed texts."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -66,7 +67,7 @@ def _text(table: pd.DataFrame) -> str:
     return shown.to_string(index=False)
 
 
-def _setting(row: object) -> str:
+def _setting(row: Any) -> str:
     numbers = [getattr(row, name) for name in ("keep_ratio", "local_window", "budget")]
     return " ".join([str(row.policy), *(f"{number:g}" for number in numbers if pd.notna(number))])
 

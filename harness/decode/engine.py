@@ -28,7 +28,7 @@ from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capac
 from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
 from kvsweep.harness.decode.slots import SlotState, SlotTable
 from kvsweep.harness.decode.view import view_slot
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 
 Step = Callable[[int], Tensor]
 

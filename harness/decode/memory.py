@@ -10,7 +10,7 @@ import torch
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 _MOST_SLOTS = {"cpu": 64, "cuda": 256}

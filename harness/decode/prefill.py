@@ -6,7 +6,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.rows import PaddedPrefill, Prefill
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 
 # Enough tokens to fill the processor, few enough that the decoding slots hardly wait.
 STEP_TOKENS = 2048

@@ -9,7 +9,7 @@ from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import CacheView, Policy
 from kvsweep.compression.storage import WholeRows
 from kvsweep.harness.decode.sampling import uniforms_of_rows
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 
 
 def view_slot(

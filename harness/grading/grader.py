@@ -157,7 +157,7 @@ class Grader(Pool):
                 answer=reply["answer"],
                 gold=job.gold,
                 outcome=reply["outcome"],
-                correct=int(reply["outcome"] == "correct"),
+                correct=1 if reply["outcome"] == "correct" else 0,
                 rule=standard.id,
             )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import Selection
 from kvsweep.compression.rows import Prefill
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
 
 # Tokens of the answer that every slot is fed at once.

@@ -38,7 +38,7 @@ from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job
 from kvsweep.harness.sweep.plan.stored import stored_config
 
 if TYPE_CHECKING:
-    from kvsweep.harness.models.load import LoadedModel
+    from kvsweep.harness.models.loaded import LoadedModel
 
 
 class NotInText(UserError):

@@ -5,194 +5,23 @@ Transformers' models take as long to import as torch, so the functions that need
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
-from torch.nn import functional
-from transformers.cache_utils import DynamicCache
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import use_slot_attention
-from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.fused_step import FusedStep
-from kvsweep.harness.models.head import OwnHead
 from kvsweep.harness.models.hub import from_place
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps
-from kvsweep.harness.models.spec import ModelSpec, cannot_load, read_architecture, read_spec
+from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-_SEPARATORS = set(".,?!;:\n")
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A causal language model ready to decode over slots, and its tokenizer."""
-
-    config: ModelConfig
-    network: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
-
-    @cached_property
-    def spec(self) -> ModelSpec:
-        """The facts of the model's config."""
-        return ModelSpec.of(self.network.config)
-
-    @cached_property
-    def shape(self) -> CacheShape:
-        """Shape of the model's key-value rows."""
-        return self.spec.cache_shape(self.config.dtype)
-
-    def check_length(self, tokens: int) -> None:
-        """Refuse a text of so many tokens where the model's own code would decode it otherwise than a slot cache.
-
-        Raises:
-            UserError: the text is longer than the model's rotary embeddings, table of positions or window reach.
-        """
-        if self.spec.limited and self.spec.positions is not None and tokens > self.spec.positions:
-            raise UserError(
-                f"a text may take {tokens} tokens, prompt and completion, and {self.config.name} can be decoded over "
-                f"slots up to {self.spec.positions} alone: lower decoding.max_new_tokens."
-            )
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights lie."""
-        return next(self.network.parameters()).device
-
-    @cached_property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Token ids that end a completion."""
-        eos = self.network.generation_config.eos_token_id
-        eos = self.tokenizer.eos_token_id if eos is None else eos
-        return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-
-    @cached_property
-    def scaling(self) -> float:
-        """Factor of the attention logits."""
-        prefill = Prefill()
-        with torch.inference_mode():
-            token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-            self.decode_hidden(input_ids=token, position_ids=token, past_key_values=DynamicCache(), prefill=prefill)
-        return float(prefill.scaling)
-
-    @cached_property
-    def separators(self) -> Tensor:
-        """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
-        texts = [self.decode([i]) for i in range(self.spec.vocab_size)]
-        separate = [bool(text) and text.strip(" ") in {"", *_SEPARATORS} for text in texts]
-        start = getattr(self.tokenizer, "bos_token_id", None)
-        if start is not None:
-            separate[start] = True
-        return torch.tensor(separate, device=self.device)
-
-    @cached_property
-    def think_end_ids(self) -> tuple[int, ...]:
-        """Token ids of the tag that closes the thinking; none where the model thinks nothing aloud.
-
-        Raises:
-            UserError: the tokenizer cannot write the tag.
-        """
-        tag = self.config.think_end
-        if tag is None:
-            return ()
-        ids = self.tokenizer.encode(tag, add_special_tokens=False)
-        if not ids or self.tokenizer.unk_token_id in ids:
-            raise UserError(
-                f"model.think_end={tag} cannot be written by the tokenizer of {self.config.place}: name the tag that "
-                "this model closes its thinking with, or null if it thinks nothing aloud."
-            )
-        return tuple(ids)
-
-    @property
-    def think_end_id(self) -> int | None:
-        """Token id of the tag that closes the thinking, where that is a single token."""
-        return self.think_end_ids[0] if len(self.think_end_ids) == 1 else None
-
-    @property
-    def thinks(self) -> bool:
-        """True if the model thinks aloud."""
-        return self.config.think_end is not None
-
-    def thinking_tokens(self, ids: list[int]) -> int | None:
-        """Tokens before the tag that closes the thinking; None where the text has no such tag."""
-        if self.think_end_id is not None:
-            return ids.index(self.think_end_id) if self.think_end_id in ids else None
-        found = self.decode(ids).find(self.config.think_end) if self.config.think_end else -1
-        # A tag of several tokens may begin and end within one: the number of whole tokens in the text before it.
-        count = bisect_right(range(len(ids) + 1), found, key=lambda size: len(self.decode(ids[:size]))) - 1
-        return None if found < 0 else count
-
-    def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        """Token ids of one user message in the chat template, up to where the model begins to think."""
-        # A stored question may hold half a character, which a tokenizer refuses.
-        text = self._templated(prompt.encode(errors="replace").decode())
-        if self.config.force_think and not self._opens_thinking(text):
-            text += f"{self.config.think_start}\n"
-        return tuple(self.tokenizer(text, add_special_tokens=self.config.chat_template == "none").input_ids)
-
-    @cached_property
-    def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
-        """The writer of the tag that opens the thinking: the chat template, `force_think`, or the model itself."""
-        if self._opens_thinking(self._templated("?")):
-            return "template"
-        return "forced" if self.config.force_think else "model"
-
-    def _templated(self, prompt: str) -> str:
-        if self.config.chat_template == "none":
-            return prompt
-        messages = [{"role": "user", "content": prompt}]  # a system prompt is the template's own
-        return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-
-    def _opens_thinking(self, text: str) -> bool:
-        return self.config.think_start is not None and text.rstrip().endswith(self.config.think_start)
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of token ids, thinking tags included."""
-        return str(self.tokenizer.decode(ids))
-
-    @cached_property
-    def capturable(self) -> bool:
-        """True if a decode step never waits for the device, so that a CUDA graph can hold it."""
-        return self._fused_step is not None
-
-    @cached_property
-    def _fused_step(self) -> FusedStep | None:
-        return FusedStep(self.network) if self.spec.fusable else None
-
-    def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of a decode step that the cache has begun, after the final norm.
-
-        Tokens and positions [tokens] may go on beyond the step's slots, to fill a block.
-        """
-        if self._fused_step is not None:
-            return self._fused_step(tokens, positions, cache)
-        ids, at = tokens[:, None], positions[:, None]
-        return self.decode_hidden(input_ids=ids, position_ids=at, past_key_values=cache, slot_cache=cache)[:, 0]
-
-    def decode_hidden(self, **inputs: Any) -> Tensor:
-        """Last hidden states [slots, tokens, hidden_size], after the final norm."""
-        return self.network.base_model(use_cache=True, **inputs).last_hidden_state
-
-    def logits(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
-        """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
-        if self._own_head is not None:
-            return self._own_head(hidden, linear)
-        head = self.network.get_output_embeddings()
-        return linear(hidden, head.weight, head.bias)
-
-    @cached_property
-    def _own_head(self) -> OwnHead | None:
-        return None if self.spec.plain_head else OwnHead(self.network)
+    from transformers import PreTrainedTokenizerFast
 
 
 def load_model(config: ModelConfig) -> LoadedModel:

@@ -1,6 +1,6 @@
 """The check of a loaded model: a few tokens over a slot cache against the network's own eager attention."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,7 @@ from kvsweep.compression.attention import SLOT_ATTENTION
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import Selection
 from kvsweep.compression.rows import Prefill
-
-if TYPE_CHECKING:
-    from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 
 TOKENS = 9
 _KEPT = (0, 1, 4, 6, 7)  # of the 8 rows before the last token
@@ -22,7 +20,7 @@ _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 @torch.inference_mode()
-def check_steps(model: "LoadedModel") -> None:
+def check_steps(model: LoadedModel) -> None:
     """Compare the logits of two decode steps, the second after an eviction, with those of the network's own code.
 
     Raises:
@@ -41,11 +39,11 @@ def check_steps(model: "LoadedModel") -> None:
         raise _refused(model, f"has other logits over a slot cache, by {difference:.3g} of their standard deviation")
 
 
-def _refused(model: "LoadedModel", what: str) -> UserError:
+def _refused(model: LoadedModel, what: str) -> UserError:
     return UserError(f"model type {model.spec.family} {what}: choose a model that docs/python.md lists.")
 
 
-def _steps(model: "LoadedModel", ids: Tensor) -> Tensor:
+def _steps(model: LoadedModel, ids: Tensor) -> Tensor:
     """Logits [2, vocabulary] of the last two tokens, each a step over a slot cache, with an eviction between them."""
     prefill, cache = Prefill(), SlotCache(model.shape, slots=1, capacity=TOKENS, device=model.device)
     before, at = ids[:, : TOKENS - 2], torch.arange(TOKENS, device=model.device)
@@ -62,7 +60,7 @@ def _steps(model: "LoadedModel", ids: Tensor) -> Tensor:
     return torch.stack(logits)
 
 
-def _check_rows(model: "LoadedModel", prefill: Prefill) -> None:
+def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
     """Refuse a network whose layers compute rows of other shapes than its config says."""
     heads = {"q": model.shape.q_heads, "k": model.shape.kv_heads, "v": model.shape.kv_heads}
     for query, (key, value) in zip(prefill.queries, prefill.rows, strict=True):

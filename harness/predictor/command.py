@@ -17,7 +17,7 @@ from kvsweep.harness.predictor.traces import make_traces, read_traces
 from kvsweep.harness.provenance import describe_stretch
 
 if TYPE_CHECKING:
-    from kvsweep.harness.models.load import LoadedModel
+    from kvsweep.harness.models.loaded import LoadedModel
 
 STAGES = ("traces", "labels", "train", "eval")
 ALONE = ("oracle", "statistics")  # no head needs these stages, so `all` leaves them out

@@ -21,7 +21,7 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.files import replacing
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.rows import Prefill
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.kinds import LABEL_KINDS, LabelKind
 from kvsweep.harness.predictor.recipe import Recipe
 from kvsweep.harness.predictor.traces import Trace

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvsweep.base.errors import UserError
 from kvsweep.compression.policies.triattention import save_statistics
 from kvsweep.compression.rows import Prefill
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.recipe import Recipe
 from kvsweep.harness.predictor.traces import Trace

@@ -23,7 +23,7 @@ from kvsweep.harness.predictor.recipe import PredictorSettings
 from kvsweep.harness.toy.tasks import TASKS, training_problems
 
 if TYPE_CHECKING:
-    from kvsweep.harness.models.load import LoadedModel
+    from kvsweep.harness.models.loaded import LoadedModel
 
 TRACES_FILE = "traces.jsonl"
 

@@ -14,7 +14,7 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.decode.engine import Engine, Fed
 from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import Branch, Request, grows, needed_capacity
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.replay.texts import Text
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job

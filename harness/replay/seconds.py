@@ -15,7 +15,7 @@ from kvsweep.base.records import SECONDS_FILE, Timing
 from kvsweep.compression.cache import SlotCache
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, needed_capacity
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.replay.job import ReplayJob
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.run.decode_cells import loaded

@@ -16,7 +16,7 @@ from kvsweep.base.records import Completion, Pair, Problem, Row, read_rows, read
 from kvsweep.harness.sweep.plan.job import Job
 
 if TYPE_CHECKING:
-    from kvsweep.harness.models.load import LoadedModel
+    from kvsweep.harness.models.loaded import LoadedModel
 
 _Length = Annotated[int, Field(ge=1, description="a number of tokens")]
 

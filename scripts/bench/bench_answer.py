@@ -38,7 +38,7 @@ from kvsweep.base.records import STATS_FILE, Completion, DecodeStats, Pair, read
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.harness.decode.sampling import sequence_key, uniform
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import Job, make_job

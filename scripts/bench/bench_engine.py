@@ -44,7 +44,8 @@ from kvsweep.compression.predictor import load_predictor
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.sampling import sample
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import Job, make_job

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from kvsweep.base.records import Completion
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import Job, make_job

@@ -41,7 +41,8 @@ from kvsweep.compression.predictor import ImportancePredictor, save_predictor
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding, needed_capacity
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import build, compose_config
 

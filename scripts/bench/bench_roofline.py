@@ -27,7 +27,8 @@ from kvsweep.harness.decode.memory import free_memory
 from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import build, compose_config
 

@@ -23,7 +23,8 @@ from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import build, compose_config
 

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from kvsweep.compression.policy import CacheView, Policy, Selection
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import Job, make_job
 

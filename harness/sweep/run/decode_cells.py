@@ -20,7 +20,8 @@ from kvsweep.harness.decode.engine import Engine, is_invariant
 from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import Branch, Request, grows, is_untouched, needed_capacity
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, device_of, load_model
+from kvsweep.harness.models.load import device_of, load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.provenance import describe_arithmetic, describe_stretch
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job, checked_implementation

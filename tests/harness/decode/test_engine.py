@@ -45,7 +45,8 @@ from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, is_untouched
 from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.statistics import rotation_of
 from kvsweep.harness.toy.paths import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems

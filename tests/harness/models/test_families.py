@@ -17,7 +17,8 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import FAMILIES, ModelSpec
 
 NEW, PROMPTS = 14, (5, 12, 9)

@@ -14,7 +14,8 @@ from kvsweep.base.errors import UserError
 from kvsweep.harness.grading.answers import judge
 from kvsweep.harness.grading.grader import read_standard
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 
 
 def of_folder(folder: Path, **fields: Any) -> LoadedModel:

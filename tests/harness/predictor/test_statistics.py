@@ -11,7 +11,7 @@ from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.attention import use_slot_attention
 from kvsweep.compression.policies.triattention import read_statistics
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.command import main
 from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.statistics import QueryMeans, rotation_of

@@ -29,7 +29,8 @@ from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader, Standard
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import LoadedModel, load_model
+from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.sweep.run import grade_thread
 from kvsweep.harness.sweep.run.store import CellStore
 from kvsweep.harness.toy.tasks import problems as toy_problems
