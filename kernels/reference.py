@@ -196,7 +196,8 @@ def _attend_levels(
     taken = taken.scatter(-1, lies.where(is_newest, residual), True)[..., :residual]
 
     logits = [torch.matmul(grouped, newest[:, 0].transpose(-1, -2)).masked_fill_(~taken[:, :, None], float("-inf"))]
-    levels, zero, step = read_levels(packed.transpose(0, 1), form, is_packed)  # [2, slots, kv_heads, capacity, ...]
+    read = read_levels(packed.transpose(0, 1), form, is_packed)
+    levels, zero, step = (one.to(grouped.dtype) for one in read)  # [2, slots, kv_heads, capacity, ...]
     parts = [slice(start, start + form.group) for start in range(0, form.head_dim, form.group)]
     sums = grouped.unflatten(-1, (form.groups, form.group)).sum(dim=-1)  # [slots, kv_heads, group, groups]
     of_packed = torch.matmul(sums, zero[0].transpose(-1, -2))

@@ -187,7 +187,7 @@ def make_job(config: DictConfig) -> Job:
     benchmark = load_problems(benchmark_config)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
-    check_packing(model, cache)
+    check_packing(model, cache, policies, decoding.max_new_tokens)
     cells = [
         Cell(
             model=model,
@@ -302,8 +302,18 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
             )
 
 
-def check_packing(model: ModelConfig, cache: CacheConfig) -> None:
+def check_packing(model: ModelConfig, cache: CacheConfig, policies: Sequence[Policy], max_new_tokens: int) -> None:
+    """Refuse a precision in which rows cannot be stored, or take no less memory than unpacked rows."""
+    spec = read_spec(model)
+    sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": 4 if model.dtype == "float32" else 2}
     try:
-        cache.form(read_spec(model).head_dim)
+        cache.form(spec.head_dim)
     except ValueError as error:
         raise UserError(str(error)) from error
+    for policy in policies if cache.bits != 16 else ():
+        rows = policy.capacity(1, max_new_tokens)
+        if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
+            raise UserError(
+                f"cache.residual={cache.residual} is out of range: with cache.bits={cache.bits} the {rows} rows of "
+                f"policy={policy.name} then take no less memory than unpacked; choose a smaller residual."
+            )

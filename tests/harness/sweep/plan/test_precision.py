@@ -53,6 +53,7 @@ def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep,
         ("cache.residual=0", "cache.residual=0 is out of range: it is a number of tokens, at least 1."),
         ("cache.group=5", "cache.group=5 does not divide the 32 numbers of a head: choose a divisor."),
         ("cache.size=5", "cache.size"),
+        ("cache.residual=230", "cache.residual=230 is out of range: with cache.bits=4 the 257 rows of policy=dynts"),
         (DECIDED, "until=decided compares cells with the full cache of unpacked rows"),
     ],
 )
@@ -69,6 +70,6 @@ def test_the_estimate_counts_the_bytes_of_packed_rows(kvsweep, tmp_path):
     ended = kvsweep(
         "--dry-run", "cache.bits=2", "policy.budget=4000", "decoding.max_new_tokens=9000", f"results_dir={tmp_path}"
     )
-    bytes_ = SlotCache.bytes_per_slot(shape, 4001, CacheConfig(bits=2))
+    bytes_ = SlotCache.bytes_per_slot(shape, 4001, CacheConfig(bits=2, residual=16))
     assert f"{bytes_ / 2**20:.1f} MiB a slot of 4001 tokens" in ended.out
-    assert "2 x 3 layers x 2 heads x 12 bytes a token, and 128 rows of 32 x 4 a slot" in ended.out
+    assert "2 x 3 layers x 2 heads x 12 bytes a token, and 16 rows of 32 x 4 a slot" in ended.out
