@@ -11,6 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+from scipy import stats
+
 ROOT = Path(__file__).resolve().parents[2]
 MODELS, TASKS = ("toy_qwen", "toy_llama"), ("toy_chain", "toy_regs", "toy_groups", "toy_add")
 # The sign makes every number larger for a cell that is nearer to the full cache.
@@ -54,6 +58,105 @@ def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, s
         print(note, flush=True)
 
 
+def joined(out: Path, experiment: str) -> pd.DataFrame:
+    """Fidelity of every compressed cell beside its published Pass@1 and decision."""
+    from kvsweep.analysis.load import load_run
+    from kvsweep.analysis.numbers.fidelity import fidelity, replay_rows
+
+    run = load_run(out / experiment)
+    found = fidelity(replay_rows(run)).merge(run.cells, on="cell_id")
+    published = pd.read_csv(ROOT / "results/published" / experiment / "cells.csv")
+    full = published[published["policy"] == "full"].set_index(["model", "benchmark"])["pass_at_1"]
+    keys = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget"]
+    for name in keys[3:]:
+        found[name] = pd.to_numeric(found[name], errors="coerce")
+    table = found[[*keys, "texts", *SIGNS]].merge(published[[*keys, "pass_at_1", "decision", "mean_tokens"]], on=keys)
+    table["lost"] = [full[row.model, row.benchmark] - row.pass_at_1 for row in table.itertuples()]
+    table["rank"] = table.groupby(["model", "benchmark"])["kl"].rank(method="first").astype(int)
+    return table
+
+
+def correlations(table: pd.DataFrame) -> pd.DataFrame:
+    """Spearman and Pearson of each number with Pass@1 per panel: all cells, and those that lose at most 10 points."""
+    rows = []
+    for (model, task), panel in table.groupby(["model", "benchmark"]):
+        for cohort, cells in (("all", panel), ("near", panel[panel["lost"] <= 0.10])):
+            for name, sign in SIGNS.items():
+                known = len(cells) >= 5 and cells[name].nunique() > 1 and cells["pass_at_1"].nunique() > 1
+                pair = (sign * cells[name], cells["pass_at_1"])
+                rows.append(
+                    {
+                        "model": model,
+                        "benchmark": task,
+                        "cohort": cohort,
+                        "cells": len(cells),
+                        "number": name,
+                        "spearman": stats.spearmanr(*pair).statistic if known else np.nan,
+                        "pearson": stats.pearsonr(*pair).statistic if known else np.nan,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def screening(table: pd.DataFrame) -> pd.DataFrame:
+    """For each size of the screen: the cells that hold, those it finds, and the panels whose best cell it keeps."""
+    rows = []
+    panels = [panel for _, panel in table.groupby(["model", "benchmark"])]
+    for most in range(1, 21):
+        kept = [panel[panel["rank"] <= most] for panel in panels]
+        holds = sum(int((panel["decision"] == "holds").sum()) for panel in panels)
+        found = sum(int((panel["decision"] == "holds").sum()) for panel in kept)
+        best = sum(
+            chosen["pass_at_1"].max() >= panel["pass_at_1"].max() for chosen, panel in zip(kept, panels, strict=True)
+        )
+        loss = [
+            panel["pass_at_1"].max() - chosen["pass_at_1"].max() for chosen, panel in zip(kept, panels, strict=True)
+        ]
+        share = sum(c["mean_tokens"].sum() for c in kept) / sum(p["mean_tokens"].sum() for p in panels)
+        rows.append(
+            {
+                "screen": most,
+                "holding": holds,
+                "found": found,
+                "panels_with_best": int(best),
+                "panels": len(panels),
+                "worst_loss_of_best": max(loss),
+                "share_of_cell_tokens": share,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def tables(out: Path, experiment: str) -> None:
+    """Write the tables and the figure."""
+    from matplotlib.figure import Figure
+
+    folder = out / "published"
+    folder.mkdir(exist_ok=True)
+    table = joined(out, experiment)
+    table.round(6).to_csv(folder / "cells.csv", index=False)
+    found = correlations(table)
+    found.round(4).to_csv(folder / "correlations.csv", index=False)
+    screening(table).round(4).to_csv(folder / "screening.csv", index=False)
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    for axis, ((model, task), panel) in zip(
+        figure.subplots(2, 4).flat, table.groupby(["model", "benchmark"]), strict=True
+    ):
+        axis.scatter(panel["kl"], 100 * panel["pass_at_1"], s=14, c=panel["keep_ratio"], cmap="viridis")
+        axis.set_xscale("log")
+        axis.axhline(100 * (panel["pass_at_1"] + panel["lost"]).iloc[0], lw=0.8, ls="--", color="grey")
+        value = found.query("model == @model and benchmark == @task and cohort == 'all' and number == 'kl'")[
+            "spearman"
+        ].iloc[0]
+        axis.set_title(f"{model} {task}: Spearman {value:.2f}", fontsize=9)
+        axis.set_xlabel("KL per token", fontsize=8)
+        axis.set_ylabel("Pass@1 in %", fontsize=8)
+    figure.savefig(folder / "kl_and_pass_at_1.png", dpi=130)
+    wide = found.pivot_table(index=["model", "benchmark"], columns=["cohort", "number"], values="spearman")
+    print(wide.round(2).to_string())
+    print(screening(table).round(3).to_string(index=False))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["replay", "tables"])
@@ -65,6 +168,8 @@ def main() -> None:
     panels = [tuple(panel.split("/")) for panel in given.panels]
     if given.stage == "replay":
         replay(given.out, given.texts, given.experiment, panels)
+    else:
+        tables(given.out, given.experiment)
 
 
 if __name__ == "__main__":
