@@ -71,7 +71,6 @@ def in_words(table: pd.DataFrame) -> str:
 
 
 def _summary(table: pd.DataFrame) -> list[str]:
-    """How many settings differ, per model and benchmark and in all."""
     lines = []
     for title, cells in table.groupby(["model_title", "benchmark_title"], sort=False):
         differ = cells[cells["p_holm"] < 0.05]
@@ -89,7 +88,6 @@ def _summary(table: pd.DataFrame) -> list[str]:
 
 @one_sentence("kvsweep-compare")
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `kvsweep-compare`."""
     parser = argparse.ArgumentParser(prog="kvsweep-compare", description="Two run directories, cell by cell, paired.")
     parser.add_argument("first", metavar="A", type=Path, help="a run directory")
     parser.add_argument("second", metavar="B", type=Path, help="another; differences are B minus A")

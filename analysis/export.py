@@ -14,6 +14,7 @@ import yaml
 
 from kvsweep.analysis import format as formats
 from kvsweep.analysis.load import load_problems, load_settings, skipped
+from kvsweep.analysis.report.rendering import render
 from kvsweep.base import records
 from kvsweep.base.command_line import one_sentence
 from kvsweep.base.errors import UserError
@@ -73,11 +74,11 @@ def export(
 ) -> tuple[Path, list[str]]:
     """Write a run's completions and grades as Parquet files, one per cell, beside a dataset card.
 
-    Return the dataset's folder, and one notice for each thing that was skipped or looks wrong. An unknown cell, and a
-    folder that holds something else, raise a UserError.
+    Returns the dataset's folder, and one notice for each thing that was skipped or looks wrong.
 
     Args:
-        directory, output: a run directory or one cell's folder, and the dataset's folder, else `export` in the run's.
+        directory: a run directory, or one cell's folder.
+        output: the dataset's folder; None takes `export` in the run directory.
         cells: only these, by cell_id.
         problems, ids: include the texts of problems that may not be republished, and `token_ids`.
     """
@@ -138,18 +139,13 @@ def _utf8(text: str) -> str:
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> None:
-    """Write one cell's file, a group of rows at a time."""
     with replacing(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(rows, ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
 
 
 def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: bool) -> str:
-    """The dataset card: YAML front matter, then the contents, the cells, the columns and the licence.
-
-    `table` has the cells as `load_settings` returns them, and `data` is the folder with their Parquet files. `problems`
-    says if the texts of gated problems are included.
-    """
+    """The dataset card of the cells in `table`, whose Parquet files lie in `data`; `problems` is that of `export`."""
     table = table.assign(**{name: table[name].map(lambda text: markdown_text(str(text))) for name in CARD_NAMES})
     files = sorted(data.glob("*.parquet"))
     rows = sum(pq.read_metadata(path).num_rows for path in files)
@@ -165,25 +161,24 @@ def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: b
         "size_categories": [next((name for size, name in SIZES.items() if rows < size), "n>10M")],
         "configs": [config],
     }
-    policies = ", ".join(f"`{name}`" for name in table["policy"].unique())
-    commits = ", ".join(f"commit {name}" for name in table["revision"].unique() if name) or "commit unknown"
-    parts = [
-        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
-        f"# {front['pretty_name']}",
-        f"{rows:,} completions of {len(table)} cells with their grades, written by kvsweep. A cell is one model, "
-        "benchmark, policy, decoding and seed; until its first eviction a completion is the full cache's, token for "
-        "token, so cells of one `condition` can be compared pair by pair.",
-        f"Models: {_named(table, 'model')}. Benchmarks: {_named(table, 'benchmark')}. Policies: {policies}.",
-        f"Decoding: {'; '.join(_decodings(table))}. Code: {commits}.",
-        "## Cells",
-        "Pass@1 is the mean over problems of the mean over draws, in percent, of what is graded.",
-        formats.markdown([CELL_HEADS, *(_cell(row, data) for row in table.itertuples())]),
-        "## Columns",
-        formats.markdown([COLUMN_HEADS, *((f"`{n}`", str(kind), text) for n, kind, text in COLUMNS if n in columns)]),
-        "## Licence",
-        "\n".join(_licences(table, problems=problems)),
-    ]
-    return "\n\n".join(parts) + "\n"
+    commits = [f"commit {name}" for name in table["revision"].unique() if name]
+    return render(
+        "card.md.jinja",
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+        title=front["pretty_name"],
+        rows=rows,
+        cells=table,
+        models=_named(table, "model"),
+        benchmarks=_named(table, "benchmark"),
+        policies=", ".join(f"`{name}`" for name in table["policy"].unique()),
+        decodings=_decodings(table),
+        commits=", ".join(commits) or "commit unknown",
+        cell_table=formats.markdown([CELL_HEADS, *(_cell(row, data) for row in table.itertuples())]),
+        column_table=formats.markdown([COLUMN_HEADS, *((f"`{n}`", str(k), t) for n, k, t in COLUMNS if n in columns)]),
+        licences=table.drop_duplicates("benchmark").itertuples(),
+        gated=GATED,
+        problems=problems,
+    )
 
 
 def _named(table: pd.DataFrame, kind: str) -> str:
@@ -192,7 +187,6 @@ def _named(table: pd.DataFrame, kind: str) -> str:
 
 
 def _decodings(table: pd.DataFrame) -> Iterator[str]:
-    """Each set of sampling settings, by name and value."""
     columns = [name for name in table.columns if name == "decoding" or name.startswith("decoding_")]
     for row in table[columns].drop_duplicates().to_dict("records"):
         name = row.pop("decoding")
@@ -201,7 +195,6 @@ def _decodings(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _cell(cell: Any, data: Path) -> list[str]:
-    """The texts of a cell below `CELL_HEADS`."""
     rows = pd.read_parquet(data / f"{cell.cell_id}.parquet", columns=["problem_id", "stop_reason", "correct"])
     graded = rows.dropna(subset="correct").astype({"correct": "float64"})
     score = graded.groupby("problem_id")["correct"].mean().mean()
@@ -216,21 +209,7 @@ def _cell(cell: Any, data: Path) -> list[str]:
     ]
 
 
-def _licences(table: pd.DataFrame, *, problems: bool) -> Iterator[str]:
-    yield "The completions are the models' outputs: the models' licences and terms apply to them."
-    cells: Any = table.drop_duplicates("benchmark").itertuples()
-    for cell in cells:
-        text = cell.licence or "problems generated by kvsweep itself or from a local file"
-        if GATED in cell.licence:
-            held = "included at the exporter's wish" if problems else "not included"
-            text += (
-                f". Access to its problems is gated: their texts are {held}. Completions may quote them all the same"
-            )
-        yield f"- {cell.benchmark_title}: {text}."
-
-
 def check_login() -> None:
-    """Raise a UserError if nobody is logged in to the hub."""
     from huggingface_hub import get_token
 
     if get_token() is None:
@@ -238,7 +217,6 @@ def check_login() -> None:
 
 
 def push(folder: Path, name: str, *, public: bool) -> None:
-    """Upload the dataset and its card; raise a UserError if the hub cannot be reached or refuses."""
     import datasets
     from huggingface_hub import DatasetCard
 
@@ -253,7 +231,6 @@ def push(folder: Path, name: str, *, public: bool) -> None:
 
 @one_sentence("kvsweep-export")
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `kvsweep-export`."""
     parser = argparse.ArgumentParser(
         prog="kvsweep-export",
         description="Completions and grades as a folder for datasets.load_dataset: Parquet files and a dataset card.",

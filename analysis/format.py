@@ -12,16 +12,21 @@ from kvsweep.base.escape import markdown_text
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
 
-MISSING, UNFINISHED, UNGRADED, HOLDS, LOSES, UNTOUCHED, UNSURE = "–", "*", "?", "✓", "†", "=", "‡"
+MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNSURE = "–", "*", "?", "=", "‡"
+HOLDS, COSTS, LOSES = "✓", "(✓)", "†"
 MARKS = {
     MISSING: "no result yet",
     UNGRADED: "not graded yet",
     UNFINISHED: "not finished",
     HOLDS: "holds: loses less than the margin",
+    COSTS: "holds, but is shown to lose something",
     LOSES: "loses accuracy",
     UNTOUCHED: "nothing was evicted: the full cache itself",
-    UNSURE: "some of the published numbers are in doubt",
+    UNSURE: "readings of the published figure differ",
 }
+# The marks of the verdicts on a setting, and their words, from the best verdict to the worst.
+DECISION_MARKS = {"holds": HOLDS, "costs": COSTS, "loses": LOSES}
+DECISIONS = {"holds": "holds", "costs": "holds, at a cost", "open": "open", "loses": "loses accuracy"}
 
 # The width of a printed page between its margins, 18 cm, in inches.
 PAGE_WIDTH = 18 / 2.54
@@ -120,6 +125,11 @@ def percent_pm(fraction: float, error: float, *, signed: bool = False) -> str:
     """Write percent and standard error: "47.3 ± 2.1", or "47.3" if the error is unknown; a dash if missing."""
     value = percent(fraction, signed=signed)
     return value if missing(fraction) or missing(error) else f"{value} ± {percent(error)}"
+
+
+def interval(low: float, high: float, *, signed: bool = False) -> str:
+    """Write the ends of an interval in percent: "-3.1 to +0.5" if signed."""
+    return f"{percent(low, signed=signed)} to {percent(high, signed=signed)}"
 
 
 def decimal(value: float, digits: int = 1) -> str:

@@ -1,8 +1,7 @@
-"""From a run directory to data frames: one row per cell, one row per completion.
+"""From a run directory (docs/files.md) to data frames: one row per cell, one row per completion.
 
-Layout of a run directory: docs/files.md. A running sweep is a normal input: a cell without `DONE` is
-partial, a completion without a grade is ungraded (missing, never wrong), and a line that cannot be read is
-skipped with a notice.
+A running sweep is a normal input: a cell without `DONE` is partial, a completion without a grade is ungraded
+(missing, never wrong), and a line that cannot be read is skipped with a notice.
 """
 
 import json
@@ -11,13 +10,13 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis.format import POLICY_TITLES
+from kvsweep.analysis.format import AXES, POLICY_TITLES
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import in_one_line
@@ -34,9 +33,8 @@ ORDER = ("model", "benchmark", "policy", "variant", "budget", "keep_ratio", "loc
 
 SECTIONS = ("model", "benchmark", "policy", "decoding")
 NAMES = {f"{section}.{field}" for section in SECTIONS for field in ("name", "title")}
-AXES = {"policy.keep_ratio", "policy.local_window", "policy.budget"}
-# These settings change no completion; dataset_hash names the problems.
-ASIDE = {"model.device", "model.threads"}
+# A grid's own axes are no variants. The other settings change no completion; dataset_hash names the problems.
+ASIDE = {f"policy.{axis}" for axis in AXES} | {"model.device", "model.threads"}
 ASIDE |= {f"benchmark.{field}" for field in ("source", "path", "limit", "expected_count")}
 
 _OF_A_POLICY = ("policy.", "cache.")
@@ -91,7 +89,7 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """Say if the sweep is done, a task runs, the tasks wait for the first of them, or the sweep has stopped."""
+        """The state of the sweep: it is waiting while every task is queued."""
         states = {task.state for task in self.tasks}
         if "running" in states:
             return "running"
@@ -103,7 +101,7 @@ class Run:
 
 
 def load_texts(folder: Path, wanted: Container[Pair] | None = None) -> dict[Pair, Completion]:
-    """The completions of one cell by (problem_id, draw), all or the wanted; a row that cannot be read is left out."""
+    """The completions of one cell, all or the wanted; a row that cannot be read is left out."""
     rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
     return {row.key: row for row in rows if wanted is None or row.key in wanted}
 
@@ -140,6 +138,25 @@ def load_run(directory: Path | str) -> Run:
     )
 
 
+def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
+    """A run without completions: its cells, in order, are the rows of a table of scores (`verdict.read_summary`)."""
+    cells = []
+    for number, row in enumerate(table.to_dict("records")):
+        named = {kind: {"name": row[kind], "title": row.get(f"{kind}_title")} for kind in ("model", "benchmark")}
+        policy = {"name": row.get("policy", "scores"), **{axis: row.get(axis) for axis in AXES}}
+        settings = {
+            **named,
+            "policy": policy,
+            "decoding": {"name": ""},
+            "condition": f"{row['model']} {row['benchmark']}",
+        }
+        cells.append(_Cell(directory / f"row-{number}", settings, {"draws": row["draws"]}))
+    completions, events = _completion_table([], records.ignore)
+    empty = {"stats": _stat_table([], records.ignore), "provenance": {}, "tasks": [], "notices": []}
+    table = _cell_table(cells).assign(status="done")
+    return Run(directory=directory, cells=table, completions=completions, events=events, **empty)
+
+
 def is_live(directory: Path) -> bool:
     """Say if a task of the sweep runs or waits."""
     return any(task.state in ("running", "queued") for task in read_tasks(directory))
@@ -157,8 +174,7 @@ def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
     return in_order(cells)
 
 
-@dataclass(frozen=True)
-class _Cell:
+class _Cell(NamedTuple):
     """A cell's folder with the contents of its cell.yaml and provenance.json."""
 
     folder: Path
@@ -186,7 +202,7 @@ class _Settings(TypedDict, total=False):
 
 
 class _Provenance(TypedDict, total=False):
-    """The fields of provenance.json that are read here or on the page, as far as their types matter."""
+    """The fields of provenance.json whose types matter here or on the page."""
 
     expected: _Size
     draws: _Size
@@ -197,13 +213,14 @@ class _Provenance(TypedDict, total=False):
 
 
 def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
-    """The cells of a run directory that can be read."""
     if not directory.is_dir():
         what = "is not a directory" if directory.exists() else "does not exist"
         raise UserError(f"{directory} {what}; give a run directory, <results_dir>/<run_name>.")
     if (directory / records.CELL_FILE).is_file():
         raise UserError(f"{directory} is a single cell; give the run directory around it, {directory.parent}.")
-    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}") if _has_plain_name(path.parent))
+    folders = sorted(path.parent for path in directory.glob(f"*/{records.CELL_FILE}"))
+    # Texts and tables of any kind can hold a printable name.
+    folders = [folder for folder in folders if folder.name.isprintable()]
     if not folders:
         raise UserError(f"{directory} holds no cells; give a run directory, <results_dir>/<run_name>.")
     found = {folder: _read_settings(folder, notify) for folder in folders}
@@ -213,17 +230,11 @@ def _read_cells(directory: Path, notify: _Notify) -> list[_Cell]:
     return cells
 
 
-def _has_plain_name(folder: Path) -> bool:
-    """True for the name of a cell, which texts and tables of any kind can hold."""
-    return folder.name.isprintable()
-
-
 def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
     try:
         cell = records.read_cell(folder)
-        sections = [cell[name] for name in SECTIONS]
         msgspec.convert(cell, _Settings)
-        if all(isinstance(section["name"], str) for section in sections):
+        if all(isinstance(cell[name]["name"], str) for name in SECTIONS) and "condition" in cell:
             return in_one_line(cell)
     except (OSError, records.BrokenCell, KeyError, TypeError, ValueError):
         pass
@@ -258,7 +269,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
                 "bits": _cache(cell.settings)["bits"],
-                **{name: policy.get(name) for name in ("keep_ratio", "local_window", "budget")},
+                **{name: policy.get(name) for name in AXES},
                 "question": str(policy.get("question") or ""),
                 "variant": variant,
                 "decoding": decoding["name"],
@@ -268,13 +279,13 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "completions": 0,
                 "expected": cell.provenance.get("expected"),
                 "draws": cell.provenance.get("draws"),
-                "condition": _condition(cell.settings),
+                "condition": str(cell.settings["condition"]),
                 "dataset_hash": str(cell.settings.get("dataset_hash") or ""),
                 **{f"decoding_{name}": value for name, value in decoding.items() if name != "name"},
             }
         )
     table = pd.DataFrame(rows)
-    for column in ("keep_ratio", "local_window", "budget", "expected", "draws"):
+    for column in (*AXES, "expected", "draws"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
 
@@ -325,16 +336,8 @@ def _settings(cell: dict[str, Any]) -> dict[str, str]:
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)
         for name, item in named.items()
-        if name not in NAMES | AXES | ASIDE
+        if name not in NAMES | ASIDE
     }
-
-
-def _condition(cell: dict[str, Any]) -> str:
-    if "condition" in cell:
-        return str(cell["condition"])
-    names = [cell[section]["name"] for section in ("model", "benchmark", "decoding")]
-    rest = {name: value for name, value in _settings(cell).items() if not name.startswith(_OF_A_POLICY)}
-    return records.content_hash([names, rest])
 
 
 def _same_settings(cells: list[_Cell]) -> list[str]:
@@ -357,7 +360,6 @@ def in_order(cells: pd.DataFrame, *, by: Sequence[str] = ORDER) -> pd.DataFrame:
 
 
 def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`Run.completions` and `Run.events`."""
     counts, on_bad = attrgetter("problem_id", "draw", "stop_reason", *COUNTS), skipped(notify)
     rows: list[tuple[Any, ...]] = []
     events = array("q")

@@ -1,13 +1,21 @@
 """All numbers and sentences of a run that its report shows."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
-from kvsweep.analysis.load import Run
+from kvsweep.analysis.load import Run, run_of_scores
 from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
-from kvsweep.analysis.numbers.sentences import PanelVerdict, answers, panel_verdicts, policy_verdicts
+from kvsweep.analysis.numbers.sentences import (
+    PanelVerdict,
+    answers,
+    panel_verdicts,
+    policy_verdicts,
+    read_summary,
+    summary_verdicts,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +45,16 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
     named = {"models": models, "grids": grids, "settings": settings, "verdicts": verdicts, "policies": policies}
     return Findings(run=run, metrics=metrics, answers=answers(metrics), **named)
+
+
+def analyse_scores(path: Path) -> Findings:
+    """The findings of grids of which only the scores are known, from a CSV as `verdict.read_summary` reads it."""
+    table = read_summary(path)
+    run = run_of_scores(table, path.with_suffix(""))
+    known = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"]).set_axis(run.cells["cell_id"])
+    known = known.assign(pass_at_1=table["pass_at_1"].to_numpy() / 100, graded=known["problems"] * known["draws"])
+    metrics = cell_metrics(run).set_index("cell_id").drop(columns=known.columns, errors="ignore").join(known)
+    metrics = metrics.reset_index()
+    models, grids = list(metrics["model"].unique()), find_grids(metrics)
+    named = {"models": models, "grids": grids, "settings": [], "answers": [], "policies": []}
+    return Findings(run=run, metrics=metrics, verdicts=summary_verdicts(metrics), **named)

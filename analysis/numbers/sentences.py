@@ -39,7 +39,7 @@ MOMENTS = {
 class PanelVerdict:
     """The verdict on one model and benchmark of a grid: sentences, of which the first sums up.
 
-    `cells` are rows of metrics, or of a table of scores in percent. With too little data there is no `floor`.
+    `cells` are rows of metrics. With too little data there is no `floor`.
     """
 
     title: str
@@ -335,11 +335,11 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
-    """The verdict on each model and benchmark of a table as `read_summary` returns it."""
+    """The verdict on each model and benchmark of a table with the columns of `read_summary`, scores as fractions."""
     found = []
     for (model, benchmark), cells in table.groupby(["model", "benchmark"], sort=False):
         first = cells.iloc[0]
-        scores = cells["pass_at_1"].to_numpy() / 100
+        scores = cells["pass_at_1"].to_numpy()
         problems, draws = int(first["problems"]), int(first["draws"])
         floors = [inference.summary_noise_floor(scores, problems, draws, between=b) for b in BETWEEN_PROBLEMS]
         floor = floors[1]

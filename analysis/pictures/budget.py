@@ -12,17 +12,7 @@ from matplotlib.figure import Figure
 from kvsweep.analysis import format
 from kvsweep.analysis.format import DEFAULT_LOOK, Look
 from kvsweep.analysis.numbers.metrics import benchmark_views, model_title
-from kvsweep.analysis.pictures.style import (
-    DASHES,
-    LINE_COLORS,
-    MARKERS,
-    STYLE,
-    full_cache_level,
-    new_figure,
-    panels,
-    percent_axis,
-    tidy,
-)
+from kvsweep.analysis.pictures import style
 
 LINE = ["policy", "variant", "keep_ratio", "local_window"]
 MAX_LINES = 8
@@ -45,34 +35,34 @@ def budget_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) 
     return _panels(benchmark_views(pd.concat([chosen, full])), model_title(metrics, model), look)
 
 
+@matplotlib.rc_context(style.STYLE)
 def _panels(views: list[tuple[str, pd.DataFrame]], title: str, look: Look) -> Figure:
-    columns = min(len(views), look.columns or 3)
+    columns = min(len(views), look.columns or (3 if look.width > 5 else 2))
     views = [(title, rows.dropna(subset="pass_at_1")) for title, rows in views]
     for _, rows in views:
         rows["line"] = [format.setting(row, budget=False) for row in rows.itertuples()]
     points = pd.concat([rows for _, rows in views])
     lines = list(points.loc[points["policy"] != "full", "line"].unique())
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure((look.width, 0.9 + 1.8 * ceil(len(views) / columns)))
-        grid = panels(figure, len(views), columns, sharey=True, sharex=True)
-        for axes, view in zip(grid, views, strict=True):
-            _lines(axes, *view, lines)
-        for place, axes in enumerate(grid):
-            # Panels below each other share the axis of the lowest.
-            axes.tick_params(labelbottom=place + columns >= len(grid))
-            axes.set_xlabel("budget (tokens)" if place + columns >= len(grid) else "")
-            axes.set_ylabel("" if place % columns else "Pass@1 (%)")
-        percent_axis(grid[0])
-        for axes in grid[1:]:
-            axes.spines["left"].set_bounds(*grid[0].spines["left"].get_bounds())
-        # All panels share an axis, which needs a tick for every budget of any panel.
-        grid[0].set_xticks(sorted(points["budget"].dropna().unique()))
-        legend: dict[str, Any] = {}
-        for axes in grid:
-            handles, labels = axes.get_legend_handles_labels()
-            legend |= dict(zip(labels, handles, strict=True))
-        figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=3, frameon=False)
-        figure.suptitle(f"{title}: Pass@1 against budget, ± standard error over problems")
+    figure = style.new_figure((look.width, 0.9 + 1.8 * ceil(len(views) / columns)))
+    grid = style.panels(figure, len(views), columns, sharey=True, sharex=True)
+    for axes, view in zip(grid, views, strict=True):
+        _lines(axes, *view, lines)
+    for place, axes in enumerate(grid):
+        # Panels below each other share the axis of the lowest.
+        axes.tick_params(labelbottom=place + columns >= len(grid))
+        axes.set_xlabel("budget (tokens)" if place + columns >= len(grid) else "")
+        axes.set_ylabel("" if place % columns else "Pass@1 (%)")
+    style.percent_axis(grid[0])
+    for axes in grid[1:]:
+        axes.spines["left"].set_bounds(*grid[0].spines["left"].get_bounds())
+    # All panels share an axis, which needs a tick for every budget of any panel.
+    grid[0].set_xticks(sorted(points["budget"].dropna().unique()))
+    legend: dict[str, Any] = {}
+    for axes in grid:
+        handles, labels = axes.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=columns, frameon=False)
+    figure.suptitle(style.wrapped(f"{title}: Pass@1 against budget, ± standard error over problems", look.width))
     return figure
 
 
@@ -85,10 +75,18 @@ def _lines(axes: Axes, title: str, points: pd.DataFrame, lines: list[str]) -> No
         line = points[~full & (points["line"] == name)].drop_duplicates("budget").sort_values("budget")
         score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
         ends = [error, error.where(score + error <= 100, 100 - score)]
-        look: dict[str, Any] = {"color": LINE_COLORS[place % len(LINE_COLORS)], "marker": MARKERS[place]}
-        look |= {"linestyle": DASHES[place % len(DASHES)], "markersize": 4, "linewidth": 1.2, "elinewidth": 0.8}
+        look: dict[str, Any] = {
+            "color": style.LINE_COLORS[place % len(style.LINE_COLORS)],
+            "marker": style.MARKERS[place],
+        }
+        look |= {
+            "linestyle": style.DASHES[place % len(style.DASHES)],
+            "markersize": 4,
+            "linewidth": 1.2,
+            "elinewidth": 0.8,
+        }
         axes.errorbar(line["budget"] + aside[place], score, ends, label=name, **look)
     for row in points[full].head(1).itertuples():
-        full_cache_level(axes, row, format.policy_title("full"))
+        style.full_cache_level(axes, row, format.policy_title("full"))
     axes.set_title(title)
-    tidy(axes)
+    style.tidy(axes)

@@ -11,12 +11,13 @@ from kvsweep.analysis.format import DEFAULT_LOOK, Look
 from kvsweep.analysis.numbers.cheapest import settings_by_bytes
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import model_title
+from kvsweep.analysis.pictures import style
 from kvsweep.analysis.pictures.comparison import pareto_front
-from kvsweep.analysis.pictures.style import LINE_COLORS, MARKERS, STYLE, full_cache_level, new_figure, tidy
 
 ALL_ROWS = ("full", "full_packed")
 
 
+@matplotlib.rc_context(style.STYLE)
 def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw Pass@1 against mean bytes of a text's keys and values, a color per number of bits, a marker per policy.
 
@@ -28,26 +29,25 @@ def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -
         return None
     bits = sorted(points["bits"].unique(), reverse=True)
     policies = [name for name in points["policy"].unique() if name not in ALL_ROWS]
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure((look.width, 4.4))
-        axes = figure.add_subplot()
-        for (policy, width), line in points.groupby(["policy", "bits"], sort=False):
-            all_rows = policy in ALL_ROWS
-            style: dict[str, Any] = {"color": LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
-            style["marker"] = "*" if all_rows else MARKERS[policies.index(policy) % len(MARKERS)]
-            name = "all rows" if all_rows else format.policy_title(str(policy))
-            score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
-            axes.errorbar(line["kv_bytes_mean"], score, error, label=f"{name}, {width:.0f} bits", markersize=5, **style)
-        for row in points[points["policy"] == "full"].head(1).itertuples():
-            full_cache_level(axes, row, format.policy_title("full"))
-        front = pareto_front(points.assign(mean_cache_length=points["kv_bytes_mean"]))
-        axes.step(front["kv_bytes_mean"], 100 * front["pass_at_1"], where="post", color="0.6", label="Pareto front")
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: size(value))
-        axes.set_xlabel("keys and values of a text, mean over its decoding steps")
-        axes.set_ylabel("Pass@1 (%), ± standard error over problems")
-        weights = f"the weights take {size(points['weight_bytes'].max())} beside them"
-        axes.set_title(f"{model_title(metrics, model)}: Pass@1 against bytes\n{weights}", linespacing=1.3)
-        tidy(axes, grid="both")
-        figure.legend(loc="outside right upper", frameon=False, fontsize=7.5)
+    figure = style.new_figure((look.width, 4.4))
+    axes = figure.add_subplot()
+    for (policy, width), line in points.groupby(["policy", "bits"], sort=False):
+        all_rows = policy in ALL_ROWS
+        own: dict[str, Any] = {"color": style.LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
+        own["marker"] = "*" if all_rows else style.MARKERS[policies.index(policy) % len(style.MARKERS)]
+        name = "all rows" if all_rows else format.policy_title(str(policy))
+        score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
+        axes.errorbar(line["kv_bytes_mean"], score, error, label=f"{name}, {width:.0f} bits", markersize=5, **own)
+    for row in points[points["policy"] == "full"].head(1).itertuples():
+        style.full_cache_level(axes, row, format.policy_title("full"))
+    front = pareto_front(points.assign(mean_cache_length=points["kv_bytes_mean"]))
+    axes.step(front["kv_bytes_mean"], 100 * front["pass_at_1"], where="post", color="0.6", label="Pareto front")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: size(value))
+    axes.set_xlabel("keys and values of a text, mean over its decoding steps")
+    axes.set_ylabel("Pass@1 (%), ± standard error over problems")
+    weights = f"the weights take {size(points['weight_bytes'].max())} beside them"
+    axes.set_title(f"{model_title(metrics, model)}: Pass@1 against bytes\n{weights}", linespacing=1.3)
+    style.tidy(axes, grid="both")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=7.5)
     return figure

@@ -1,10 +1,9 @@
 """The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs, throughput."""
 
 import json
-from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -16,7 +15,7 @@ from kvsweep.analysis import format
 from kvsweep.analysis.format import DEFAULT_LOOK, Look
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.numbers.metrics import model_title
-from kvsweep.analysis.pictures.style import DASHES, LINE_COLORS, STYLE, new_figure, panels, tidy
+from kvsweep.analysis.pictures import style
 from kvsweep.base.files import read_file
 
 MAX_LINES = 4
@@ -56,90 +55,71 @@ def _sums(begins: np.ndarray, ends: np.ndarray, amounts: Any, steps: int) -> np.
     return np.cumsum(changes)[:steps]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
+class Curve(NamedTuple):
     """The cache of one setting against the step, [steps]: its mean length, and that of a full cache."""
 
-    cell: Any
+    name: str
     held: np.ndarray
     full: np.ndarray
-    others: int = 0
-
-    @property
-    def name(self) -> str:
-        """The setting, and how many others have the same line."""
-        more = f" and {self.others} other{'s' * (self.others > 1)} alike" if self.others else ""
-        return format.setting(self.cell) + more
-
-    def is_like(self, other: "Curve") -> bool:
-        """Say if the two lines would hide each other."""
-        steps = min(len(self.held), len(other.held))
-        return float(np.mean(np.abs(self.held[:steps] / other.held[:steps] - 1))) < ALIKE
 
 
+@matplotlib.rc_context(style.STYLE)
 def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw cache length, KV memory and FLOPs against step for one benchmark's settings, and the throughput.
 
-    Cells that were decoded together have one throughput, which is no property of any of them: it is drawn once.
-
-    The benchmark is the one with the longest texts; settings with the same lengths share a line, and at most
-    `MAX_LINES` lines are drawn, spread over the cache lengths. FLOPs need the shape of the model, from config.json
-    where its provenance says it lies: 2 per weight, and 4 per layer, head dimension and row. Without the shape there is
-    no panel of FLOPs, and without a compressed cell no figure.
+    The benchmark is the one with the longest texts. Cells that were decoded together have one throughput, which is no
+    property of any of them: it is drawn once. FLOPs need the shape of the model, from config.json where its provenance
+    says it lies: 2 per weight, and 4 per layer, head dimension and row. Without the shape there is no panel of FLOPs,
+    and without a compressed cell no figure.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
     if compressed.empty:
         return None
     longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
-    curves = _spread(_curves(run, compressed[compressed["condition"] == longest]))
+    compared = compressed[compressed["condition"] == longest]
+    curves = _curves(run, compared)
     cells = ours[(ours["condition"] == longest) & ours["tokens_per_second"].notna()]
-    shape = _shape(run, curves[0].cell.cell_id)
+    shape = _shape(run, compared["cell_id"].iloc[0])
     titles = ["cache length (tokens)", "KV memory, full ÷ this"]
     titles += ["FLOPs of a step, full ÷ this"] if shape else []
     titles += [SPEED] if len(cells) else []
-    columns = 2 if len(titles) == 4 else len(titles)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure((look.width, 1.9 * ceil(len(titles) / columns) + 0.9))
-        axes = dict(zip(titles, panels(figure, len(titles), columns), strict=True))
-        _lines([one for title, one in axes.items() if title != SPEED], curves, shape)
-        for title, one in axes.items():
-            one.set_title(title)
-            tidy(one)
-            if title != SPEED:
-                one.set_xlabel("decoding step")
-        if SPEED in axes:
-            _throughput(axes[SPEED], cells)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        benchmark = compressed.loc[compressed["condition"] == longest, "benchmark_title"].iloc[0]
-        figure.suptitle(f"{model_title(metrics, model)} | {benchmark}: the cost of a decoding step")
+    columns = (2 if len(titles) == 4 else len(titles)) if look.width > 5 else 1
+    figure = style.new_figure((look.width, 1.9 * ceil(len(titles) / columns) + 0.9))
+    axes = dict(zip(titles, style.panels(figure, len(titles), columns), strict=True))
+    _lines([one for title, one in axes.items() if title != SPEED], curves, shape)
+    for title, one in axes.items():
+        one.set_title(title)
+        style.tidy(one)
+        if title != SPEED:
+            one.set_xlabel("decoding step")
+    if SPEED in axes:
+        _throughput(axes[SPEED], cells)
+    figure.legend(loc="outside lower center", ncols=min(columns, 2), frameon=False)
+    benchmark = compared["benchmark_title"].iloc[0]
+    title = f"{model_title(metrics, model)} | {benchmark}: the cost of a decoding step"
+    figure.suptitle(style.wrapped(title, look.width))
     return figure
 
 
 def _curves(run: Run, cells: pd.DataFrame) -> list[Curve]:
-    """The curves that differ, from the smallest cache to the largest; each has the name of the first cell shown."""
-    found: list[Curve] = []
-    for row in cells.itertuples():
-        ours = run.completions[run.completions["cell_id"] == row.cell_id]
+    """At most `MAX_LINES` curves, spread from the smallest cache to the largest; cells with like lengths share one."""
+    lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
+    groups = [rows for _, rows in cells.groupby(lengths)]
+    found = []
+    for place in np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int)):
+        cell: Any = next(groups[place].itertuples())
+        ours = run.completions[run.completions["cell_id"] == cell.cell_id]
         live, held, full = lengths_by_step(ours, run.events[run.events["completion"].isin(ours.index)])
-        steps = np.flatnonzero(live >= MIN_LIVE)
-        curve = Curve(cell=row, held=held[steps], full=full[steps])
-        like = next((place for place, other in enumerate(found) if curve.is_like(other)), None)
-        if like is None:
-            found.append(curve)
-        else:
-            found[like] = replace(found[like], others=found[like].others + 1)
-    return sorted(found, key=lambda curve: curve.cell.mean_cache_length)
-
-
-def _spread(curves: list[Curve]) -> list[Curve]:
-    places = np.linspace(0, len(curves) - 1, min(MAX_LINES, len(curves))).round().astype(int)
-    return [curves[place] for place in np.unique(places)]
+        others = len(groups[place]) - 1
+        more = f" and {others} other{'s' * (others > 1)} alike" if others else ""
+        found.append(Curve(format.setting(cell) + more, held[live >= MIN_LIVE], full[live >= MIN_LIVE]))
+    return found
 
 
 def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | None) -> None:
     for place, curve in enumerate(curves):
-        look: dict[str, Any] = {"color": LINE_COLORS[place], "linestyle": DASHES[place], "linewidth": 1.2}
+        look: dict[str, Any] = {"color": style.LINE_COLORS[place], "linestyle": style.DASHES[place], "linewidth": 1.2}
         axes[0].plot(curve.held, label=curve.name, **look)
         axes[1].plot(curve.full / curve.held, **look)
         if shape is not None:
@@ -150,7 +130,7 @@ def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | N
 
 def _throughput(axes: Axes, cells: pd.DataFrame) -> None:
     alone = cells[cells["decoded_together"] == 1]
-    together = cells[cells["decoded_together"] > 1].drop_duplicates("tokens_per_second")
+    together = cells[cells["decoded_together"] > 1].drop_duplicates("tokens_per_second").sort_values("decoded_together")
     bars = pd.concat([alone.sort_values("policy", key=lambda names: names != "full").head(MAX_LINES), together])
     shown = axes.bar(np.arange(len(bars)), bars["tokens_per_second"], color="0.75", width=0.6)
     axes.bar_label(shown, [format.decimal(speed, 0) for speed in bars["tokens_per_second"]], fontsize=6.5)

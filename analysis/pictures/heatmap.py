@@ -2,27 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
-from textwrap import fill
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 
 from kvsweep.analysis import format
-from kvsweep.analysis.format import DEFAULT_LOOK, HOLDS, LOSES, MARKS, MISSING, UNFINISHED, UNGRADED, UNSURE, Look
+from kvsweep.analysis.format import DEFAULT_LOOK, MARKS, MISSING, UNFINISHED, UNGRADED, UNSURE, Look
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import mean_over_benchmarks, model_title
-from kvsweep.analysis.pictures.style import DIVERGING, STYLE, heat_table, ink, new_figure
+from kvsweep.analysis.pictures import style
 
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
 
 # The size of the numbers in points, and the widest panel in inches.
-SIZE, WIDEST = 6.5, 3.5
+SIZE, WIDEST = 6.5, 3.55
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Panel:
     """One heatmap: its title, a line below it, and the cells, [windows descending, ratios ascending].
 
     A cell has a value in percent or points, NaN where missing, and a label. Panels of one `scale` have one colour
-    scale; that of differences lies around zero.
+    scale, which reaches to the scores of their full caches; that of differences lies around zero.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Panel:
     labels: pd.DataFrame
     scale: str
     difference: bool = False
+    full: float = np.nan
 
 
 def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
@@ -63,20 +65,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
     look = Look(width=look.width, map=look.map)
-    notes = ["Pass@1 in %, full cache ± standard error over problems"]
-    return _heatmaps([_panel(grid, mean, full, title, look)], grid.title, look, notes)
-
-
-def scores_figure(scores: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per benchmark of one model of which only scores are known (`verdict.read_summary`)."""
-    panels = []
-    for _, rows in scores.groupby("benchmark", sort=False):
-        names = [str(rows.iloc[0].get(f"{name}_title", rows.iloc[0][name])) for name in ("model", "benchmark")]
-        panel = _score_panel(rows, " | ".join(names))
-        panels.append(panel if look.scale == "own" else replace(panel, scale=""))
-    titled = "policy" in scores and "budget" in scores
-    title = format.setting_of({"name": scores["policy"].iloc[0], "budget": scores["budget"].iloc[0]}) if titled else ""
-    return _heatmaps(panels, title, look, _notes(look, errors=False))
+    return _heatmaps([_panel(grid, mean, full, title, look)], grid.title, look, ["Pass@1 in %"])
 
 
 def published_figure(
@@ -90,24 +79,20 @@ def published_figure(
     for benchmark, theirs in published.groupby("benchmark", sort=False):
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         name = f"{model_title(metrics, model)} | {rows['benchmark_title'].iloc[0]}"
-        first = _score_panel(theirs, f"{name}, published", grid)
         own = _panel(grid, rows, _full_cells(rows, metrics), f"{name}, ours")
-        gap = own.values - first.values
-        labels = gap.map(lambda points: format.percent(points / 100, signed=True))
+        published_scores = _pivot(theirs, "pass_at_1", grid)
+        gap = own.values - published_scores
         note = f"typical standard error of ours {format.percent(rows['se'].mean())}"
-        both = [replace(panel, scale=str(benchmark)) for panel in (first, own)]
-        points: dict[str, Any] = {"values": gap, "labels": labels, "scale": "", "difference": True}
-        panels += [*both, Panel(title="ours minus published", note=note, **points)]
+        both = {"scale": str(benchmark), "labels": published_scores.map(_percent)}
+        points: dict[str, Any] = {"scale": "", "labels": gap.map(partial(_percent, signed=True)), "difference": True}
+        panels += [
+            Panel(title=f"{name}, published{_doubt(theirs)}", note="", values=published_scores, **both),
+            replace(own, scale=str(benchmark)),
+            Panel(title="ours minus published", note=note, values=gap, **points),
+        ]
     look = Look(width=look.width, columns=3, map=look.map)
     scale = "published and ours have one colour scale per row, the differences one for all rows"
     return _heatmaps(panels, grid.title, look, ["Pass@1 in %, differences in points", scale])
-
-
-def css_colors(share: float) -> tuple[str, str]:
-    """The background and the ink of a value as CSS colours; `share` is its place between lowest (0) and highest (1)."""
-    color = matplotlib.colormaps[COLORMAP](0.75 * share)
-    red, green, blue = (round(255 * channel) for channel in color[:3])
-    return f"rgb({red},{green},{blue})", "#fff" if ink(color) == "white" else "#000"
 
 
 def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -115,31 +100,32 @@ def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, look: Look = DEFAULT_LOOK) -> Panel:
-    points = rows.drop_duplicates(["keep_ratio", "local_window"])
     difference = look.scale == "diff_from_full"
     value = "diff_to_full" if difference else "pass_at_1"
-    points = points.assign(label=[_cell_text(row, value, interval=look.interval) for row in points.itertuples()])
-    values, labels = (_pivot(points, name, grid) for name in (value, "label"))
-    values = 100 * values.astype("float64")
-    scale = title if look.scale == "own" else ""
-    note, labels = _full_cache(full), labels.fillna(MISSING)
-    return Panel(title=title, note=note, values=values, labels=labels, scale=scale, difference=difference)
+    rows = rows.assign(label=[_cell_text(row, value, interval=look.interval) for row in rows.itertuples()])
+    return Panel(
+        title=title + _doubt(rows),
+        note=_full_cache(full),
+        values=100 * _pivot(rows, value, grid).astype("float64"),
+        labels=_pivot(rows, "label", grid).fillna(MISSING),
+        scale=title if look.scale == "own" else "",
+        difference=difference,
+        full=100 * full["pass_at_1"].astype("float64").mean(),
+    )
 
 
-def _score_panel(rows: pd.DataFrame, title: str, grid: PolicyGrid | None = None) -> Panel:
-    """The panel of scores in percent, on the axes of a grid or on its own."""
-    values = _pivot(rows, "pass_at_1", grid).astype("float64")
-    unsure = "sure" in rows and (rows["sure"] == "no").any()
-    labels = values.map(lambda score: format.percent(score / 100))
-    return Panel(title=f"{title}{UNSURE * bool(unsure)}", note="", values=values, labels=labels, scale=title)
-
-
-def _pivot(rows: pd.DataFrame, value: str, grid: PolicyGrid | None) -> pd.DataFrame:
-    rows = rows.drop_duplicates(["keep_ratio", "local_window"])
-    table = rows.pivot(index="local_window", columns="keep_ratio", values=value)
-    if grid is None:
-        return table.sort_index(ascending=False).sort_index(axis=1)
+def _pivot(rows: pd.DataFrame, value: str, grid: PolicyGrid) -> pd.DataFrame:
+    table = rows.drop_duplicates(["keep_ratio", "local_window"])
+    table = table.pivot(index="local_window", columns="keep_ratio", values=value)
     return table.reindex(grid.windows, columns=grid.ratios)
+
+
+def _percent(points: float, *, signed: bool = False) -> str:
+    return format.percent(points / 100, signed=signed)
+
+
+def _doubt(rows: pd.DataFrame) -> str:
+    return UNSURE if "sure" in rows and (rows["sure"] == "no").any() else ""
 
 
 def _cell_text(row: Any, value: str, *, interval: bool) -> str:
@@ -149,60 +135,62 @@ def _cell_text(row: Any, value: str, *, interval: bool) -> str:
     text = format.percent(getattr(row, value), signed=difference)
     if text == MISSING:
         return text
-    text += {"holds": HOLDS, "loses": LOSES}.get(row.decision, "") if difference else ""
+    text += format.DECISION_MARKS.get(row.decision, "") if difference else ""
     text += format.state_marks(row)
     if not interval:
         return text
     low, high = (row.diff_low, row.diff_high) if difference else (row.ci_low, row.ci_high)
-    return f"{text}\n{format.percent(low)} to {format.percent(high)}"
+    return f"{text}\n{100 * low:.0f} to {100 * high:.0f}"
 
 
 def _full_cache(full: pd.DataFrame) -> str:
-    if full.empty or format.missing(full.iloc[0]["pass_at_1"]):
-        return "no full-cache score"
+    if full.empty:
+        return ""
     row = full.iloc[0]
+    if format.missing(row["pass_at_1"]):
+        return "no full-cache score"
     mark = "" if row["status"] == "done" else UNFINISHED
     return f"full cache {format.percent_pm(row['pass_at_1'], row['se'])}{mark}"
 
 
-def _notes(look: Look, *, errors: bool = True) -> list[str]:
+def _notes(look: Look) -> list[str]:
     """The footnote's entries on values and colours."""
     if look.scale == "diff_from_full":
         notes = ["Pass@1 minus the full cache's, in points, on the same pairs; one colour scale for all panels"]
     else:
         scales = {"own": "each panel has its own colour scale", "shared": "one colour scale for all panels"}
-        notes = [f"Pass@1 in %; {scales[look.scale]}"]
-    notes += ["full cache ± standard error over problems"] if errors else []
+        notes = [f"Pass@1 in %; {scales[look.scale]}", "a stroke on the colour bar is the full cache"]
     return notes + (["below each value its 95% interval"] if look.interval else [])
 
 
+@matplotlib.rc_context(style.STYLE)
 def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> Figure:
     columns = min(look.columns or _fitting_columns(panels, look.width), len(panels))
     rows = ceil(len(panels) / columns)
     height = len(panels[0].values)
     lines = 1 + max(panel.labels.map(lambda text: text.count("\n")).to_numpy().max() for panel in panels)
     width = min(look.width, columns * WIDEST)
-    # A line of the footnote has about 18 letters to the inch. It breaks between two entries only.
     shown = "".join(panel.title + panel.note + "".join(panel.labels.to_numpy().ravel()) for panel in panels)
     entries = [*notes, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown)]
-    note = fill("   ".join(entry.replace(" ", "\u00a0") for entry in entries), int(18 * width)).replace("\u00a0", " ")
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure((width, rows * ((0.16 + 0.12 * lines) * height + 0.7) + 0.5))
-        grid = figure.subplots(rows, columns, squeeze=False)
-        for place, axes in enumerate(grid.ravel()):
-            if place >= len(panels):
-                axes.remove()
-                continue
-            limits = _limits([panel for panel in panels if panel.scale == panels[place].scale])
-            _heatmap(axes, panels[place], limits, look.map or COLORMAP)
-            if place % columns == 0:
-                axes.set_ylabel("Local Window Size")
-            elif panels[place].values.index.equals(panels[place - 1].values.index):
-                axes.set_yticklabels([])
-            if place + columns >= len(panels):
-                axes.set_xlabel("Ratio")
-        figure.suptitle(title)
-        figure.supxlabel(note, fontsize=7, color="0.3")
+    entries += ["± standard error over problems"] if "±" in shown else []
+    figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * height + 0.62) + 0.6))
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for place, axes in enumerate(grid.ravel()):
+        if place >= len(panels):
+            axes.remove()
+            continue
+        limits = _limits([panel for panel in panels if panel.scale == panels[place].scale])
+        bar = _heatmap(axes, panels[place], limits, look.map or COLORMAP)
+        if bar is not None and (place % columns == columns - 1 or place == len(panels) - 1):
+            bar.set_label("points" if panels[place].difference else "Pass@1")
+        if place % columns == 0:
+            axes.set_ylabel("Local Window Size")
+        elif panels[place].values.index.equals(panels[place - 1].values.index):
+            axes.set_yticklabels([])
+        if place + columns >= len(panels):
+            axes.set_xlabel("Ratio")
+    figure.suptitle(style.wrapped(title, width))
+    style.footnote(figure, "   ".join(entries))
     return figure
 
 
@@ -218,7 +206,8 @@ def _fitting_columns(panels: list[Panel], width: float) -> int:
 
 
 def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
-    numbers = np.concatenate([panel.values.to_numpy().ravel() for panel in panels])
+    fulls = [] if panels[0].difference else [panel.full for panel in panels]
+    numbers = np.concatenate([fulls, *(panel.values.to_numpy().ravel() for panel in panels)])
     numbers = numbers[~np.isnan(numbers)]
     if panels[0].difference:
         most = float(np.abs(numbers).max(initial=1.0))
@@ -228,14 +217,18 @@ def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
     return (low, high) if low < high else (low - 1, high + 1)
 
 
-def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], cmap: str) -> None:
-    cmap = DIVERGING if panel.difference else cmap
-    mesh = heat_table(axes, panel.values.to_numpy(), panel.labels.to_numpy(), cmap=cmap, limits=limits, size=SIZE)
+def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], cmap: str) -> Colorbar | None:
+    cmap = style.DIVERGING if panel.difference else cmap
+    mesh = style.heat_table(axes, panel.values.to_numpy(), panel.labels.to_numpy(), cmap=cmap, limits=limits, size=SIZE)
     ratios, windows = panel.values.columns, panel.values.index
     axes.set_xticks(np.arange(len(ratios)) + 0.5, [format.number(ratio) for ratio in ratios])
     axes.set_yticks(np.arange(len(windows)) + 0.5, [format.number(window) for window in windows])
     axes.set_title("\n".join(line for line in (panel.title, panel.note) if line), linespacing=1.3)
-    if panel.values.notna().any(axis=None):
-        bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=2, pad=1)
+    if not panel.values.notna().any(axis=None):
+        return None
+    bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2, pad=1)
+    if not panel.difference and limits[0] <= panel.full <= limits[1]:
+        bar.ax.axhline(panel.full, color="black", linewidth=1.5)
+    return bar

@@ -13,7 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from kvsweep.analysis.format import PAGE_WIDTH
-from kvsweep.analysis.pictures.style import STYLE, new_figure
+from kvsweep.analysis.pictures.style import STYLE, footnote, new_figure
 from kvsweep.base.escape import csv_cell
 from kvsweep.base.files import replace_text
 
@@ -90,10 +90,12 @@ def importance_figure(
             _strip(axes, layout, name, strips[name], average_steps)
         # Only the thinking is drawn to scale, so only it has ticks.
         rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
-        rows[-1].set_xlabel("Thinking (tokens)")
+        rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
         figure.suptitle(title)
-        note = "red: the mean; hatched: not scored; the colours end at the 1st and the 99th percentile of each strip"
-        figure.supxlabel(note, fontsize=7, color="0.3")
+        bar = figure.colorbar(rows[-1].images[0], ax=list(rows), aspect=30, pad=0.01)
+        bar.set_ticks([bar.vmin, bar.vmax], labels=["Low", "High"])
+        note = "red: the mean of what is drawn; Ratio: the share of it above the mean; hatched: not scored; "
+        footnote(figure, note + "the colours end at the 1st and the 99th percentile of each strip")
     return figure
 
 
@@ -102,7 +104,7 @@ def _strip(axes: Axes, layout: Layout, name: str, own: np.ndarray, average_steps
     known = scores[~np.isnan(scores)]
     low, high = np.percentile(known, _PERCENTILES).tolist() if len(known) else (0.0, 1.0)
     # The line of the mean lies on the scale of the colours, so the scale must reach it.
-    mean = mean_and_ratio(own)[0]
+    mean = mean_and_ratio(scores)[0]
     low = min(low, mean)
     high = max(high, mean, low + 1e-12)
     extent = (-0.5, layout.thinking - 0.5, low, high)
@@ -122,7 +124,7 @@ def _strip(axes: Axes, layout: Layout, name: str, own: np.ndarray, average_steps
     axes.set_ylim(low, high)
     axes.plot([-0.5, layout.thinking - 0.5], [mean, mean], color=MEAN_COLOR, linestyle="--", linewidth=1)
     axes.set_title(f"{name}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)
-    axes.set_title(caption(own), loc="right", fontsize=8, color=MEAN_COLOR)
+    axes.set_title(caption(scores), loc="right", fontsize=8, color=MEAN_COLOR)
     axes.set_ylabel("Importance\nScore", fontsize=8)
     axes.set_yticks([low, high], ["Low", "High"], fontsize=7)
 

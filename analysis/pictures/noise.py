@@ -10,29 +10,29 @@ from matplotlib.figure import Figure
 from kvsweep.analysis import format
 from kvsweep.analysis.format import DEFAULT_LOOK, Look
 from kvsweep.analysis.numbers.sentences import PanelVerdict
-from kvsweep.analysis.pictures.style import STYLE, new_figure, panels, percent_axis
+from kvsweep.analysis.pictures import style
 
 BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
 
+@matplotlib.rc_context(style.STYLE)
 def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Figure:
     """Draw one panel per verdict: its settings' Pass@1 in ascending order, and a grey band below the best.
 
     The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best. All
     verdicts must have a floor.
     """
-    columns = min(2, len(verdicts))
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure((look.width, 1.8 * ceil(len(verdicts) / columns) + 0.5))
-        for axes, verdict in zip(panels(figure, len(verdicts), columns), verdicts, strict=True):
-            _panel(axes, verdict)
-        figure.supylabel("Pass@1 (%)", fontsize=8)
-        note = "one dot per setting, in ascending order: blue where settings matter, orange where that is not shown\n"
-        figure.supxlabel(f"{note}grey: statistically tied with the best", fontsize=7, color="0.3")
+    columns = min(2 if look.width > 5 else 1, len(verdicts))
+    figure = style.new_figure((look.width, 1.8 * ceil(len(verdicts) / columns) + 0.5))
+    for axes, verdict in zip(style.panels(figure, len(verdicts), columns), verdicts, strict=True):
+        _panel(axes, verdict, look.width / columns)
+    figure.supylabel("Pass@1 (%)", fontsize=8)
+    note = "one dot per setting, in ascending order: blue where settings matter, orange where that is not shown;"
+    style.footnote(figure, f"{note} grey: statistically tied with the best")
     return figure
 
 
-def _panel(axes: Axes, verdict: PanelVerdict) -> None:
+def _panel(axes: Axes, verdict: PanelVerdict, width: float) -> None:
     floor = verdict.floor
     assert floor is not None
     scores = 100 * np.sort(floor.scores)
@@ -43,10 +43,10 @@ def _panel(axes: Axes, verdict: PanelVerdict) -> None:
     axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
     low, _, high = (format.percent(value) for value in floor.expected_range)
     spans = f"scores span {format.percent(floor.range)}, by chance {low} to {high}, {format.p_equals(floor.p)}"
-    axes.set_title(f"{verdict.title}\n{spans}", fontsize=7.5, linespacing=1.3)
+    axes.set_title(style.wrapped(f"{verdict.title}\n{spans}", width), fontsize=7, linespacing=1.3)
     bottom = min(scores[0], tied_from)
     room = 0.08 * (best - bottom or 1.0)  # settings that are all correct span nothing
     axes.set_ylim(bottom - room, best + room)
-    percent_axis(axes)
+    style.percent_axis(axes)
     axes.set_xticks([])
     axes.spines[["top", "right", "bottom"]].set_visible(False)

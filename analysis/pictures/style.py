@@ -45,8 +45,8 @@ DIVERGING = "RdBu"
 # tell 77 policies apart; neighbours differ in both.
 LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
 MARKERS = "osD^vPX<>ph"
-# Of a figure's title.
-_LETTERS_PER_INCH = 14
+# Of a figure's title, and of a note.
+_LETTERS_PER_INCH, _SMALL_PER_INCH = 14, 17
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
@@ -64,6 +64,11 @@ def new_figure(size: tuple[float, float]) -> Figure:
 def wrapped(title: str, width: float) -> str:
     """A figure's title with line breaks where a line would be wider than `width` inches."""
     return "\n".join(fill(line, round(_LETTERS_PER_INCH * width)) for line in title.splitlines())
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """Write a note below the figure, in lines that fit."""
+    figure.supxlabel(fill(text, round(_SMALL_PER_INCH * figure.get_figwidth())), fontsize=7, color="0.3")
 
 
 def panels(figure: Figure, count: int, columns: int, **shared: Any) -> list[Axes]:
@@ -88,6 +93,12 @@ def percent_axis(axes: Axes) -> None:
     axes.set_yticks([tick for tick in axes.get_yticks() if max(low, 0) <= tick <= min(high, 100)])
     axes.set_ylim(low, high)
     axes.spines["left"].set_bounds(max(low, 0), min(high, 100))
+
+
+def percent_errors(rows: Any) -> tuple[Any, list[Any]]:
+    """Scores in percent, and the lengths of their error bars to either side, which end at 0 and 100."""
+    score, error = 100 * rows["pass_at_1"], 100 * rows["se"].fillna(0)
+    return score, [np.minimum(error, score), np.minimum(error, 100 - score)]
 
 
 def full_cache_level(axes: Axes, row: Any, label: str) -> None:

@@ -1,5 +1,6 @@
-"""The clickable heatmaps at the top of the page: a row of panels per model, the full cache's score beside each."""
+"""The clickable heatmaps of the page as data: the numbers of every cell, and where each cell lies in which heatmap."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -9,80 +10,65 @@ from kvsweep.analysis.load import in_order
 from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import SETTING, model_title
-from kvsweep.analysis.pictures.heatmap import HOLDS, LOSES, css_colors
 
-MARKS = {"holds": HOLDS, "loses": LOSES}
+# The columns of metrics that the page shows, beside the names and those of several draws.
+TEXTS = ["model_title", "benchmark_title", "policy", "variant", "status"]
+NUMBERS = ["keep_ratio", "local_window", "budget", "draws", "graded", "completions", "expected"]
+NUMBERS += ["pass_at_1", "se", "ci_low", "ci_high", "maj_at_n", "diff_to_full", "diff_se", "these_low", "these_high"]
+NUMBERS += ["p_loses", "regressions", "gains", "diff_evicted", "diff_untouched", "mean_tokens", "tokens_to_full"]
+NUMBERS += ["mean_evictions", "evicted", "kept_memory", "truncated", "looping_texts", "truncated_texts", "no_answer"]
+NUMBERS += ["grader_timeout"]
 
 
-def heat_rows(found: Findings) -> list[dict[str, Any]]:
-    """Per model and grid a title and the panels, one per benchmark."""
+def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
+    """The cells in order, each with its names, its numbers (without those that are unknown) and its marks."""
+    several = [name for name in metrics if str(name).startswith("pass_at_")]
+    numbers = metrics[[name for name in (*NUMBERS, *several) if name in metrics]].astype("float64")
+    return [
+        {
+            **{name: getattr(row, name) for name in ("cell_id", *TEXTS)},
+            **{name: round(value, 6) for name, value in zip(numbers, values, strict=True) if not math.isnan(value)},
+            "setting": format.setting(row),
+            "policy_title": format.policy_title(row.policy, row.variant),
+            "decision": row.decision if isinstance(row.decision, str) else "",
+            "partial": bool(row.status != "done" or row.ungraded > 0),
+            "marks": format.state_marks(row),
+        }
+        for row, values in zip(metrics.itertuples(), numbers.to_numpy().tolist(), strict=True)
+    ]
+
+
+def heatmaps(found: Findings) -> list[dict[str, Any]]:
+    """Per model and grid a title, the axes, and a panel per benchmark with the ids of its cells, row by row."""
     rows = []
     for grid in found.grids:
         for model, cells in grid.cells.groupby("model", sort=False):
             panels = [_panel(grid, part, found.metrics) for _, part in cells.groupby("condition", sort=False)]
-            rows.append({"title": f"{model_title(found.metrics, str(model))} | {grid.title}", "panels": panels})
+            axes = {"ratios": [*map(format.number, grid.ratios)], "windows": [*map(format.number, grid.windows)]}
+            rows.append({"title": f"{model_title(found.metrics, str(model))} | {grid.title}", **axes, "panels": panels})
     return rows
 
 
 def _panel(grid: PolicyGrid, cells: pd.DataFrame, metrics: pd.DataFrame) -> dict[str, Any]:
-    """One heatmap of buttons: rows from the largest window down, each cell with its id, text and colours."""
-    cells = cells.drop_duplicates(["keep_ratio", "local_window"])
-    low, high = cells["pass_at_1"].min(), cells["pass_at_1"].max()
-    buttons = {(row.local_window, row.keep_ratio): button(row, low, high) for row in cells.itertuples()}
-    rows = [(format.number(window), [buttons.get((window, ratio)) for ratio in grid.ratios]) for window in grid.windows]
-    condition = cells["condition"].iloc[0]
-    full: Any = metrics[(metrics["condition"] == condition) & (metrics["policy"] == "full")].head(1).itertuples()
-    return {
-        "title": cells["benchmark_title"].iloc[0],
-        "full": next((button(row, low, high) for row in full), None),
-        "ratios": [format.number(ratio) for ratio in grid.ratios],
-        "rows": rows,
-    }
+    ids = cells.drop_duplicates(["local_window", "keep_ratio"]).set_index(["local_window", "keep_ratio"])["cell_id"]
+    full = metrics[(metrics["condition"] == cells["condition"].iloc[0]) & (metrics["policy"] == "full")]
+    rows = [[ids.get((window, ratio)) for ratio in grid.ratios] for window in grid.windows]
+    doubt = format.UNSURE if "sure" in cells and (cells["sure"] == "no").any() else ""
+    return {"title": cells["benchmark_title"].iloc[0] + doubt, "full": next(iter(full["cell_id"]), None), "rows": rows}
 
 
 def policy_tables(found: Findings) -> list[dict[str, Any]]:
     """Per model a heatmap of the settings that lie in no grid, the full cache's first: settings by benchmarks."""
     in_grids = {cell_id for grid in found.grids for cell_id in grid.cells["cell_id"]}
-    apart = found.metrics[~found.metrics["cell_id"].isin(in_grids)]
+    apart = found.metrics[~found.metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
     tables = []
     for model, cells in apart.groupby("model", sort=False):
-        cells = cells.drop_duplicates([*SETTING, "benchmark"])
         if found.grids and (cells["policy"] == "full").all():
             continue
-        ranges = {str(name): (rows.min(), rows.max()) for name, rows in cells.groupby("benchmark")["pass_at_1"]}
         titles = dict(cells[["benchmark", "benchmark_title"]].to_numpy())
-        rows_in_order: Any = in_order(cells, by=SETTING).itertuples()
-        settings: dict[str, dict[str, Any]] = {}
-        for row in rows_in_order:
-            settings.setdefault(format.setting(row), {})[row.benchmark] = button(row, *ranges[row.benchmark])
-        rows = [(name, [buttons.get(benchmark) for benchmark in titles]) for name, buttons in settings.items()]
-        tables.append({"title": model_title(found.metrics, str(model)), "heads": list(titles.values()), "rows": rows})
+        rows: dict[str, dict[str, str]] = {}
+        for row in in_order(cells, by=SETTING).itertuples():
+            rows.setdefault(format.setting(row), {})[str(row.benchmark)] = str(row.cell_id)
+        lines = [[name, [ids.get(benchmark) for benchmark in titles]] for name, ids in rows.items()]
+        tables.append({"title": model_title(found.metrics, str(model)), "heads": [*titles.values()], "rows": lines})
     return tables
-
-
-def button(row: Any, low: float, high: float) -> dict[str, Any]:
-    """A cell of a heatmap: its score, error and marks as texts, its colours between `low` and `high`."""
-    known = row.graded > 0
-    share = (row.pass_at_1 - low) / (high - low) if known and high > low else 0.5
-    background, ink = css_colors(min(max(share, 0.0), 1.0)) if known else ("#fff", "#1d2329")
-    score = format.percent(row.pass_at_1) if known else format.UNGRADED if row.completions else format.MISSING
-    partial = row.status != "done" or row.ungraded > 0
-    untouched = format.untouched(row)
-    mark = MARKS.get(row.decision, "") if isinstance(row.decision, str) else ""
-    error = "" if not known or format.missing(row.se) else f"±{format.percent(row.se)}"
-    spoken = [
-        f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}",
-        f"Pass@1 {format.percent_pm(row.pass_at_1, row.se)}" if known else "no grade yet",
-        f"{row.graded} of {row.completions} completions graded" if partial else "",
-        row.decision if isinstance(row.decision, str) and not partial else "",
-        "nothing was evicted, so this is the full cache" if untouched else "",
-    ]
-    return {
-        "cell": row.cell_id,
-        "score": score + format.UNTOUCHED * untouched + (format.UNFINISHED if known and row.status != "done" else ""),
-        "mark": mark,
-        "error": f"{error} ({row.graded})" if known and partial else error,
-        "label": ", ".join(filter(None, spoken)),
-        "background": background,
-        "ink": ink,
-    }

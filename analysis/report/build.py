@@ -34,34 +34,32 @@ def build_report(
     completions: int = MAX_COMPLETIONS,
     margin: float | None = None,
     reload: float | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> Path:
-    """Write the report of a run directory, finished or not, to DIR/report.
-
-    Writes cells.csv (one row per cell, see docs/report.md), tables.md and tables.tex, each figure as PNG, SVG and
-    PDF, and report.html.
+    """Write cells.csv, tables.md, tables.tex, the figures as PNG, SVG and PDF, and report.html; return its path.
 
     Args:
-        directory, folder: the run directory, and another place for the report than DIR/report.
+        directory: a run directory, finished or not, or a CSV of grids of which only the scores are known.
+        folder: another place for the report than DIR/report, or of a CSV than <name>_report.
         look: how the figures are drawn; the difference to the full cache is drawn whatever the scale.
         completions: the most that the page shows one by one; with 0 the page is a few megabytes, whatever the run.
         margin: the loss of accuracy, a fraction, that a setting which holds stays below; None takes the run's own.
         reload: seconds after which an open page of a running sweep loads itself again; None for never.
-
-    Returns:
-        The path of report.html.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
+        tell: gets the best setting of each model and benchmark as a table in plain text.
     """
     from kvsweep.analysis.load import load_run
-    from kvsweep.analysis.numbers.findings import analyse
+    from kvsweep.analysis.numbers.findings import analyse, analyse_scores
     from kvsweep.analysis.report.drilldown import drill_data
     from kvsweep.analysis.report.gallery import draw_all
     from kvsweep.analysis.report.page import run_page
-    from kvsweep.analysis.report.tables import latex, markdown
+    from kvsweep.analysis.report.tables import headline_text, latex, markdown
 
-    found = analyse(load_run(directory), margin)
-    folder = make_folder(folder.resolve() if folder else found.run.directory / REPORT_FOLDER)
+    directory = Path(directory)
+    if directory.is_file():
+        found, folder = analyse_scores(directory), folder or Path(f"{directory.stem}_report")
+    else:
+        found, folder = analyse(load_run(directory), margin), folder or directory.resolve() / REPORT_FOLDER
+    folder = make_folder(folder.resolve())
     replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))
@@ -69,20 +67,8 @@ def build_report(
     embedded, files = drill_data(found.run, completions, folder)
     page = folder / "report.html"
     replace_text(page, run_page(found, pictures, embedded, files, reload))
-    return page
-
-
-def build_summary_report(path: Path, folder: Path, look: Look = DEFAULT_LOOK) -> Path:
-    """Write figures, verdicts and page of grids of which only the scores are known (`verdict.read_summary`)."""
-    from kvsweep.analysis.numbers.sentences import read_summary, summary_verdicts
-    from kvsweep.analysis.report.gallery import draw_scores
-    from kvsweep.analysis.report.page import summary_page
-
-    scores = read_summary(path)
-    verdicts = summary_verdicts(scores)
-    folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "report.html"
-    replace_text(page, summary_page(path.stem, verdicts, draw_scores(scores, verdicts, folder, look)))
+    if tell and (verdicts := headline_text(found.metrics)):
+        tell(verdicts)
     return page
 
 
@@ -106,7 +92,6 @@ def watch(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
 
 @one_sentence("kvsweep-report")
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script `kvsweep-report`."""
     parser = argparse.ArgumentParser(
         prog="kvsweep-report",
         description="Numbers (CSV), pictures (PNG, SVG, PDF) and a self-contained page under DIR/report.",
@@ -133,21 +118,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"--watch={options.watch:g} is out of range: give 1 to 86400 seconds.")
     if options.margin is not None and not 0 < options.margin < 100:
         raise UserError(f"--margin={options.margin:g} is out of range: give points of accuracy between 0 and 100.")
-    path, look = options.directory, chosen_look(options)
-    if path.is_file():
-        print(build_summary_report(path, options.output or Path(f"{path.stem}_report"), look))
+    how = {"look": _chosen_look(options), "completions": max(0, options.completions), "tell": print}
+    how |= {"margin": None if options.margin is None else options.margin / 100, "reload": options.watch}
+    make = partial(build_report, options.directory, folder=options.output, **how)
+    if options.watch is None or options.directory.is_file():
+        print(make())
     else:
-        how = {"look": look, "completions": max(0, options.completions), "reload": options.watch}
-        how["margin"] = None if options.margin is None else options.margin / 100
-        make = partial(build_report, path, folder=options.output, **how)
-        if options.watch is None:
-            print(make())
-        else:
-            watch(path, options.watch, make)
+        watch(options.directory, options.watch, make)
 
 
-def chosen_look(options: argparse.Namespace) -> Look:
-    """The look that the command line asks for; a value out of range raises a UserError."""
+def _chosen_look(options: argparse.Namespace) -> Look:
     if not 3 <= options.width <= 60:
         raise UserError(f"--width={options.width:g} is out of range: give 3 to 60 inches.")
     if options.directory.is_file() and (options.interval or options.scale == "diff_from_full"):

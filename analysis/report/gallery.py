@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from kvsweep.analysis import format
@@ -15,12 +14,11 @@ from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import published_grid
-from kvsweep.analysis.numbers.sentences import PanelVerdict
 from kvsweep.analysis.pictures.budget import budget_figure
 from kvsweep.analysis.pictures.bytes import bytes_figure
 from kvsweep.analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
 from kvsweep.analysis.pictures.cost import cost_figure
-from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
+from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure
 from kvsweep.analysis.pictures.noise import noise_figure
 from kvsweep.analysis.pictures.style import save_figure
 from kvsweep.base.escape import file_name
@@ -42,7 +40,6 @@ class Picture:
 
 
 def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
-    """Save a figure; the parts `name` make the name of its files."""
     stem = file_name(*name)
     svg = save_figure(figure, folder, stem)["svg"].read_bytes()
     address = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
@@ -50,7 +47,6 @@ def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
 
 
 def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
-    """Draw and save every figure of a run."""
     pictures = []
     floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
     if floors:
@@ -65,22 +61,12 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
     return pictures
 
 
-def draw_scores(scores: pd.DataFrame, verdicts: list[PanelVerdict], folder: Path, look: Look) -> list[Picture]:
-    """Draw and save the figures of a table of which only the scores are known (`verdict.read_summary`)."""
-    pictures = []
-    for model, rows in scores.groupby("model", sort=False):
-        title = str(rows.iloc[0].get("model_title", model))
-        pictures.append(picture(scores_figure(rows, look), folder, f"{title}, Pass@1 in %", "heatmap", str(model)))
-    caption = "The scores in ascending order, and which are statistically tied with the best"
-    return [*pictures, picture(noise_figure(verdicts, look), folder, caption, "noise")]
-
-
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
     title, metrics = grid.title, found.metrics
     name = (model, grid.policy, "" if format.missing(grid.budget) else format.number(grid.budget), grid.variant)
     yield grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
     published = published_grid(grid, model)
-    if published is not None:
+    if published is not None and len(found.run.completions):
         figure = published_figure(grid, model, metrics, published, look)
         yield figure, f"{title}, beside the published scores", ("published", *name)
     if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():

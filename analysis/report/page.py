@@ -12,13 +12,14 @@ from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.grids import missing_cells
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import beside_published
-from kvsweep.analysis.numbers.sentences import PanelVerdict, spread_in_words
+from kvsweep.analysis.numbers.sentences import spread_in_words
+from kvsweep.analysis.question import TITLES
 from kvsweep.analysis.report import gallery
-from kvsweep.analysis.report.board import heat_rows, policy_tables
+from kvsweep.analysis.report.board import cell_data, heatmaps, policy_tables
 from kvsweep.analysis.report.drilldown import outcome_maps
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.report.tables import VIEWS, cell_table, holding_tables, progress, score_table, unanswered
+from kvsweep.analysis.report.tables import headline, holding_tables, progress, score_table, unanswered
 from kvsweep.base.escape import in_one_line, visible
 from kvsweep.base.records import content_hash, leaves
 
@@ -26,6 +27,13 @@ from kvsweep.base.records import content_hash, leaves
 MAX_VALUES = 4
 SHOWN_APART = ("expected", "draws", "rounds", "margin", "config", "stretches")
 MAX_LISTED = 200
+
+# What the place of the question means.
+MEANINGS = {
+    "free": "its tokens compete with all others",
+    "pinned": "its tokens are always kept and count to the budget",
+    "on_top": "its tokens are always kept beside the budget",
+}
 
 
 def run_page(
@@ -40,65 +48,61 @@ def run_page(
     While the sweep runs, an open page loads itself again after `reload` seconds.
     """
     metrics, run = found.metrics, found.run
-    names = {row.cell_id: {"name": _cell(row), "score": _score(row)} for row in metrics.itertuples()}
-    return _page(
-        run.directory.resolve().name,
-        found.verdicts or found.policies,
-        pictures,
+    name = run.directory.resolve().name
+    costs = [picture for picture in pictures if picture.name.startswith("cost")]
+    data = {
+        "files": files,
+        "cell-data": cell_data(metrics),
+        "heatmap-data": {"grids": heatmaps(found), "tables": policy_tables(found)},
+        "outcome-data": outcome_maps(run),
+    }
+    best = {(row.model_title, row.benchmark_title): row for row in headline(metrics).itertuples()}
+    return render(
+        "report.html.jinja",
+        format=format,
+        best=best,
+        models=metrics["model_title"].unique().tolist(),
+        benchmarks=metrics["benchmark_title"].unique().tolist(),
+        matter=[verdict.title for verdict in found.verdicts if verdict.floor and verdict.floor.signal],
+        questions=[(TITLES[place], MEANINGS[place]) for place in metrics["question"].unique() if place in TITLES],
+        name=name,
+        # The page admits only scripts that carry this number; it is the same for the same run.
+        nonce=content_hash(["nonce", name]),
+        found=found,
         run=run,
+        pictures=[one for one in pictures if one not in costs],
+        costs=costs,
         reload=reload if run.state in ("running", "waiting") else None,
-        state=_state(found),
-        progress=_progress(run, metrics),
-        answers=found.answers,
+        progress=_progress(found),
         failures=_failures(run, metrics),
         grade=f"kvsweep-grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
         concerns=_concerns(found),
         facts=_facts(run, metrics),
-        heatmaps=heat_rows(found),
-        policies=policy_tables(found),
-        published=beside_published(metrics),
+        published=beside_published(metrics) if len(run.completions) else None,
         scores=[score_table(metrics, model) for model in found.models],
         spreads=_spreads(found),
         holdings=[holding_tables(metrics, model) for model in found.models],
-        cells=cell_table(metrics),
-        views=VIEWS,
-        partial=set(metrics.loc[metrics["status"] != "done", "cell_id"]),
         embedded=embedded,
-        files_json=script_json(files),
-        names_json=script_json(names),
-        maps_json=script_json(outcome_maps(run)),
+        data={key: script_json(value) for key, value in data.items()},
     )
 
 
-def summary_page(name: str, verdicts: list[PanelVerdict], pictures: list[Picture]) -> str:
-    """The HTML page of grids of which only the scores are known."""
-    return _page(name, verdicts, pictures, run=None)
-
-
-def _page(name: str, verdicts: list[PanelVerdict], pictures: list[Picture], **context: Any) -> str:
-    # The page admits only scripts that carry this number; it is the same for the same run.
-    nonce = content_hash(["nonce", name])
-    costs = [picture for picture in pictures if picture.name.startswith("cost")]
-    context |= {"name": name, "nonce": nonce, "verdicts": verdicts, "costs": costs}
-    return render("report.html.jinja", pictures=[one for one in pictures if one not in costs], **context)
-
-
-def _score(row: Any) -> str:
-    return f"Pass@1 {format.percent_pm(row.pass_at_1, row.se)}" if row.graded else "no grade yet"
-
-
-def _progress(run: Run, metrics: pd.DataFrame) -> str:
-    """How far an unfinished sweep has come; nothing of one that is done."""
-    if run.state == "done" and not metrics["ungraded"].any():
-        return ""
-    begun = set(metrics["cell_id"])
-    listed = [entry for task in run.tasks for entry in task.cells.items()]
-    waiting = {cell_id: cell.expected for cell_id, cell in listed if cell_id not in begun}
-    stored, graded = metrics["completions"].sum(), metrics["graded"].sum()
+def _progress(found: Findings) -> dict[str, Any]:
+    """How far a sweep has come: counts of cells and of completions; `expected` is None where it is not known."""
+    metrics, begun = found.metrics, set(found.metrics["cell_id"])
+    cells = [item for task in found.run.tasks for item in task.cells.items()]
+    waiting = {cell_id: cell.expected for cell_id, cell in cells if cell_id not in begun}
     expected = metrics["expected"].sum(skipna=False) + sum(waiting.values())
-    of = "" if format.missing(expected) else f" of {expected:,.0f}"
-    later = f"; {len(waiting)} cells have not begun" if waiting else ""
-    return f"{stored:,}{of} completions are stored, {graded:,} of them graded{later}."
+    return {
+        "cells": len(metrics),
+        "done": int((metrics["status"] == "done").sum()),
+        "missing": sum(len(missing_cells(grid)) for grid in found.grids),
+        "waiting": len(waiting),
+        "stored": int(metrics["completions"].sum()),
+        "graded": int(metrics["graded"].sum()),
+        "ungraded": int(metrics["ungraded"].sum()),
+        "expected": None if format.missing(expected) else int(expected),
+    }
 
 
 def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
@@ -113,18 +117,6 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
             texts = {"task": task.task, "cells": _shortened(lines), "command": task.command}
             found.append(in_one_line(texts) | {"error": error})
     return found
-
-
-def _state(found: Findings) -> str:
-    metrics = found.metrics
-    done = int((metrics["status"] == "done").sum())
-    missing = sum(len(missing_cells(grid)) for grid in found.grids)
-    ungraded = int(metrics["ungraded"].sum())
-    parts = [f"{done} of {len(metrics)} cells are done"]
-    parts += [f"{len(metrics) - done} unfinished"] if done < len(metrics) else []
-    parts += [f"{missing} missing from the grids"] if missing else []
-    parts += [f"{ungraded:,} completions not graded yet"] if ungraded else []
-    return ", ".join(parts) + "."
 
 
 def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
@@ -147,7 +139,6 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
 
 
 def _missing(found: Findings) -> list[str]:
-    """The missing cells of all grids, named as the other cells are."""
     tables = []
     for grid in found.grids:
         table = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
@@ -167,7 +158,6 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def _spreads(found: Findings) -> list[str]:
-    """A sentence per model and shared setting: how equal the memory of the policies is."""
     return [
         f"{model_title(found.metrics, model)}, {setting.title}: {spread_in_words(setting, model)}"
         for model in found.models
@@ -203,7 +193,6 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _draws(metrics: pd.DataFrame) -> str:
-    """The draws per problem, and that the sweep was sequential."""
     listed = _listed(metrics["draws"].sort_values().map(format.number))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if text]
     if not rounds:

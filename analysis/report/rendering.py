@@ -7,18 +7,22 @@ from typing import Any
 import jinja2
 import msgspec
 
+from kvsweep.base.command_line import counted
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **context: Any) -> str:
-    """Fill a template; texts are escaped, and a name that the context lacks is an error."""
+    """Fill a template; in HTML texts are escaped, and a name that the context lacks is an error."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
+        autoescape=template.endswith(".html.jinja"),
+        keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["counted"] = counted
     return environment.get_template(template).render(context)
 
 

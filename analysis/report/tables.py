@@ -26,11 +26,7 @@ BEST_BEGIN, BEST_END = "⟦", "⟧"
 
 
 def summary_table(directory: Path | str) -> str:
-    """Pass@1 ± standard error in percent as plain text, per model: policy settings by benchmarks, and rows they keep.
-
-    Raises:
-        UserError: the directory is missing or holds no cell.
-    """
+    """Pass@1 ± standard error in percent as plain text, per model: settings by benchmarks, and rows kept."""
     run = load_run(directory)
     scores = cell_scores(run)
     models = scores["model"].unique()
@@ -57,6 +53,41 @@ def unanswered(run: Run) -> list[str]:
     return sentences
 
 
+def headline(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The cell of each finished model and benchmark whose setting a reader would take: rows of `metrics`.
+
+    That is the smallest that can be recommended, else of the cells with the best verdict the one that loses least.
+    """
+    compared = metrics[metrics["decision"].notna() & (metrics["policy"] != "full")]
+    groups = compared.groupby(["model", "benchmark"], sort=False)
+    chosen = [_best(cells) for _, cells in groups if (cells["status"] == "done").all()]
+    return metrics.loc[chosen]
+
+
+def _best(cells: pd.DataFrame) -> Any:
+    if cells["recommendable"].eq(True).any():
+        return cells.loc[cells["recommendable"].eq(True), "kept_memory"].idxmin()
+    verdict = next(name for name in format.DECISIONS if (cells["decision"] == name).any())
+    return cells.loc[cells["decision"] == verdict, "diff_to_full"].idxmax()
+
+
+def headline_text(metrics: pd.DataFrame) -> str:
+    """`headline` for the terminal; empty if nothing can be compared yet."""
+    rows = [
+        {
+            "model": row.model_title,
+            "benchmark": row.benchmark_title,
+            "verdict": format.DECISIONS[row.decision],
+            "vs full, points": format.percent(row.diff_to_full, signed=True),
+            "interval": format.interval(row.these_low, row.these_high, signed=True),
+            "memory saved": f"{format.percent(1 - row.kept_memory)}%",
+            "best setting": format.setting(row),
+        }
+        for row in headline(metrics).itertuples()
+    ]
+    return pd.DataFrame(rows).to_string(index=False) if rows else ""
+
+
 def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     """Per policy setting: in how many texts of all benchmarks eviction acted, and the mean cache length after it."""
     ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
@@ -68,7 +99,6 @@ def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
 
 
 def markdown(metrics: pd.DataFrame) -> str:
-    """The Pass@1 tables of all models as Markdown: the best compressed scores bold, daggers and a caption."""
     texts = []
     for model in metrics["model"].unique():
         table = score_table(metrics, model, marked=True).reset_index(allow_duplicates=True)
@@ -78,7 +108,7 @@ def markdown(metrics: pd.DataFrame) -> str:
 
 
 def latex(metrics: pd.DataFrame) -> str:
-    """The Pass@1 tables of all models as LaTeX (booktabs): the best scores bold, daggers, a caption and a label."""
+    """The Pass@1 tables of all models as LaTeX, for booktabs."""
     return "\n".join(_latex(metrics, model) for model in metrics["model"].unique())
 
 
@@ -122,13 +152,12 @@ def _marked(row: Any, text: str, best: float) -> str:
 
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> list[tuple[str, pd.DataFrame]]:
-    """The cache lengths of each policy setting of a model: a heading and a table, of the mean and of each benchmark."""
+    """Headings and tables of cache lengths, for the mean over benchmarks and for each benchmark."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     return [(f"{model_title(metrics, model)} | {title}", _lengths(rows)) for title, rows in benchmark_views(ours)]
 
 
 def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
-    """Texts: cache lengths in tokens, and in percent of the full cache of the same texts."""
     rows = in_order(rows, by=SETTING)
     texts = {
         "largest peak": rows["max_peak_length"].map(format.number),
@@ -142,62 +171,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts).set_axis(_settings(rows))
 
 
-# The columns of the table of cells that are shown together.
-VIEWS = {
-    "scores": ["draws", "Pass@1 ± SE", "95% interval", "vs full ± SE", "decision", "kept memory %", "status"],
-    "against the full cache": [
-        *["Pass@1 ± SE", "vs full ± SE", "decision", "p (loses)", "regressions", "gains", "where evicted", "elsewhere"]
-    ],
-    "lengths and memory": ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %"],
-    "endings": ["truncated %", "looping", "no answer %", "timed out %", "status"],
-    "settings": ["model", "benchmark", "policy", "keep ratio", "window", "budget", "draws"],
-}
-
-
-def cell_table(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Texts: a row per cell, indexed by cell_id."""
-    several = [str(name) for name in metrics if str(name).startswith("pass_at_")]
-    most = max(int(name.removeprefix("pass_at_")) for name in several)
-    return pd.DataFrame([_cell(row, most) for row in metrics.itertuples()], index=list(metrics["cell_id"]))
-
-
-def _cell(row: Any, draws: int) -> dict[str, str]:
-    interval = f"{format.percent(row.ci_low)} to {format.percent(row.ci_high)}"
-    several = {f"pass@{draws}": getattr(row, f"pass_at_{draws}"), "majority": getattr(row, "maj_at_n", None)}
-    return {
-        "cell": format.setting(row),
-        "model": row.model_title,
-        "benchmark": row.benchmark_title,
-        "policy": ", ".join(name for name in (row.policy, row.variant) if name),
-        "keep ratio": format.number(row.keep_ratio),
-        "window": format.number(row.local_window),
-        "budget": format.number(row.budget),
-        "draws": format.number(row.draws),
-        "Pass@1 ± SE": format.percent_pm(row.pass_at_1, row.se),
-        "95% interval": interval if row.graded else MISSING,
-        **({name: format.percent(value) for name, value in several.items()} if draws > 1 else {}),
-        "vs full ± SE": format.percent_pm(row.diff_to_full, row.diff_se, signed=True),
-        "decision": row.decision if isinstance(row.decision, str) else MISSING,
-        "p (loses)": format.p_value(row.p_loses),
-        "regressions": format.number(row.regressions),
-        "gains": format.number(row.gains),
-        "where evicted": format.percent(row.diff_evicted, signed=True),
-        "elsewhere": format.percent(row.diff_untouched, signed=True),
-        "tokens": format.decimal(row.mean_tokens),
-        "tokens, × full": format.decimal(row.tokens_to_full, 2),
-        "evictions": format.decimal(row.mean_evictions, 2),
-        "evicted %": format.percent(row.evicted),
-        "kept memory %": format.percent(row.kept_memory),
-        "truncated %": format.percent(row.truncated),
-        "looping": f"{row.looping_texts:g} of {row.truncated_texts:g}" if row.truncated_texts else MISSING,
-        "no answer %": format.percent(row.no_answer),
-        "timed out %": format.percent(row.grader_timeout),
-        "status": "done" if row.status == "done" else f"partial: {progress(row)}",
-    }
-
-
 def progress(cell: Any) -> str:
-    """How many of a cell's completions there are, as "3 of 9"."""
     return f"{cell.completions} of {'?' if format.missing(cell.expected) else format.number(cell.expected)}"
 
 

@@ -27,7 +27,7 @@ from kvsweep.base.files import replace_text
 from kvsweep.base.records import read_cell
 from kvsweep.harness.inspect.attribution import cost, grad_x_input, removal
 from kvsweep.harness.inspect.importance import importance
-from kvsweep.harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs
+from kvsweep.harness.inspect.reasoning_steps import PARAGRAPHS, derivations, given, matches, numbers, paragraphs
 from kvsweep.harness.inspect.text import InspectedText, NotInText, of_completion
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import read_graded
@@ -59,9 +59,17 @@ def strip_title(column: str) -> str:
 
 
 def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
-    """The tokens of each step whose mean the strips show: those of --steps, else the paragraphs."""
+    """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
     if not options.steps:
-        return paragraphs(text.thinking, options.split)
+        steps = paragraphs(text.thinking, options.split)
+        if len(steps) == 1 and options.split == PARAGRAPHS:
+            steps = derivations(text.thinking)
+        if len(steps) == 1 and options.by == "step":
+            raise UserError(
+                f"the thinking of {text.trace.problem_id} is one step: name what separates its steps with --split "
+                "REGEX, or their tokens with --steps A-B,C-D."
+            )
+        return steps
     steps, tokens = given(options.steps), len(text.thinking)
     if steps[-1].stop > tokens:
         raise UserError(

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
@@ -20,6 +21,8 @@ from kvsweep.harness.sweep.launch.launcher import Launcher, split
 from kvsweep.harness.sweep.plan.estimate import describe
 from kvsweep.harness.sweep.plan.job import Job, make_job
 
+# A command that names none of these runs the default policy, and beside it the full cache to compare with.
+_NAMES_CELLS = ("policy", "grid", "experiment")
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
 
@@ -70,6 +73,8 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         # Hydra prints lines of its own about an error that passes through it.
         try:
             with plain_config_errors():
+                if not any(word.lstrip("+~").startswith(_NAMES_CELLS) for word in HydraConfig.get().overrides.task):
+                    config.grid.policy = ["full", config.policy.name]
                 launchers.append(build_target("launcher", config.launcher))
                 plans.append(
                     build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})

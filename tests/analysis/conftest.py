@@ -54,6 +54,7 @@ def write_cell(
         "policy": {"name": policy, **({} if policy == "full" else fields), **(extra or {})},
         "decoding": {"name": "r1", "temperature": 0.6, "max_new_tokens": 400},
         "seed": seed,
+        "condition": f"{model} {benchmark} {seed}",
     }
     parts = (model, benchmark, policy, *(settings["policy"].values()), seed)  # type: ignore[attr-defined]
     folder = run / "-".join(str(part) for part in parts)

@@ -4,7 +4,7 @@ const svgNode = (tag, attributes, ...children) => {
   node.append(...children);
   return node;
 };
-const COLOURS = { full: "#57606a", cell: "#d55e00" };
+const COLOURS = { full: "var(--full)", cell: "var(--cell)" };
 
 // A frame with both axes; x and y turn values into places. Several charts share it.
 function frame(width, height, xMax, yMax, xLabel, yLabel, spoken) {
@@ -14,12 +14,12 @@ function frame(width, height, xMax, yMax, xLabel, yLabel, spoken) {
   const node = svgNode("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": spoken });
   for (const share of [0, 0.5, 1]) {
     const at = y(share * yMax), across = x(share * xMax);
-    node.append(svgNode("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "#e3e8ed" }));
-    node.append(svgNode("text", { x: left - 5, y: at + 4, "text-anchor": "end", fill: "#24303b" }, `${Math.round(share * yMax)}`));
-    node.append(svgNode("text", { x: across, y: height - bottom + 13, "text-anchor": share ? (share < 1 ? "middle" : "end") : "start", fill: "#24303b" }, `${Math.round(share * xMax)}`));
+    node.append(svgNode("line", { x1: left, x2: width - right, y1: at, y2: at, stroke: "var(--rule)" }));
+    node.append(svgNode("text", { x: left - 5, y: at + 4, "text-anchor": "end", fill: "currentColor" }, `${Math.round(share * yMax)}`));
+    node.append(svgNode("text", { x: across, y: height - bottom + 13, "text-anchor": share ? (share < 1 ? "middle" : "end") : "start", fill: "currentColor" }, `${Math.round(share * xMax)}`));
   }
-  node.append(svgNode("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle", fill: "#57606a" }, xLabel));
-  node.append(svgNode("text", { x: 10, y: (height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 10 ${(height - bottom) / 2})`, fill: "#57606a" }, yLabel));
+  node.append(svgNode("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle", fill: "var(--soft)" }, xLabel));
+  node.append(svgNode("text", { x: 10, y: (height - bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 10 ${(height - bottom) / 2})`, fill: "var(--soft)" }, yLabel));
   return { node, x, y };
 }
 
@@ -30,7 +30,7 @@ const line = (points, colour, extra = {}) =>
 function timeline(draw, twin, at) {
   const most = Math.max(draw.tokens, twin ? twin.tokens : 0), full = twin || draw;
   const top = Math.max(full.prompt + full.tokens, draw.prompt + (draw.evictions.length ? 0 : draw.tokens), ...draw.evictions.map((one) => one[1]));
-  const spoken = `Cache length over the text: ${draw.evictions.length} evictions`;
+  const spoken = `Cache length over the text: ${counted(draw.evictions.length, "eviction")}`;
   const { node, x, y } = frame(640, 130, most, top, "tokens written", "cache, tokens", spoken);
   node.append(line([[x(0), y(full.prompt)], [x(full.tokens), y(full.prompt + full.tokens)]], COLOURS.full, { "stroke-dasharray": "4 3" }));
   const points = [[x(0), y(draw.prompt)]];
@@ -38,7 +38,7 @@ function timeline(draw, twin, at) {
   draw.evictions.forEach(([step, before, after], i) => {
     points.push([x(step), y(before)], [x(step), y(after)]);
     [from, length] = [step, after];
-    if (i === at) node.append(svgNode("line", { x1: x(step), x2: x(step), y1: y(0), y2: y(top), stroke: "#6f42c1", "stroke-width": 2 }));
+    if (i === at) node.append(svgNode("line", { x1: x(step), x2: x(step), y1: y(0), y2: y(top), stroke: "var(--fork)", "stroke-width": 2 }));
   });
   node.append(line([...points, [x(draw.tokens), y(length + draw.tokens - from)]], COLOURS.cell));
   return node;

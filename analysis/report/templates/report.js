@@ -1,60 +1,49 @@
+"use strict";
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
-const cells = new Map(), waiting = new Map(), files = read("files"), names = read("names");
+const cells = new Map(), arrived = new Map(), files = read("files"), allCells = read("cell-data"), names = Object.fromEntries(allCells.map((cell) => [cell.cell_id, cell]));
 const drill = document.getElementById("drill");
+let turn = null;
 const shown = 200;
 
-window.kvsweepCell = (id, data) => {
-  cells.set(id, data);
-  (waiting.get(id) || []).forEach((use) => use(data));
-  waiting.delete(id);
+// The data of a cell are compressed, in the page or in a file beside it.
+const unpacked = (text) => {
+  const bytes = new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]);
+  return new Response(bytes.stream().pipeThrough(new DecompressionStream("deflate"))).json();
 };
 
-// Call `use` with the data of a cell, once they are there.
-function withCell(id, use) {
-  const block = [...document.querySelectorAll("script[data-for]")].find((one) => one.dataset.for === id);
-  if (!cells.has(id) && block) cells.set(id, JSON.parse(block.textContent));
-  if (cells.has(id)) return use(cells.get(id));
-  if (!files[id]) return use({ base: null, problems: {}, draws: [], left_out: 0 });
-  waiting.set(id, [...(waiting.get(id) || []), use]);
-  if (waiting.get(id).length > 1) return;
+window.kvsweepCell = (id, text) => arrived.get(id)(text);
+
+const fileOf = (id) => new Promise((resolve) => {
   const script = document.createElement("script");
+  arrived.set(id, resolve);
   script.src = files[id];
   script.onerror = () => { drill.append(make("p", `${files[id]} is not beside this page.`, "alert")); };
   document.head.append(script);
+});
+
+// The data of a cell, read once.
+function cellData(id) {
+  const block = document.querySelector(`script[data-for="${CSS.escape(id)}"]`), nothing = { draws: [], problems: {} };
+  if (!cells.has(id)) cells.set(id, block ? unpacked(block.textContent) : files[id] ? fileOf(id).then(unpacked) : nothing);
+  return cells.get(id);
 }
 
-const withPair = (id, use) => withCell(id, (cell) => (cell.base ? withCell(cell.base, (base) => use(cell, base)) : use(cell, null)));
-const isWorse = (draw) => draw.full === 1 && draw.outcome && draw.outcome !== "correct";
+const isWorse = (draw, twin) => twin && twin.outcome === "correct" && draw.outcome && draw.outcome !== "correct";
 const keyOf = (draw) => `${draw.draw} ${draw.problem}`;
 
-// The numbers of tokens and the runs of percents, as `packed_lengths` and `packed_runs` of the report write them.
-const unpackLengths = (text) => (text.match(/\(\d+\)|./g) || []).map((one) => (one[0] === "(" ? Number(one.slice(1, -1)) : parseInt(one, 36)));
-const unpackRuns = (text) => [...text.matchAll(/(?:([a-k])|\((\d+)\))(\d*)/g)].flatMap(([, tens, percent, count]) => [tens ? 10 * (parseInt(tens, 36) - 10) : Number(percent), Number(count || 1)]);
-
-function unpack(draw) {
-  if (typeof draw.lengths !== "string") return draw;
-  return { ...draw, lengths: unpackLengths(draw.lengths), held: draw.held.map(unpackRuns) };
-}
-
-// A completion with its whole text and the lengths of all its tokens; its data begin where it leaves the full cache's.
-function whole(draw, twin) {
-  if (draw.text === undefined || !twin || twin.text === undefined) return draw;
-  const text = twin.text.slice(0, draw.shared) + draw.text;
-  const rest = draw.lengths || (draw.same === draw.tokens ? [] : null);
-  return { ...draw, text, lengths: twin.lengths && rest ? [...twin.lengths.slice(0, draw.same), ...rest] : draw.lengths };
-}
-
 // Without the tokens, the text falls in three: the common beginning, the first word that differs, the rest.
-function marked(draw, shared) {
+function marked(draw, other) {
   if (draw.lengths) return draw;
+  let shared = 0;
+  while (shared < draw.text.length && draw.text[shared] === other.text[shared]) shared += 1;
   const word = draw.text.slice(shared).match(/^\s*\S*/)[0].length;
   return { ...draw, lengths: [shared, word, draw.text.length - shared - word], held: [] };
 }
 
 function pane(name, draw) {
   const view = make("section"), line = make("p"), box = make("div", null, "draw");
-  line.append(make("b", draw.outcome || "no grade", draw.outcome), `, answer ${draw.answer ?? "none"}, ${draw.tokens} tokens`);
-  if (draw.evictions && draw.evictions.length) line.append(`, ${draw.evictions.length} evictions`);
+  line.append(make("b", draw.outcome || "no grade", draw.outcome), `, answer ${draw.answer ?? "none"}, ${counted(draw.tokens, "token")}`);
+  if (draw.evictions && draw.evictions.length) line.append(`, ${counted(draw.evictions.length, "eviction")}`);
   if (draw.loop) line.append(`, ends in a loop: ${draw.loop[0]} tokens, ${draw.loop[1]} times`);
   view.append(make("h4", name), line, box);
   return { view, box };
@@ -74,14 +63,14 @@ function slider(events, change) {
 }
 
 // One completion beside the full cache's.
-function showPair(view, cellName, problem, packed, packedTwin) {
-  const bare = unpack(packed), twin = packedTwin && unpack(packedTwin);
-  view.replaceChildren(make("h3", `${bare.problem}, draw ${bare.draw}`));
+function showPair(view, cellName, problem, draw, twin) {
+  view.replaceChildren(make("h3", `${draw.problem}, draw ${draw.draw}`));
   const asked = make("details", null, "plain");
+  asked.open = true;
   asked.append(make("summary", `Question; the right answer is ${problem.gold ?? "not stored"}`), make("p", problem.question ?? "The question is not stored.", "draw"));
   view.append(asked);
-  if (bare.text === undefined) return view.append(make("p", "The text of this completion is not on the page.", "note"));
-  const draw = whole(bare, twin), beside = twin && twin.text !== undefined;
+  if (draw.text === undefined) return view.append(make("p", "The text of this completion is not on the page.", "note"));
+  const beside = twin && twin.text !== undefined;
   const apart = beside && (draw.same < draw.tokens || draw.same < twin.tokens);
   const left = beside && pane("full cache", twin), right = pane(cellName, draw);
   const pair = make("div", null, "pair"), bar = make("div", null, "bar"), chart = make("div");
@@ -90,8 +79,8 @@ function showPair(view, cellName, problem, packed, packedTwin) {
   const fill = (at) => {
     const event = events[at], upto = event && draw.held.length ? writtenBy(draw.held[at]) - draw.prompt : Infinity;
     const look = { fork, differs, upto };
-    if (left) fillText(left.box, apart ? marked(twin, draw.shared) : twin, look);
-    fillText(right.box, apart ? marked(draw, draw.shared) : draw, { ...look, eviction: Math.min(at, events.length - 1) });
+    if (left) fillText(left.box, apart ? marked(twin, draw) : twin, look);
+    fillText(right.box, apart ? marked(draw, twin) : draw, { ...look, eviction: Math.min(at, events.length - 1) });
     chart.replaceChildren(timeline(draw, beside ? twin : null, at));
   };
   if (counted && draw.held && draw.held.length) {
@@ -107,10 +96,10 @@ function showPair(view, cellName, problem, packed, packedTwin) {
     jump.onclick = () => (right.box.querySelector(".differs, .fork") || right.box).scrollIntoView({ block: "center" });
     bar.append(jump);
   } else if (beside) bar.append(make("span", "Both texts are the same."));
-  if (!beside && bare.full >= 0) bar.append(make("span", "The full cache's text is not on the page.", "note"));
+  if (twin && !beside) bar.append(make("span", "The full cache's text is not on the page.", "note"));
   if (events.length) {
     const key = make("p", null, "note");
-    key.append(make("span", null, "fork"), " Bar: the fork, behind the first eviction. Outlined: the first token that differs. Shaded: evicted, darker if earlier. In the chart, dashed is the full cache.");
+    key.append(make("span", null, "fork"), " The bar stands where this cell first evicted tokens; up to there both texts are one. Outlined: the first token that differs. Shaded: tokens that the cache no longer holds, darker if they went earlier. In the chart, the dashed line is the full cache.");
     view.append(key);
   }
   if (left) pair.append(left.view);
@@ -118,64 +107,94 @@ function showPair(view, cellName, problem, packed, packedTwin) {
   view.append(bar, chart, pair);
 }
 
-// All completions of a cell; the first one to open is one that was lost, of the wanted problem if there is one.
-function show(id, wanted) {
-  const { name, score } = names[id], header = make("header"), close = make("button", "close");
-  const title = make("h2", name);
+// The address names the open cell and completion, so that a link leads to them and the back button closes them.
+const address = () => new URLSearchParams(location.hash.slice(1));
+const addressOf = (asked) => `#${new URLSearchParams(asked)}`;
+
+function show(id, problem) {
+  history.pushState(null, "", addressOf(problem === undefined ? { cell: id } : { cell: id, problem }));
+  followAddress();
+}
+
+function followAddress() {
+  const asked = address(), id = asked.get("cell");
+  if (names[id]) return showCell(id, asked.get("problem"), asked.get("draw"));
+  if (drill.open) drill.close();
+}
+window.addEventListener("popstate", followAddress);
+drill.addEventListener("close", () => {
+  if (drill.open) return; // it was opened again before this event came
+  turn = null;
+  if (address().has("cell")) history.replaceState(null, "", location.pathname);
+});
+
+// All completions of a cell. The first that opens is the wanted one, or else one that the full cache has right and this cell wrong.
+async function showCell(id, problem, number) {
+  const name = nameOf(names[id]), header = make("header"), buttons = make("span", null, "buttons"), title = make("h2", name);
+  const [before, after, close] = ["previous (p)", "next (n)", "close"].map((text) => make("button", text));
   title.id = "drill-name";
   close.onclick = () => drill.close();
-  header.append(title, make("span", score), close);
+  buttons.append(before, after, close);
+  header.append(title, make("span", scoreOf(names[id])), buttons);
   drill.replaceChildren(header, make("p", "loading"));
-  drill.showModal();
-  withPair(id, (cell, base) => {
-    const twins = new Map((base ? base.draws : []).map((draw) => [keyOf(draw), draw]));
-    const problems = { ...(base ? base.problems : {}), ...cell.problems };
-    const side = make("div"), view = make("div"), list = make("div"), more = make("button", "more completions");
-    const filter = make("input"), label = make("label"), worse = cell.draws.filter(isWorse), columns = make("div", null, "columns");
-    list.id = "list";
-    filter.type = "checkbox";
-    label.append(filter, ` right with the full cache, wrong here (${worse.length})`);
-    side.append(label, list, more);
-    const lengths = make("details", null, "plain"), pairs = cell.draws.map((draw) => ({ draw, twin: twins.get(keyOf(draw)) }));
-    lengths.append(make("summary", "Accuracy against text length"), lengthChart(pairs));
-    columns.append(side, view);
-    drill.replaceChildren(header, lengths, columns);
-    if (cell.left_out) side.prepend(make("p", `The run directory holds ${cell.left_out} more completions.`, "note"));
-    if (!cell.draws.length) return view.append(make("p", "There is no completion here to show."));
-    const open = (draw) => {
-      showPair(view, name, problems[draw.problem] || {}, draw, twins.get(keyOf(draw)));
-      [...list.children].forEach((one) => one.setAttribute("aria-current", one.dataset.key === keyOf(draw)));
-      list.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
+  if (!drill.open) drill.showModal();
+  turn = id;
+  const cell = await cellData(id), base = cell.base && await cellData(cell.base);
+  if (turn !== id) return; // another cell was opened meanwhile
+  const twins = new Map((base ? base.draws : []).map((draw) => [keyOf(draw), draw])), twinOf = (draw) => twins.get(keyOf(draw));
+  const worse = new Set(cell.draws.filter((draw) => isWorse(draw, twinOf(draw))));
+  const side = make("div"), view = make("div"), list = make("div"), more = make("button", "more completions");
+  const filter = make("input"), label = make("label"), columns = make("div", null, "columns");
+  list.id = "list";
+  filter.type = "checkbox";
+  label.append(filter, ` right with the full cache, wrong here (${worse.size})`);
+  side.append(label, list, more);
+  const lengths = make("details", null, "plain"), pairs = cell.draws.map((draw) => ({ draw, twin: twinOf(draw) }));
+  lengths.append(make("summary", "Accuracy against text length"), lengthChart(pairs));
+  columns.append(side, view);
+  drill.replaceChildren(header, lengths, columns);
+  if (cell.left_out) side.prepend(make("p", `The run directory holds ${counted(cell.left_out, "more completion")}.`, "note"));
+  if (!cell.draws.length) return view.append(make("p", "There is no completion here to show."));
+  let kept = cell.draws, current = null;
+  const open = (draw) => {
+    current = draw;
+    history.replaceState(null, "", addressOf({ cell: id, problem: draw.problem, draw: draw.draw }));
+    showPair(view, name, cell.problems[draw.problem] || {}, draw, twinOf(draw));
+    while (kept.indexOf(draw) >= list.children.length && !more.hidden) more.onclick();
+    [...list.children].forEach((one) => one.setAttribute("aria-current", one.dataset.key === keyOf(draw)));
+    const chosen = list.querySelector("[aria-current=true]");
+    if (chosen) chosen.focus();
+  };
+  const item = (draw) => {
+    const entry = make("button", `${draw.problem}, draw ${draw.draw}: `);
+    entry.dataset.key = keyOf(draw);
+    entry.append(make("b", draw.outcome || "no grade", draw.outcome));
+    if (worse.has(draw)) entry.append(" ", make("span", "full cache: correct", "worse"));
+    entry.onclick = () => open(draw);
+    return entry;
+  };
+  const fill = () => {
+    kept = filter.checked ? [...worse] : cell.draws;
+    list.replaceChildren();
+    more.onclick = () => {
+      list.append(...kept.slice(list.children.length, list.children.length + shown).map(item));
+      more.hidden = list.children.length >= kept.length;
     };
-    const item = (draw) => {
-      const entry = make("button", `${draw.problem}, draw ${draw.draw}: `);
-      entry.dataset.key = keyOf(draw);
-      entry.append(make("b", draw.outcome || "no grade", draw.outcome));
-      if (isWorse(draw)) entry.append(" ", make("span", "lost", "worse"));
-      entry.onclick = () => open(draw);
-      return entry;
-    };
-    const fill = () => {
-      const kept = filter.checked ? worse : cell.draws;
-      list.replaceChildren();
-      more.onclick = () => {
-        list.append(...kept.slice(list.children.length, list.children.length + shown).map(item));
-        more.hidden = list.children.length >= kept.length;
-      };
-      more.onclick();
-      if (kept.length) open(kept[0]);
-    };
-    filter.onchange = fill;
-    fill();
-    const candidates = cell.draws.filter((draw) => !wanted || draw.problem === wanted);
-    const chosen = candidates.find(isWorse) || candidates[0];
-    if (chosen) open(chosen);
-    arrows(list, "button", () => 1);
-  });
+    more.onclick();
+  };
+  const step = (way) => { const next = kept[kept.indexOf(current) + way]; if (next) open(next); };
+  filter.onchange = () => { fill(); if (kept.length) open(kept[0]); };
+  before.onclick = () => step(-1);
+  after.onclick = () => step(1);
+  drill.onkeydown = (event) => { if (!event.ctrlKey && !event.metaKey && "np".includes(event.key)) step(event.key === "n" ? 1 : -1); };
+  fill();
+  const candidates = cell.draws.filter((draw) => (!problem || draw.problem === problem) && (number === null || String(draw.draw) === number));
+  open(candidates.find((draw) => worse.has(draw)) || candidates[0] || cell.draws[0]);
+  arrows(list, "button", () => 1, (next) => next.click());
 }
 
 // Arrow keys move the focus among the parts of a box; `across` is the number of parts in a row.
-function arrows(box, parts, across) {
+function arrows(box, parts, across, moved = () => {}) {
   box.addEventListener("keydown", (event) => {
     const step = { ArrowDown: across(), ArrowUp: -across(), ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const all = [...box.querySelectorAll(parts)], next = all[all.indexOf(document.activeElement) + step];
@@ -183,10 +202,9 @@ function arrows(box, parts, across) {
     event.preventDefault();
     if (document.activeElement.tabIndex === 0 && next.tabIndex < 0) [document.activeElement.tabIndex, next.tabIndex] = [-1, 0];
     next.focus();
+    moved(next);
   });
 }
-
-document.querySelectorAll("button[data-cell]").forEach((button) => button.addEventListener("click", () => show(button.dataset.cell)));
 
 // Maps of outcomes: blue is right, warm colours are wrong; of several draws the share that is right.
 const OUTCOMES = { c: ["correct", "#4393c3"], w: ["wrong", "#f4a582"], t: ["truncated", "#b2182b"], n: ["no answer", "#762a83"], g: ["grader timeout", "#000"], u: ["no grade", "#e3e8ed"], "-": ["no completion", "#fff"] };
@@ -233,54 +251,23 @@ function outcomeMap(panel) {
   return box;
 }
 
-const legend = make("p", "", "note"), outcomes = document.getElementById("outcomes");
-Object.values(OUTCOMES).forEach(([name, colour]) => {
-  const key = make("span", "", "key");
-  key.style.background = colour;
-  legend.append(key, name);
-});
-outcomes.append(legend);
-read("outcome-data").forEach((panel, i) => {
-  const part = make("details", null, "plain");
-  part.append(make("summary", `${panel.title}: ${panel.cells.length} settings, ${panel.problems.length} problems`));
-  part.addEventListener("toggle", () => { if (part.open && part.children.length === 1) part.append(outcomeMap(panel)); });
-  outcomes.append(part);
-  part.open = i === 0;
-});
+const outcomes = document.getElementById("outcomes");
 
-// Tables: a click on a heading sorts, and the choice of columns hides the others.
-const numberOf = (text) => {
-  const found = text.replace(/,/g, "").replace("<", "").match(/^[+-]?\d+(\.\d+)?/);
-  return found ? Number(found[0]) : NaN;
-};
-document.querySelectorAll("main table:not(.heatmap), main table.policies").forEach((table) => {
-  const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => {
-    const sort = make("button", head.textContent, "sort");
-    head.replaceChildren(sort);
-    sort.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
-      heads.forEach((one) => one.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const rows = [...table.tBodies[0].rows].map((row) => [row, row.cells[column].textContent.trim()]);
-      rows.sort(([, a], [, b]) => {
-        const [x, y] = [numberOf(a), numberOf(b)];
-        if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1;
-        return (isNaN(x) ? a.localeCompare(b) : x - y) * (down ? -1 : 1);
-      });
-      table.tBodies[0].append(...rows.map(([row]) => row));
-    });
+function drawOutcomes() {
+  const legend = make("p", "", "note"), panels = read("outcome-data");
+  Object.values(OUTCOMES).forEach(([name, colour]) => {
+    const key = make("span", "", "key");
+    key.style.background = colour;
+    legend.append(key, name);
   });
-});
-
-const view = document.getElementById("view"), cellTable = document.getElementById("cell-table");
-view.onchange = () => {
-  const wanted = view.value ? JSON.parse(view.value) : null, heads = [...cellTable.tHead.rows[0].cells];
-  const hidden = heads.map((head, i) => i > 0 && wanted && !wanted.includes(head.textContent.trim()));
-  [...cellTable.rows].forEach((row) => [...row.cells].forEach((cell, i) => { cell.hidden = Boolean(hidden[i]); }));
-};
-view.onchange();
-
-// A page that is made again while its sweep runs shows the new one, unless somebody reads a completion.
-const reload = Number(document.getElementById("top").dataset.reload);
-if (reload) setInterval(() => { if (!drill.open) location.reload(); }, 1000 * reload);
+  outcomes.replaceChildren(...(panels.length ? [legend] : []));
+  panels.forEach((panel, i) => {
+    const cells = panel.cells.filter((cell) => cell.full || matches(names[cell.id]));
+    if (!cells.some((cell) => matches(names[cell.id]))) return;
+    const part = make("details", null, "plain");
+    part.append(make("summary", `${panel.title}: ${counted(cells.length, "setting")}, ${counted(panel.problems.length, "problem")}`));
+    part.addEventListener("toggle", () => { if (part.open && part.children.length === 1) part.append(outcomeMap({ ...panel, cells })); });
+    outcomes.append(part);
+    part.open = i === 0;
+  });
+}

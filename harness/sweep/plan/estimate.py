@@ -174,4 +174,4 @@ def _memory(job: Job, question: int) -> str:
     formula = f"2 x {layers} layers x {heads} heads x {form.row_bytes if form else row} bytes"
     newest = f", and {job.cache.residual} rows of {row} a slot" if form else ""
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
-    return f"{', '.join(parts)} ({formula} a token{newest}; a question of about {question}); {slots}"
+    return f"{', '.join(parts)}; {formula} a token{newest}, a question of about {question} tokens; {slots}"

@@ -281,6 +281,7 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
     counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
     left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
+    pace = f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else ""
     bar = Table.grid(padding=(0, 1))
     bar.add_row(
         ProgressBar(total=max(sweep.expected, 1), completed=sweep.finished, width=30),
@@ -291,7 +292,7 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
         f"{sweep.directory}: {sweep.state}",
         bar,
         ", ".join(counts),
-        f"elapsed {timedelta(seconds=round(sweep.seconds))}, left {left}, {sweep.tokens_per_second:.0f} tokens/s",
+        f"elapsed {timedelta(seconds=round(sweep.seconds))}, left {left}{pace}",
         _cell_table(sweep.cells) if per_cell else _panel_table(sweep.cells),
     )
 

@@ -11,12 +11,12 @@ from matplotlib.patches import Rectangle
 
 from kvsweep.analysis.format import Look
 from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.findings import analyse_scores
 from kvsweep.analysis.numbers.grids import find_grids, missing_cells
 from kvsweep.analysis.numbers.metrics import cell_metrics
 from kvsweep.analysis.numbers.reference import published_grid
-from kvsweep.analysis.numbers.sentences import read_summary
 from kvsweep.analysis.pictures.budget import budget_figure
-from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure, scores_figure
+from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure
 from kvsweep.analysis.pictures.style import save_figure
 from kvsweep.base.escape import file_name
 
@@ -119,10 +119,11 @@ def test_the_mean_lacks_what_one_benchmark_lacks(metrics: pd.DataFrame) -> None:
 
 
 def test_the_published_grids_have_the_papers_form() -> None:
-    scores = read_summary(Path(__file__).parents[3] / "results" / "reference" / "dynts_heatmaps.csv")
+    found = analyse_scores(Path(__file__).parents[3] / "results" / "reference" / "dynts_heatmaps.csv")
+    (grid,) = found.grids
     drawn = {}
-    for model, rows in scores.groupby("model", sort=False):
-        figure = scores_figure(rows)
+    for model in found.models:
+        figure = grid_figure(grid, model, found.metrics)
         axes = [one for one in figure.axes if " | " in one.get_title()]
         drawn[model] = [one.get_title() for one in axes]
         assert len(figure.axes) == 8, "each panel has its own colour bar"
@@ -135,8 +136,8 @@ def test_the_published_grids_have_the_papers_form() -> None:
         # The rows of window 2000 as the paper's figure prints them.
         printed = [[texts_by_place(one)[x + 0.5, 1.5] for x in range(5)] for one in axes]
         assert printed == PUBLISHED_2000[str(model)]
-    assert drawn["r1_qwen_7b"] == ["R1-Qwen | AIME'24", "R1-Qwen | AIME'25", "R1-Qwen | AMC'23", "R1-Qwen | GPQA-D"]
-    assert drawn["r1_llama_8b"][:2] == ["R1-Llama | AIME'24", "R1-Llama | AIME'25‡"]
+    assert drawn["r1_qwen_7b"] == [f"R1-Qwen | {name}‡" for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")]
+    assert drawn["r1_llama_8b"][:2] == ["R1-Llama | AIME24‡", "R1-Llama | AIME25"]
 
 
 PUBLISHED_2000 = {
@@ -166,7 +167,7 @@ def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: P
     assert published is not None
     theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published).axes[:3]
     assert [one.get_title().split("\n")[0] for one in (theirs, ours, gap)] == [
-        "R1-Qwen | AIME'24, published",
+        "R1-Qwen | AIME'24, published‡",
         "R1-Qwen | AIME'24, ours",
         "ours minus published",
     ]

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,6 @@ pytestmark = [
     ),
 ]
 EVIL = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'></script>"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    driver.set_window_size(1300, 1000)
-    yield driver
-    driver.quit()
 
 
 def requests(browser: Any) -> set[str]:
@@ -147,7 +131,7 @@ def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: Mak
           pane.querySelector(".draw").textContent,
           [...pane.querySelectorAll(".evicted")].map((one) => [one.textContent, one.title]),
           [...pane.querySelectorAll(".differs")].map((one) => one.textContent)]);"""
-    browser.execute_script("document.querySelector('table.heatmap td button.cell').click()")
+    click(browser, "table.heatmap td button.cell")
     titles = [f"{share}% of the heads still hold it" for share in (0, 25, 0)]
     shaded = [[piece, title] for piece, title in zip(pieces[1][:3], titles, strict=True)]
     # At an eviction, no token that was written after it; the full cache's text goes as far.
@@ -203,6 +187,22 @@ def set_size(browser: Any, width: int, height: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
+def click(browser: Any, selector: str, number: int = 0) -> None:
+    """Open a completion by a click on the selected part, and wait until the texts are there."""
+    browser.execute_script(
+        "drill.close(); drill.replaceChildren(); document.querySelectorAll(arguments[0])[arguments[1]].click()",
+        selector,
+        number,
+    )
+    wait_for_pair(browser)
+
+
+def wait_for_pair(browser: Any) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser, 30).until(lambda one: one.execute_script("return document.querySelector('#drill .pair')"))
+
+
 CHECKS = (Path(__file__).parent / "accessibility.js").read_text()
 
 
@@ -217,7 +217,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     browser.get(page.as_uri())
     # The contents and the heatmap lie on the first screen.
     place = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.top, box.bottom]"
-    for part in ("nav a:last-child", "p.answer", "table.heatmap"):
+    for part in ("nav a:last-child", "#headline", "table.heatmap"):
         top, bottom = browser.execute_script(place, part)
         assert 0 <= top < bottom <= 900, part
     texts, problems = browser.execute_script(CHECKS)
@@ -241,29 +241,31 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     browser.execute_script("document.querySelector('#outcomes td').focus()")
     for key in (Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ENTER):
         browser.switch_to.active_element.send_keys(key)
+    wait_for_pair(browser)
     opened = "return document.querySelector('#drill[open] h3')?.textContent"
     assert re.fullmatch(r"p\d, draw 0", browser.execute_script(opened))
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert browser.execute_script(opened) is None
 
     # Two clicks lead from a heatmap to a completion beside the full cache's.
-    browser.execute_script("document.querySelector('table.heatmap td button.cell').click()")
+    click(browser, "table.heatmap td button.cell")
     browser.execute_script("document.querySelectorAll('#list button')[2].click()")
     assert browser.execute_script(opened) == "p2, draw 0"
     heads = "return [...document.querySelectorAll('#drill .pair h4')].map((head) => head.textContent)"
     assert browser.execute_script(heads) == ["full cache", "Toy-Qwen | Chain: DynTS 0.1 / 48, budget 128"]
     assert browser.execute_script(CHECKS)[1] == []
     # The filter counts what the report calls regressions, and shows as many.
-    counted = browser.execute_script(
-        """return [...document.querySelectorAll("table.heatmap td button.cell")].map((button) => {
-          drill.close();
-          button.click();
-          const filter = document.querySelector("#drill input[type=checkbox]");
-          filter.click();
-          const said = filter.parentElement.textContent.match(/[(](\\d+)[)]/)[1];
-          return [said, document.querySelectorAll("#list button").length];
-        });"""
-    )
+    counted = []
+    for number in range(browser.execute_script("return document.querySelectorAll('td button.cell').length")):
+        click(browser, "table.heatmap td button.cell", number)
+        counted.append(
+            browser.execute_script(
+                """const filter = document.querySelector("#drill input[type=checkbox]");
+                filter.click();
+                const said = filter.parentElement.textContent.match(/[(](\\d+)[)]/)[1];
+                return [said, document.querySelectorAll("#list button").length];"""
+            )
+        )
     assert sorted(float(said) for said, _ in counted) == sorted(map(float, regressions))
     assert all(int(said) == listed for said, listed in counted)
 
@@ -294,7 +296,7 @@ def test_a_page_of_20_000_completions_is_ready_within_five_seconds(
     # The processor's time, not the clock's: other programs on the machine make no difference.
     browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
     browser.get(page.as_uri())
-    browser.execute_script("document.querySelector('table.heatmap td button.cell').click()")
+    click(browser, "table.heatmap td button.cell")
     assert browser.execute_script("return document.querySelectorAll('#drill .pair section').length") == 2
     metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
     (seconds,) = [entry["value"] for entry in metrics if entry["name"] == "TaskDuration"]

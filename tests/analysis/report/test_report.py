@@ -1,3 +1,4 @@
+import base64
 import csv
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ def test_one_cell_alone(tmp_path: Path, make_cell: MakeCell) -> None:
     page = build_report(tmp_path / "run")
     assert page == tmp_path / "run" / "report" / "report.html"
     html = page.read_text()
-    assert "1 of 1 cells are done." in html
+    assert "1 of 1 cell is done." in html
     assert "75.0 ± 25.0" in html
     assert "0123abcd" in html
     assert "kvsweep -m experiment=demo" in html
@@ -46,7 +48,8 @@ def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, make_ce
     main([str(tmp_path / "run"), "--output", str(tmp_path / "out"), "--completions", "0"])
     html = (tmp_path / "out" / "report.html").read_text()
     assert not (tmp_path / "run" / "report").exists()
-    assert '{"base":null,"left_out":4,"problems":{},"draws":[]}' in html
+    (packed,) = re.findall(r'data-for="[^"]*">([A-Za-z0-9+/]+=*)<', html)
+    assert unpacked(packed) == {"base": None, "left_out": 4, "problems": {}, "draws": []}
     assert "75.0 ± 25.0" in html
 
 
@@ -59,7 +62,7 @@ def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCel
     make_cell([[None]], policy="dynts", keep_ratio=0.5, local_window=48)
     folder = build_report(tmp_path / "run").parent
     html = (folder / "report.html").read_text()
-    assert "6 of 7 cells are done, 1 unfinished, 3 missing from the grids, 1 completions not graded yet." in html
+    assert "6 of 7 cells are done, 1 unfinished, 3 missing from the grids, 1 completion not graded yet." in html
     assert "Toy-Qwen | Chain: DynTS 0.4 / 48, budget 128: 1 of 9 completions" in html
     assert "Toy-Qwen | Chain: DynTS 0.2 / 16, budget 128" in html
     assert "No full-cache cell" in html
@@ -120,7 +123,7 @@ def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path, make_cell:
     folder = make_cell([[1]], done=False, expected=2)
     assert "1 unfinished" in build_report(tmp_path / "run").read_text()
     (folder / "DONE").touch()
-    assert "1 of 1 cells are done." in build_report(tmp_path / "run").read_text()
+    assert "1 of 1 cell is done." in build_report(tmp_path / "run").read_text()
     assert not list((tmp_path / "run" / "report").glob(".*"))
 
 
@@ -140,7 +143,9 @@ def test_names_and_texts_are_escaped_and_nothing_is_fetched(tmp_path: Path, make
     # The page's own scripts alone carry the number that its policy asks for, and text in their data is escaped.
     own = re.findall(r"<script[^>]* nonce=[^>]*>(.*?)</script>", html, flags=re.DOTALL)
     data = [text for text in own if text.startswith(("{", "["))]
-    assert len(data) == 7, "the texts of four cells, the list of their files, their names, and the outcomes"
+    assert len(data) == 4, "the list of files, the cells, the heatmaps and the outcomes"
+    texts = [text for text in own if re.fullmatch(r"[A-Za-z0-9+/]+=*", text)]
+    assert {unpacked(text)["draws"][0]["text"] for text in texts} == {SCRIPT, "a is 4. So \\boxed{4}"}
     assert not any("<" in text for text in data)
     html = re.sub(r"<script[^>]* nonce=[^>]*>.*?</script>", "", html, flags=re.DOTALL)
     assert "<script" not in html
@@ -187,7 +192,8 @@ def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, ma
     assert "0 of 2" in marked[0]
     assert "50.0 ± 50.0=" in marked[0]
     page = build_report(tmp_path / "run").read_text()
-    assert page.count("nothing was evicted, so this is the full cache") == 1
+    marked = {cell["setting"]: cell["marks"] for cell in page_data(page, "cell-data")}
+    assert [name for name, marks in marked.items() if marks == "="] == ["DynTS 0.5 / 48, budget 128"]
     assert (tmp_path / "run" / "report" / "tables.tex").read_text().count("$^{=}$") == 2  # the cell and the caption
 
 
@@ -237,11 +243,9 @@ def test_the_help_needs_neither_pandas_nor_plotting() -> None:
 
 def test_several_draws_show_pass_at_k_and_the_majority(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0, 0], [0, 0, 0]])
-    html = build_report(tmp_path / "run").read_text()
-    table = html[html.index('<h2 id="cells">') :]
-    assert "<th>pass@3</th><th>majority</th>" in table
+    (cell,) = page_data(build_report(tmp_path / "run").read_text(), "cell-data")
     # All answers read "4", so the majority's answer counts as right where one of its draws does.
-    assert "<td>50.0</td><td>50.0</td>" in table
+    assert (cell["pass_at_3"], cell["maj_at_n"]) == (0.5, 0.5)
 
 
 def test_heatmaps_with_a_shared_scale_and_intervals(
@@ -272,6 +276,15 @@ def write_task(run: Path, cells: list[Path], **settings: Any) -> TaskStatus:
     return task
 
 
+def unpacked(text: str) -> Any:
+    """The data of a cell, as the page reads them."""
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def page_data(html: str, name: str) -> Any:
+    return json.loads(re.findall(rf'id="{name}">(.*?)</script>', html)[0])
+
+
 def page_of(run: Path) -> str:
     return run_page(analyse(load_run(run)), [], {}, {})
 
@@ -283,13 +296,16 @@ def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: 
     write_task(run, [full, *cells, run / "not-begun"])
     html = page_of(run)
     assert '<span class="state">running</span>' in html
-    assert "10 of 45 completions are stored, 9 of them graded; 1 cells have not begun." in html
+    assert "10 of 45 completions are stored, 9 of them graded; 1 cell has not begun." in html
     assert f"<code>kvsweep-grade {run}</code>" in html
-    assert "<b>Toy-Qwen</b> is unfinished on Chain." in html
+    assert "There is no full cache to compare with, or it is not finished" in html
     # Two of the full cache's three grades are right: 2/3, and the standard error is sqrt(2/9 / 2).
-    assert "Pass@1 66.7 ± 33.3, 3 of 4 completions graded" in html
-    assert ">66.7*<small>±33.3 (3)</small></button>" in html
-    assert html.count(">50.0*<small>±50.0 (2)</small></button>") == 3
+    data = page_data(html, "cell-data")
+    assert (data[0]["pass_at_1"], data[0]["se"]) == pytest.approx((2 / 3, 1 / 3), abs=1e-6)
+    assert [(cell["graded"], cell["completions"], cell["partial"], cell["marks"]) for cell in data] == [
+        (3, 4, True, "*"),
+        *[(2, 2, True, "*")] * 3,
+    ]
     write_task(run, [full, *cells], heartbeat=0.0, pid=2**22 + 1)
     assert '<span class="state">stopped</span>' in page_of(run)
 
@@ -301,7 +317,7 @@ def test_failed_cells_and_their_errors_are_on_the_page(tmp_path: Path, make_cell
     html = page_of(tmp_path / "run")
     assert '<span class="state">stopped</span>' in html
     alert = html[html.index('<details class="alert">') :]
-    assert "Failed: t, 1 unfinished cells" in alert
+    assert "Failed: t, 1 unfinished cell" in alert
     assert "ValueError: &lt;script&gt;alert(1)&lt;/script&gt; \\x1b[31m" in alert
     assert f"<li>toy_qwen | toy_chain: {folders[1].name}: 0 of 9</li>" in alert
     assert "<code>kvsweep &lt;script&gt;" in alert

@@ -1,0 +1,125 @@
+// The table of cells: its columns, and those that are shown together.
+const COLUMNS = {
+  model: (cell) => cell.model_title,
+  benchmark: (cell) => cell.benchmark_title,
+  policy: (cell) => [cell.policy, cell.variant].filter(Boolean).join(", "),
+  "keep ratio": (cell) => number(cell.keep_ratio),
+  window: (cell) => number(cell.local_window),
+  budget: (cell) => number(cell.budget),
+  draws: (cell) => number(cell.draws),
+  "Pass@1 ± SE": (cell) => plusMinus(cell.pass_at_1, cell.se),
+  "95% interval": (cell) => (cell.graded ? `${percent(cell.ci_low)} to ${percent(cell.ci_high)}` : MISSING),
+  "pass@k": (cell) => percent(cell[`pass_at_${mostDraws}`]),
+  majority: (cell) => percent(cell.maj_at_n),
+  "vs full ± SE": (cell) => plusMinus(cell.diff_to_full, cell.diff_se, true),
+  decision: (cell) => cell.decision || MISSING,
+  "p (loses)": (cell) => pValue(cell.p_loses),
+  regressions: (cell) => number(cell.regressions),
+  gains: (cell) => number(cell.gains),
+  "where evicted": (cell) => percent(cell.diff_evicted, true),
+  elsewhere: (cell) => percent(cell.diff_untouched, true),
+  tokens: (cell) => decimal(cell.mean_tokens, 1),
+  "tokens, × full": (cell) => decimal(cell.tokens_to_full, 2),
+  evictions: (cell) => decimal(cell.mean_evictions, 2),
+  "evicted %": (cell) => percent(cell.evicted),
+  "kept memory %": (cell) => percent(cell.kept_memory),
+  "truncated %": (cell) => percent(cell.truncated),
+  looping: (cell) => (cell.truncated_texts ? `${cell.looping_texts} of ${cell.truncated_texts}` : MISSING),
+  "no answer %": (cell) => percent(cell.no_answer),
+  "timed out %": (cell) => percent(cell.grader_timeout),
+  status: (cell) => (cell.status === "done" ? "done" : `partial: ${cell.completions} of ${cell.expected ?? "?"}`),
+};
+const VIEWS = {
+  scores: ["draws", "Pass@1 ± SE", "95% interval", "vs full ± SE", "decision", "kept memory %", "status"],
+  "against the full cache": ["Pass@1 ± SE", "vs full ± SE", "decision", "p (loses)", "regressions", "gains", "where evicted", "elsewhere"],
+  "lengths and memory": ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %"],
+  endings: ["truncated %", "looping", "no answer %", "timed out %", "status"],
+  settings: ["model", "benchmark", "policy", "keep ratio", "window", "budget", "draws"],
+  all: Object.keys(COLUMNS),
+};
+const TEXTS = ["model", "benchmark", "policy"];
+const mostDraws = Math.max(1, ...allCells.flatMap(Object.keys).filter((name) => /^pass_at_\d+$/.test(name)).map((name) => Number(name.slice(8))));
+const view = document.getElementById("view"), cellTable = document.getElementById("cell-table");
+
+const headCell = (text, name) => { const head = make("th", text, name); head.scope = "col"; return head; };
+
+function drawCells() {
+  const columns = VIEWS[view.value].filter((name) => mostDraws > 1 || !["pass@k", "majority"].includes(name));
+  const heads = make("thead"), body = make("tbody"), top = heads.insertRow();
+  top.append(headCell("cell", "text"), ...columns.map((name) => headCell(name.replace("@k", `@${mostDraws}`), TEXTS.includes(name) ? "text" : "")));
+  allCells.filter(matches).forEach((cell) => {
+    const row = body.insertRow(), head = make("th", null, "text"), open = make("button", cell.setting, "open");
+    head.scope = "row";
+    row.className = cell.status === "done" ? "" : "partial";
+    open.onclick = () => show(cell.cell_id);
+    head.append(open, make("small", `${cell.model_title} | ${cell.benchmark_title}`));
+    row.append(head, ...columns.map((name) => make("td", COLUMNS[name](cell), TEXTS.includes(name) ? "text" : "")));
+  });
+  cellTable.replaceChildren(heads, body);
+  sortable(cellTable);
+}
+
+// A click on a heading sorts.
+const numberOf = (text) => {
+  const found = text.replace(/,/g, "").replace("<", "").match(/^[+-]?\d+(\.\d+)?/);
+  return found ? Number(found[0]) : NaN;
+};
+function sortable(table) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const sort = make("button", head.textContent, "sort");
+    head.replaceChildren(sort);
+    sort.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((one) => one.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...table.tBodies[0].rows].map((row) => [row, row.cells[column].textContent.trim()]);
+      rows.sort(([, a], [, b]) => {
+        const [x, y] = [numberOf(a), numberOf(b)];
+        if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1;
+        return (isNaN(x) ? a.localeCompare(b) : x - y) * (down ? -1 : 1);
+      });
+      table.tBodies[0].append(...rows.map(([row]) => row));
+    });
+  });
+}
+
+// The tables that came with the page: rows by policy, and by model and benchmark in the table of best settings.
+function filterTables() {
+  const [model, benchmark, policy] = ["model", "benchmark", "policy"].map(chosen);
+  document.querySelectorAll("main .wide:has(table[data-model])").forEach((box) => {
+    const table = box.querySelector("table");
+    box.hidden = Boolean(model) && table.dataset.model !== model;
+    [...table.tBodies[0].rows].forEach((row) => { row.hidden = !row.cells[0].textContent.match(policy ? `^${escaped(policy)}( \\d|,|$)` : ""); });
+  });
+  const best = document.getElementById("headline");
+  if (!best) return;
+  [...best.tBodies[0].rows].forEach((row) => { row.hidden = Boolean(model) && row.cells[0].textContent !== model; });
+  const heads = [...best.tHead.rows[0].cells].map((head) => head.textContent);
+  [...best.rows].forEach((row) => [...row.cells].forEach((cell, i) => { cell.hidden = Boolean(benchmark) && i > 0 && heads[i] !== benchmark; }));
+}
+const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+
+function draw() {
+  drawBoards();
+  drawOutcomes();
+  drawCells();
+  filterTables();
+}
+
+Object.keys(VIEWS).forEach((name) => view.add(new Option(name)));
+view.onchange = drawCells;
+FILTERS.forEach(([name, valueOf]) => {
+  const choice = document.getElementById(`filter-${name}`);
+  [...new Set(allCells.map(valueOf))].filter(Boolean).forEach((value) => choice.add(new Option(value)));
+  choice.onchange = draw;
+});
+document.querySelectorAll("main table:not(.heatmap):not(#cell-table):not(#headline)").forEach(sortable);
+document.querySelectorAll("#headline button.open").forEach((button) => { button.onclick = () => show(button.dataset.cell); });
+document.querySelectorAll("figcaption a").forEach((link) => { link.href = link.closest("figure").querySelector("img").src; });
+draw();
+followAddress();
+
+// A page that is made again while its sweep runs shows the new one, unless somebody reads a completion.
+const reload = Number(document.getElementById("top").dataset.reload);
+if (reload) setInterval(() => { if (!drill.open) location.reload(); }, 1000 * reload);

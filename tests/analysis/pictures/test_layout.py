@@ -1,0 +1,125 @@
+"""Every figure at one and at two columns of a paper: no text outside, none over another, bars that can be seen."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from kvsweep.analysis.format import Look
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.findings import analyse
+from kvsweep.analysis.numbers.grids import shared_settings
+from kvsweep.analysis.numbers.metrics import cell_metrics
+from kvsweep.analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
+from kvsweep.analysis.report import gallery
+
+MakeCell = Callable[..., Path]
+WIDTHS = (3.5, 7.09)
+# The height of a page between its margins, in inches.
+PAGE_HEIGHT = 9.7
+PLACES = [{"benchmark": name, "benchmark_title": name.upper()} for name in ("aime24", "aime25", "amc23", "gpqa_d")]
+# The longest names of policies are among them.
+POLICIES = ["dynts", "sepllm_dynts_code", "streaming_llm_dynts_code", "rkv", "snapkv", "h2o", "tova", "vase", "gkv"]
+POLICIES += ["rpc", "caote", "longflow", "inertia", "raas", "keydiff", "knorm", "lagkv", "window", "random", "bottom"]
+POLICIES += [f"a policy of mine {i}" for i in range(12)]
+
+
+def faults(figure: Figure) -> list[str]:
+    """What the renderer's boxes show: texts outside the figure, texts over each other."""
+    figure.draw_without_rendering()
+    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    # An axis keeps the texts of ticks beyond its limits, and does not draw them.
+    beyond = [
+        label
+        for axes in figure.axes
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for label in (tick.label1, tick.label2)
+        if not min(limits) - 1e-9 <= tick.get_loc() <= max(limits) + 1e-9
+    ]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown if text not in beyond]
+    width, height = figure.get_size_inches() * figure.dpi
+    found = [f"outside: {text}" for text, b in boxes if b.x0 < -1 or b.y0 < -1 or b.x1 > width + 1 or b.y1 > height + 1]
+    for (one, a), (other, b) in combinations(boxes, 2):
+        # A line of text has room above and below its letters, so that two lines may touch.
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 2.5:
+            found.append(f"over each other: {one!r} and {other!r}")
+    return found
+
+
+def bar_lengths(figure: Figure) -> list[float]:
+    """The length of the bar of 100%, in millimetres, and the height of a bar, in each panel of bars."""
+    found = []
+    for axes in figure.axes:
+        if any(isinstance(one, BarContainer) for one in axes.containers):
+            (x0, y0), (x1, y1) = axes.transData.transform([(0, 0), (100, 0.8)])
+            found += [25.4 * abs(x1 - x0) / figure.dpi, 25.4 * abs(y1 - y0) / figure.dpi]
+    return found
+
+
+def test_the_boxes_show_what_is_wrong() -> None:
+    figure = Figure(figsize=(2, 1))
+    for text, x in (("one", 0.5), ("two", 0.55), ("three", 0.98)):
+        figure.text(x, 0.5, text)
+    assert faults(figure) == ["outside: three", "over each other: 'one' and 'two'"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("count", [2, 9, 32])
+def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: float, count: int) -> None:
+    for b, place in enumerate(PLACES):
+        make_cell([[1]] * 10, **place)
+        for i, policy in enumerate(POLICIES[:count]):
+            # Of few policies each has three settings, so that the memory figure has lines.
+            for ratio in (0.3, 0.2, 0.4)[: 3 if count < 9 else 1]:
+                right = [[int((7 * k + i + b) % 10 < 1 + (5 * i) % 10)] for k in range(10)]
+                length = {"peak_length": 129 + i, "prompt_tokens": 40 + 3 * i}
+                make_cell(right, policy=policy, keep_ratio=ratio, completion=length, **place)
+    metrics = cell_metrics(load_run(tmp_path / "run"))
+    look = Look(width=width)
+    figures = [policy_bars_figure(setting, "toy_qwen", metrics, look) for setting in shared_settings(metrics)[:1]]
+    for bars in figures:
+        assert min(bar_lengths(bars)) >= 1
+        assert max(bar_lengths(bars)) >= 5
+    memory = accuracy_memory_figure(metrics, "toy_qwen", look)
+    assert memory is not None
+    for figure in (*figures, memory):
+        assert faults(figure) == []
+        assert figure.get_figwidth() == pytest.approx(width)
+        assert figure.get_figheight() <= PAGE_HEIGHT
+    box = memory.axes[0].get_window_extent()
+    assert min(box.width, box.height) / memory.dpi > 1.5
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("interval", [False, True])
+def test_figures_of_a_grid_fit(
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch, width: float, interval: bool
+) -> None:
+    for b, place in enumerate(PLACES):
+        make_cell([[1]] * 30, **place)
+        for i, ratio in enumerate((0.1, 0.2, 0.3, 0.4, 0.5)):
+            for j, window in enumerate((500, 1000, 2000, 3000)):
+                right = [[int((k + b) % 30 < 30 - 2 * abs(i - 2) * j)] for k in range(30)]
+                size = {"keep_ratio": ratio, "local_window": window, "budget": 5000}
+                make_cell(right, policy="dynts", done=(i, j) != (4, 3), **size, **place)
+        for budget in (4000, 6000):
+            make_cell([[1]] * 30, policy="dynts", keep_ratio=0.3, local_window=2000, budget=budget, **place)
+    drawn: dict[str, Figure] = {}
+
+    def keep(figure: Figure, _: Path, name: str) -> dict[str, Path]:
+        drawn[name.split("_")[0]] = figure
+        return {"svg": Path(__file__)}
+
+    monkeypatch.setattr(gallery, "save_figure", keep)
+    gallery.draw_all(analyse(load_run(tmp_path / "run")), tmp_path, Look(width=width, interval=interval))
+    assert set(drawn) == {"noise", "heatmap", "difference", "mean", "budget", "memory", "cost"}
+    assert {name: wrong for name, figure in drawn.items() if (wrong := faults(figure))} == {}
+    assert all(figure.get_figwidth() <= width + 1e-9 for figure in drawn.values())
+    assert all(figure.get_figheight() <= PAGE_HEIGHT for figure in drawn.values())
+    if width > 7:
+        assert drawn["heatmap"].get_figwidth() == pytest.approx(width)
