@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check
+.PHONY: help setup demo test check site
 
 help:   ## Show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 8
@@ -21,6 +21,10 @@ demo-%: .venv/.ready
 
 test: .venv/.ready  ## All tests that need nothing but this checkout
 	$(BIN)/python -m pytest -n 2 -m "not slurm and not browser"
+
+site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	$(BIN)/python scripts/site.py
 
 check: .venv/.ready  ## Lint, formatting, types
 	$(BIN)/ruff check .

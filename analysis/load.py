@@ -151,10 +151,18 @@ def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
             "condition": f"{row['model']} {row['benchmark']}",
         }
         cells.append(_Cell(directory / f"row-{number}", settings, {"draws": row["draws"]}))
-    completions, events = _completion_table([], records.ignore)
-    empty = {"stats": _stat_table([], records.ignore), "provenance": {}, "tasks": [], "notices": []}
-    table = _cell_table(cells).assign(status="done")
-    return Run(directory=directory, cells=table, completions=completions, events=events, **empty)
+    notices: list[str] = []
+    completions, events = _completion_table([], notices.append)
+    return Run(
+        directory=directory,
+        cells=_cell_table(cells).assign(status="done"),
+        completions=completions,
+        events=events,
+        stats=_stat_table([], notices.append),
+        provenance={},
+        tasks=[],
+        notices=notices,
+    )
 
 
 def is_live(directory: Path) -> bool:

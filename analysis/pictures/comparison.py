@@ -86,12 +86,12 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> None:
     if (score == 0).any():  # a bar of no length is a stroke
         stroke: dict[str, Any] = {"color": "0.25", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False}
         axes.plot(score[score == 0], rows.index[score == 0], "|", **stroke)
+    shown: Any = rows.itertuples()
     if "decision" in rows:
-        marks = rows["decision"].map(format.DECISION_MARKS).fillna("")
-        numbers = rows["pass_at_1"].map(format.percent) + marks
+        marks = format.DECISION_MARKS
+        _numbers(axes, [format.percent(row.pass_at_1) + marks.get(row.decision, "") for row in shown], 100)
     else:
-        numbers = [format.percent_pm(row.pass_at_1, row.se) for row in rows.itertuples()]
-    _numbers(axes, list(numbers), 100)
+        _numbers(axes, [format.percent_pm(row.pass_at_1, row.se) for row in shown], 100)
     axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
     axes.set_xticks([0, 50, 100])
 
@@ -270,7 +270,7 @@ def _front(axes: Axes, points: pd.DataFrame) -> pd.DataFrame:
 
 def _name_points(axes: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
     """Write names beside some points, each where it covers neither a point nor another name; else none."""
-    axes.figure.draw_without_rendering()
+    axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
     places = axes.transData.transform(np.column_stack([points["mean_cache_length"], 100 * points["pass_at_1"]]))
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     rows: Any = named.drop_duplicates(POLICY, keep="last").itertuples()

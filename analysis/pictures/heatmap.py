@@ -83,7 +83,7 @@ def published_figure(
         published_scores = _pivot(theirs, "pass_at_1", grid)
         gap = own.values - published_scores
         note = f"typical standard error of ours {format.percent(rows['se'].mean())}"
-        both = {"scale": str(benchmark), "labels": published_scores.map(_percent)}
+        both: dict[str, Any] = {"scale": str(benchmark), "labels": published_scores.map(_percent)}
         points: dict[str, Any] = {"scale": "", "labels": gap.map(partial(_percent, signed=True)), "difference": True}
         panels += [
             Panel(title=f"{name}, published{_doubt(theirs)}", note="", values=published_scores, **both),

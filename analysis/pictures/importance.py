@@ -93,7 +93,7 @@ def importance_figure(
         rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
         figure.suptitle(title)
         bar = figure.colorbar(rows[-1].images[0], ax=list(rows), aspect=30, pad=0.01)
-        bar.set_ticks([bar.vmin, bar.vmax], labels=["Low", "High"])
+        bar.set_ticks(list(rows[-1].images[0].get_clim()), labels=["Low", "High"])
         note = "red: the mean of what is drawn; Ratio: the share of it above the mean; hatched: not scored; "
         footnote(figure, note + "the colours end at the 1st and the 99th percentile of each strip")
     return figure

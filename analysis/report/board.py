@@ -24,6 +24,7 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     """The cells in order, each with its names, its numbers (without those that are unknown) and its marks."""
     several = [name for name in metrics if str(name).startswith("pass_at_")]
     numbers = metrics[[name for name in (*NUMBERS, *several) if name in metrics]].astype("float64")
+    cells: Any = metrics.itertuples()
     return [
         {
             **{name: getattr(row, name) for name in ("cell_id", *TEXTS)},
@@ -34,7 +35,7 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
             "partial": bool(row.status != "done" or row.ungraded > 0),
             "marks": format.state_marks(row),
         }
-        for row, values in zip(metrics.itertuples(), numbers.to_numpy().tolist(), strict=True)
+        for row, values in zip(cells, numbers.to_numpy().tolist(), strict=True)
     ]
 
 

@@ -179,6 +179,7 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
         table = ours.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
         problems, draws = (sorted(ours[name].unique().tolist()) for name in ("problem_id", "draw"))
         table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
+        shown: Any = cells.itertuples()
         named = [
             {
                 "id": cell.cell_id,
@@ -186,7 +187,7 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
                 "full": cell.policy == "full",
                 "outcomes": "".join(table.loc[cell.cell_id]),
             }
-            for cell in cells.itertuples()
+            for cell in shown
         ]
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
         maps.append({"title": title, "problems": problems, "draws": draws, "cells": named})

@@ -73,6 +73,7 @@ def _best(cells: pd.DataFrame) -> Any:
 
 def headline_text(metrics: pd.DataFrame) -> str:
     """`headline` for the terminal; empty if nothing can be compared yet."""
+    chosen: Any = headline(metrics).itertuples()
     rows = [
         {
             "model": row.model_title,
@@ -83,7 +84,7 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "memory saved": f"{format.percent(1 - row.kept_memory)}%",
             "best setting": format.setting(row),
         }
-        for row in headline(metrics).itertuples()
+        for row in chosen
     ]
     return pd.DataFrame(rows).to_string(index=False) if rows else ""
 

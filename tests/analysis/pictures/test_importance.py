@@ -42,7 +42,7 @@ def test_no_lone_high_token_is_lost():
 
 def test_the_figure_shows_the_scores_the_line_and_the_words():
     figure = importance_figure(LAYOUT, {"one": SCORES, "two": -SCORES}, title="t")
-    one, two = figure.axes
+    one, two = figure.axes[:2]
     np.testing.assert_array_equal(np.ma.filled(one.images[0].get_array(), np.nan)[0], SCORES)
     (line,) = [line for line in one.lines if line.get_linestyle() == "--"]
     assert line.get_color() == "#c00000"
@@ -56,7 +56,7 @@ def test_the_figure_shows_the_scores_the_line_and_the_words():
 def test_outliers_on_either_side_leave_the_others_their_colours():
     scores = np.concatenate([[-1000.0], np.linspace(0, 1, 998), [1000.0]])
     layout = replace(LAYOUT, thinking=1000, steps=[0] * 1000, pieces=["a"] * 1000)
-    (axes,) = importance_figure(layout, {"one": scores}, title="t").axes
+    axes, _ = importance_figure(layout, {"one": scores}, title="t").axes
     low, high = axes.images[0].get_clim()
     assert 0 <= low < 0.05
     assert 0.95 < high <= 1
