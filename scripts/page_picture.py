@@ -1,6 +1,6 @@
 """Make README's moving picture: a report's page, a click on a cell, both texts, and the slider over the evictions.
 
-    python scripts/page_picture.py results/runs/demo docs/page.gif     needs Chromium, chromium-driver and selenium
+python scripts/page_picture.py results/runs/demo docs/page.gif     needs Chromium, chromium-driver and selenium
 """
 
 import argparse
