@@ -13,9 +13,9 @@ from kvsweep.base.errors import UserError
 USAGE = "kvsweep-replay DIR [--time] [texts=FILE] [limit=20] [tokens=N] [launcher=NAME] [KEY=VALUE ...]"
 HELP = f"""{USAGE}
 
-Feed known texts again through every cell of the run in DIR, which evicts as in decoding, and compare its next-token
-distributions with the full cache's: KL, log-likelihood, most likely tokens. No token is drawn. The same command goes on
-where it stopped.
+Feed known texts again through every cell of the run in DIR, which evicts as in decoding, and compare its
+next-token distributions with the full cache's: KL, log-likelihood, most likely tokens. No token is drawn.
+The same command goes on where it stopped.
 
   DIR                a run's folder, such as results/runs/demo
   texts=FILE         lines with id, problem and text; without it the texts that the full cache wrote in DIR
@@ -24,12 +24,12 @@ where it stopped.
   shard=i/n          only every n-th text, from the i-th
   launcher=local, launcher.KEY=VALUE   as for kvsweep
 
-  --time             seconds instead: each cell alone decodes the texts token by token, in rounds beside the full cache
+  --time             seconds instead: each cell alone decodes the texts, in rounds beside the full cache
   slots=N            with --time: texts side by side in the second batch (default 8); the first has one
   memory_gb=G        with --time: a third batch, of as many texts as this memory holds keys and values of
   rounds=3           with --time: rounds, of which the median counts
 
-The numbers say how near a cell stays to the full cache's text, not whether it solves problems: docs/report.md.
+The numbers say how near a cell stays to the full cache, not whether it solves problems: docs/report.md.
 Exit status: 0 done, 1 a job failed, 2 bad input, 3 locked by another process, 130 interrupted.
 """
 _OWN = ("texts", "limit", "tokens")
