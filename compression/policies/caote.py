@@ -12,8 +12,8 @@ class CAOTE(ObservationPolicy):
     """a / (1 - a) * |v - o|: the error of the output o = sum of a * v if the row alone goes, per layer and head.
 
     The attention a is that of the observation window over the rows before it, averaged over queries and over each group
-    of heads. How sure: the formula is the paper's (section 3); window, softmax and the clamp of a to [1e-6, 1 - 1e-6]
-    are read in Random-Attention's engine (kvcompress/engine/cache_utils.py, mode caote), not in the authors' own code.
+    of heads. The formula is the paper's (section 3); window, softmax and the clamp of a to [1e-6, 1 - 1e-6] are
+    held to Random-Attention's engine (kvcompress/engine/cache_utils.py, mode caote), not in the authors' own code.
     """
 
     observation_window: Count = 64

@@ -17,9 +17,8 @@ class GKV(LessRedundancy, ObservationPolicy):
 
     Importance is the attention of the window's queries over all rows that each sees: the largest of each group of
     heads, averaged over the queries, divided by the largest row's. A row's memory is its importance, or `decay` times
-    what it remembers from the eviction before if that is more. Redundancy is R-KV's, divided by the largest row's. How
-    sure: read in the released code, with its similarity in plain torch; its Triton kernel spares one similar row per
-    block instead.
+    what it remembers from the eviction before if that is more. Redundancy is R-KV's, divided by the largest row's. Held
+    to the released code with its similarity in plain torch; its Triton kernel spares one similar row per block instead.
 
     Attributes:
         decay: share of a memory that lasts to the next eviction.

@@ -42,7 +42,7 @@ class LazyEviction(RaaS):
     """The rows that are likely to be used again, from their last use and the longest interval between two uses.
 
     2 / (1 + exp(1 + age / (interval + 1e-5))), where age is the time since the last use, and 2 / (1 + exp(interval -
-    1)) more if the row was ever used. The local window stays. How sure: read in a copy of the released code
+    1)) more if the row was ever used. The local window stays. Held to a copy of the released code
     (LazyEviction/model/kv_utils.py and temp_cacheobs.py), which holds a row per query head and so compares each head's
     own attention with the threshold; here it is summed over each group.
     """

@@ -17,8 +17,8 @@ class RPC(ObservationPolicy):
     local_window and observation_window R, keep_ratio 1 / c.
 
     Scores (rpc/rpc_utils.py): softmax of the window's queries over the rows between question and window, averaged over
-    the queries and all heads of a layer, mean-pooled. All heads of a layer keep the same rows. How sure: read in the
-    released code, which counts the newest query twice and leaves out the oldest of the window.
+    the queries and all heads of a layer, mean-pooled. All heads of a layer keep the same rows. Held to the released
+    code, which counts the newest query twice and leaves out the oldest of the window.
     """
 
     QUESTION: ClassVar[Question] = "on_top"
