@@ -42,7 +42,7 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     grids, settings = find_grids(metrics), shared_settings(metrics)
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
     models = list(metrics["model"].unique())
-    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
+    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting, graded)]
     named = {"models": models, "grids": grids, "settings": settings, "verdicts": verdicts, "policies": policies}
     return Findings(run=run, metrics=metrics, answers=answers(metrics), **named)
 

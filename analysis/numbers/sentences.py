@@ -68,22 +68,53 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
     return found
 
 
-def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
-    """The verdict on each model and benchmark of a shared setting: which policies hold, lose accuracy or are open."""
+def policy_verdicts(setting: SharedSetting, graded: pd.DataFrame) -> list[PanelVerdict]:
+    """The verdict on each model and benchmark of a setting: the policies beside the full cache and each other."""
     found = []
     for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
         first = cells.iloc[0]
         lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
         for decision, (_, heading) in LABELS.items():
             rows: Any = cells[cells["decision"] == decision].sort_values("diff_to_full", ascending=False).itertuples()
-            named = [f"{format.policy_title(row.policy, row.variant)} ({_signed(row.diff_to_full)})" for row in rows]
+            named = [f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows]
             if named:
                 lines.append(
                     f"{heading.capitalize()}, with the difference to the full cache in points: {'; '.join(named)}."
                 )
+        if len(cells) > 1:
+            lines.append(_among_policies(cells, graded))
         title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
     return found
+
+
+def policy_pairs(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
+    """Each pair of cells, the higher Pass@1 first: first, second and the columns of `inference.paired_tests`.
+
+    The p-values are corrected over the pairs (Holm).
+    """
+    order = cells.sort_values("pass_at_1", ascending=False, kind="stable")
+    scores = inference.score_array(graded, list(order["cell_id"]))
+    first, second = np.triu_indices(len(order), 1)
+    tests = inference.paired_tests(scores[first] - scores[second], np.zeros(scores.shape[1:]))
+    return tests.assign(first=order.index[first], second=order.index[second])
+
+
+def _among_policies(cells: pd.DataFrame, graded: pd.DataFrame) -> str:
+    pairs = policy_pairs(cells, graded)
+    differ, best = pairs["p_holm"] < inference.LEVEL, pairs["first"].iloc[0]
+    alike: Any = cells.loc[pairs.loc[~differ & (pairs["first"] == best), "second"]].itertuples()
+    few = "; ".join(f"{_policy(row)} ({format.percent(row.kept_rows)}% of the rows)" for row in alike)
+    rest = f"not shown to be better than {few}" if few else "shown to be better than every other"
+    top: Any = next(cells.loc[[best]].itertuples())
+    return (
+        f"Policy against policy, paired over problems: {differ.sum()} of {len(pairs)} pairs differ (sign flips, Holm "
+        f"over the pairs, 5%). The best, {_policy(top)} ({format.percent(top.kept_rows)}% of the rows), is {rest}."
+    )
+
+
+def _policy(row: Any) -> str:
+    return format.policy_title(row.policy, row.variant)
 
 
 def answers(metrics: pd.DataFrame) -> list[tuple[str, str]]:
@@ -220,7 +251,10 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
     rounds = cells["rounds"].iloc[0].split()
     if not rounds:
         return size
-    return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more)"
+    return (
+        f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more, so its score "
+        "leans the way of its label)"
+    )
 
 
 def _to_show(row: Any) -> str:

@@ -1,0 +1,120 @@
+"""Each sentence about a finding in results/published says what its CSV says."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "published"
+
+
+def said(page: str) -> str:
+    return " ".join((PUBLISHED / page).read_text().split())
+
+
+def holm(differences: pd.Series, errors: pd.Series) -> np.ndarray:
+    """Two-sided normal p-values, corrected."""
+    return multipletests(2 * stats.norm.sf((differences / errors).abs()), method="holm")[1]
+
+
+def test_the_policies_beside_dynts() -> None:
+    cells = pd.read_csv(PUBLISHED / "methods" / "cells.csv")
+    text = said("methods/README.md")
+    for model, expected in (
+        ("toy_qwen", {"lagkv_16": (-13.8, 4.2, 0.002), "no_window": (-17.1, 4.2, 0), "rpc": (0.8, 3.6, 0.82)}),
+        (
+            "toy_llama",
+            {"rkv": (3.8, 4.4, 1), "lagkv_16": (10.8, 4.2, 0.07), "gkv": (10.8, 4.2, 0.07), "rpc": (20, 4.4, 0)},
+        ),
+    ):
+        groups = cells[(cells["model"] == model) & (cells["policy"] != "full")].groupby("policy")
+        assert (groups["problems"].sum() == 240).all()
+        means = groups["pass_at_1"].mean()
+        errors = groups["se"].agg(lambda se: np.sqrt((se**2).sum()) / len(se))
+        rest = means.index != "dynts"
+        differences = means[rest] - means["dynts"]
+        spread = np.hypot(errors[rest], errors["dynts"])
+        p = pd.Series(holm(differences, spread), index=differences.index)
+        assert len(p) == 30
+        for policy, (points, error, corrected) in expected.items():
+            assert 100 * differences[policy] == pytest.approx(points, abs=0.06)
+            assert 100 * spread[policy] == pytest.approx(error, abs=0.06)
+            assert p[policy] == pytest.approx(corrected, abs=0.005)
+            assert f"{abs(points)} ± {error}" in text.replace("20.0", "20")
+    equal = cells[(cells["model"] == "toy_qwen") & (cells["mean_length_after"] < 150)]
+    best = equal[~equal["policy"].isin(["full", "dynts"])].groupby("policy")["pass_at_1"].mean().idxmax()
+    assert best == "lagkv_16"
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "left"),
+    [
+        ("regimes_larger", 28, {("toy_llama_restated", "dynts"): 0.002, ("toy_qwen_restated", "keydiff"): 0.015}),
+        ("regimes", 62, {("toy_llama_restated", "lagkv_16"): 0.005, ("toy_llama_restated", "gkv"): 0.011}),
+    ],
+)
+def test_where_the_text_restates(name: str, count: int, left: dict[tuple[str, str], float]) -> None:
+    table = pd.read_csv(PUBLISHED / "regimes" / f"{name}.csv").query("policy != 'full'")
+    corrected = pd.Series(
+        holm(table["difference"], table["difference_se"]), index=list(zip(table["model"], table["policy"], strict=True))
+    )
+    assert len(corrected) == count
+    assert {key: round(p, 3) for key, p in corrected.items() if p < 0.05} == left
+    text = said("regimes/README.md")
+    assert f"{count} differences" in text
+    assert all(f"{p:.3f}".lstrip("0") in text for p in left.values())
+    if name == "regimes_larger":
+        assert corrected["toy_qwen_restated", "random"] == pytest.approx(0.12, abs=0.005)
+        assert corrected["toy_llama_restated", "random"] == pytest.approx(1)
+
+
+def test_four_bits() -> None:
+    cells = pd.read_csv(PUBLISHED / "bits" / "cells.csv").set_index(["model", "policy", "bits"])
+    text = said("bits/README.md")
+    slower = {}
+    for model, points in (("toy_qwen", "0.0 points (interval -3.2 to +3.2"), ("toy_llama", "-0.8 (-4.7 to +2.4")):
+        four, full = cells.loc[(model, "full_packed", 4)], cells.loc[(model, "full", 16)]
+        low, high, difference = (100 * four[name] for name in ("these_low", "these_high", "diff_to_full"))
+        assert points in text
+        assert [f"{low:+.1f}", f"{high:+.1f}"] == [*points.rsplit(" ", 3)[1].strip("(").split(), points.rsplit(" ")[-1]]
+        assert f"{difference:.1f}" in points
+        slower[model] = full["tokens_per_second"] / four["tokens_per_second"]
+        assert four["kv_bytes_mean"] / full["kv_bytes_mean"] == pytest.approx(0.35, abs=0.005)
+    assert f"{slower['toy_qwen']:.1f} times (Toy-Qwen) and {slower['toy_llama']:.1f} times (Toy-Llama)" in text
+
+
+def test_what_a_head_should_be_taught() -> None:
+    table = pd.read_csv(PUBLISHED / "labels" / "differences.csv").set_index(["policy", "model", "keep_ratio"])
+    answer, oracle = table.loc["dynts_answer"], table.loc["oracle_far_max"]
+    assert sorted(answer["p_holm"].round(3)) == [0.004, 0.025, 0.040, 0.312]
+    assert sorted(-100 * answer["difference"].round(3)) == pytest.approx([2.8, 5.0, 8.2, 8.8], abs=0.06)
+    assert sorted(oracle["p_holm"].round(3))[:2] == [0.014, 0.017]
+    assert (oracle["p_holm"] < 0.05).sum() == 2
+    assert [100 * oracle["difference"].min(), 100 * oracle["difference"].max()] == pytest.approx([3.2, 5.8], abs=0.06)
+    best = table["pass_at_1"].xs(("toy_llama", 0.5), level=("model", "keep_ratio"))
+    assert best["dynts_sum"] > best["oracle_far_max"]
+    assert "p .040, .004 and .025" in said("labels/README.md")
+
+
+def test_the_papers_grids() -> None:
+    grids = pd.read_csv(PUBLISHED / "paper_grids" / "grids.csv")
+    assert (grids.groupby("concentration").size() == 8).all()
+    least = grids.groupby("concentration")["p_holm"].min()
+    assert least[1.0] == least[0.6] == 1
+    assert least[0.3] == pytest.approx(0.11, abs=0.005)
+    assert (grids[grids["concentration"] == 0.2]["p_holm"] < 0.05).sum() == 4
+    found = pd.read_csv(PUBLISHED / "paper_grids" / "concentrations.csv")
+    assert found["concentration"].round(2).tolist() == [0.32, 0.53]
+    repeated = pd.read_csv(PUBLISHED / "paper_grids" / "repeated.csv")
+    # Two answers to one problem differ with the chance 2 m (1 - m) (1 - r), with r = 1 / (1 + a + b).
+    for (_, rows), size in zip(repeated.groupby("source", sort=False), found["concentration"], strict=True):
+        right, answers = rows["right"], rows["answers"]
+        differ = (2 * right * (answers - right) / (answers * (answers - 1))).mean()
+        mean = (right / answers).mean()
+        assert 1 - differ / (2 * mean * (1 - mean)) == pytest.approx(1 / (1 + size), abs=0.08)
+    text = said("paper_grids/README.md")
+    assert "0.32 (95% interval 0.12 to 0.75" in text
+    assert "0.53 (0.21 to 1.2" in text
