@@ -22,8 +22,8 @@ class TriAttention(HeadPolicy):
     score is the sum over pairs, averaged over delays d, of |E[q]| |k| cos(w (P - p + d) + a) + (E|q| - |E[q]|) |k|.
     Each query head's scores get mean 0 and deviation 1 over the rows that compete; the largest of a group counts.
 
-    Held to the released code, whose angles in float32 move a score by up to 0.001. Its statistics leave out Qwen3's norm
-    of the queries; here they have it.
+    Held to the released code, whose angles in float32 move a score by up to 0.001. Its statistics leave out Qwen3's
+    norm of the queries; here they have it.
 
     Attributes:
         statistics: file of `kvsweep-predictor statistics`: means of this model's queries.

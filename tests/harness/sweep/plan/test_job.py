@@ -400,6 +400,13 @@ def test_a_question_is_an_axis_of_the_grid(policies: Callable[..., list[Any]]) -
     assert [policy.question_rule for policy in own] == ["pinned", "free", "free"]
 
 
+def test_sinks_are_an_axis_of_the_grid(policies: Callable[..., list[Any]]) -> None:
+    grid = policies("grid.policy=[full,random,streaming_llm]", "grid.sinks=[0,4]")
+    assert [getattr(policy, "sinks", None) for policy in grid] == [None, 0, 4, 0, 4]
+    own = policies("grid.policy=[random,streaming_llm,sepllm_dynts_code,streaming_llm_dynts_code]")
+    assert [policy.identity()["sinks"] for policy in own] == [0, 4, 0, 10]
+
+
 def test_what_matters_only_with_another_setting_changes_the_id_there() -> None:
     cell = synthetic()
     special = {"bos": "<b>", "eos": "<e>", "user": "<u>", "assistant": "<a>"}
