@@ -195,7 +195,8 @@ def test_a_decoding_job_needs_no_plotting_library(fresh: Callable[..., Ended], t
     for _ in ("decode", "nothing to do"):
         ended = fresh("kvsweep", *arguments, without=PLOTS)
         assert ended.code == 0, ended.err
-    assert len(list((tmp_path / "default").glob("*/DONE"))) == 1
+    # A command that names no policy runs the full cache beside the default one.
+    assert len(list((tmp_path / "default").glob("*/DONE"))) == 2
 
 
 @pytest.mark.parametrize("module", ["hydra", "pydantic", "submitit", "torch", "pandas"])
