@@ -24,11 +24,12 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     """The cells in order, each with its names, its numbers (without those that are unknown) and its marks."""
     several = [name for name in metrics if str(name).startswith("pass_at_")]
     numbers = metrics[[name for name in (*NUMBERS, *several) if name in metrics]].astype("float64")
+    names = [str(name) for name in numbers]
     cells: Any = metrics.itertuples()
     return [
         {
             **{name: getattr(row, name) for name in ("cell_id", *TEXTS)},
-            **{name: round(value, 6) for name, value in zip(numbers, values, strict=True) if not math.isnan(value)},
+            **{name: round(value, 6) for name, value in zip(names, values, strict=True) if not math.isnan(value)},
             "setting": format.setting(row),
             "policy_title": format.policy_title(row.policy, row.variant),
             "decision": row.decision if isinstance(row.decision, str) else "",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvsweep.base.errors import UserError
 from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
 from kvsweep.compression.policies.caote import CAOTE
 from kvsweep.compression.policies.dynts import DynTS
@@ -753,7 +754,7 @@ def test_the_answer_is_pinned_over_any_thinking():
     ],
 )
 def test_settings_out_of_range(settings, named):
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(UserError, match=named):
         make("window", **{"keep_ratio": 0.3, "local_window": 48, "budget": 128, **settings})
 
 
@@ -782,7 +783,7 @@ def test_settings_out_of_range(settings, named):
     ],
 )
 def test_a_policys_own_settings_out_of_range(name, settings, named):
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(UserError, match=named):
         make(name, **{"keep_ratio": 0.3, "local_window": 48, "budget": 128, **settings})
 
 
@@ -815,7 +816,7 @@ def test_the_oracle_takes_true_labels_while_the_text_is_the_labelled_one():
 
 
 def test_the_oracle_needs_its_labels():
-    with pytest.raises(ValueError, match=r"policy\.labels=nowhere holds no labels.*kvsweep-predictor oracle"):
+    with pytest.raises(UserError, match=r"policy\.labels=nowhere holds no labels.*kvsweep-predictor oracle"):
         make("oracle_far_max", keep_ratio=0.3, local_window=4, budget=8, labels="nowhere")
 
 
@@ -829,11 +830,11 @@ def test_triattention_may_keep_rows_of_their_own_in_each_layer():
 
 def test_triattention_needs_statistics():
     rule = {"keep_ratio": 0.3, "local_window": 4, "budget": 8}
-    with pytest.raises(ValueError, match=r"policy\.statistics is not set.*kvsweep-predictor statistics"):
+    with pytest.raises(UserError, match=r"policy\.statistics is not set.*kvsweep-predictor statistics"):
         make("triattention", statistics=None, **rule)
-    with pytest.raises(ValueError, match=r"policy\.statistics=nowhere holds no statistics"):
+    with pytest.raises(UserError, match=r"policy\.statistics=nowhere holds no statistics"):
         make("triattention", statistics="nowhere", **rule)
-    with pytest.raises(ValueError, match="holds no statistics"):
+    with pytest.raises(UserError, match="holds no statistics"):
         make("triattention", statistics=f"{PREDICTOR}/predictor.safetensors", **rule)
 
 
