@@ -50,26 +50,21 @@ def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
     return torch.cat([packed, torch.cat([zero, step], dim=-1).view(torch.uint8)], dim=-1)
 
 
-def read_levels(packed: Tensor, form: RowFormat, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The levels [..., head_dim] of packed rows [..., row_bytes], each group's zero and step [..., groups], float32.
+def unpack_rows(packed: Tensor, form: RowFormat, real: Tensor, out: Tensor) -> None:
+    """Write the numbers of packed rows [..., row_bytes] into `out` [..., head_dim].
 
-    Rows that are not `real`, [...] or broadcast to it, have zero and step 0 whatever their bytes are.
+    Rows that are not `real`, [...] or broadcast to it, become zeros whatever their bytes are.
     """
-    # In words of four bytes, from which the levels of one place are cut out at once.
+    fields = packed[..., form.level_bytes :].view(torch.float16).float().masked_fill_(~real[..., None], 0)
+    zero, step = fields[..., None].split(form.groups, dim=-2)  # [..., groups, 1]
+    # In words of four bytes, in which all levels of one place are cut out at once.
     words = packed.view(torch.int32)[..., : form.level_bytes // 4]
     if form.bits < 8:
         mask = form.top * 0x01010101
-        words = torch.cat([(words >> shift).bitwise_and_(mask) for shift in range(0, 8, form.bits)], dim=-1)
-    levels = words.contiguous().view(torch.uint8).float()
-    # float16 is converted faster from contiguous memory.
-    fields = packed[..., form.level_bytes :].contiguous().view(torch.float16).float()
-    zero, step = fields.masked_fill_(~real[..., None], 0).split(form.groups, dim=-1)
-    return levels, zero, step
-
-
-def unpack_rows(packed: Tensor, form: RowFormat, real: Tensor) -> Tensor:
-    """The numbers [..., head_dim] of packed rows [..., row_bytes] in float32; 0 in rows that are not `real`, [...]."""
-    numbers, zero, step = read_levels(packed, form, real)
-    for group, part in enumerate(numbers.split(form.group, dim=-1)):
-        part.mul_(step[..., group : group + 1]).add_(zero[..., group : group + 1])
-    return numbers
+        words = torch.cat([words >> shift & mask for shift in range(0, 8, form.bits)], dim=-1)
+    # In float32 for every type of `out`. On the CPU three plain operations are faster than a fused one.
+    numbers = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
+    numbers.copy_(words.view(torch.uint8))
+    numbers.unflatten(-1, (form.groups, form.group)).mul_(step).add_(zero)
+    if numbers is not out:
+        out.copy_(numbers)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
 from kvsweep.kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
-from kvsweep.kernels.packing import read_levels, unpack_rows
+from kvsweep.kernels.packing import unpack_rows
 from kvsweep.kernels.row_format import RowFormat
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
@@ -121,8 +121,6 @@ def chunk_attention(
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
     """The product of weights [..., group, rows] and values [..., rows, head_dim], summed block by block of rows."""
-    if values.shape[-2] <= _VALUES_BLOCK:
-        return torch.matmul(weights, values)
     blocks = zip(weights.split(_VALUES_BLOCK, dim=-1), values.split(_VALUES_BLOCK, dim=-2), strict=True)
     return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
 
@@ -153,69 +151,19 @@ def packed_attention(
         scaling, return_mass: as in `decode_attention`.
 
     Returns:
-        As `decode_attention`, in float32 at least. Dead packed rows may hold any bytes; `newest` must be finite.
+        As `decode_attention`. Dead packed rows may hold any bytes; all of `newest` must be finite.
     """
     outputs: list[Tensor] = []
     masses: list[Tensor] = []
     for start in range(0, len(query), _UNPACKED_SLOTS):
         few = slice(start, start + _UNPACKED_SLOTS)
-        own = (query[few], packed[few], newest[few], positions[few], counts[few], lengths[few])
-        output, mass = _attend_levels(*own, form=form, scaling=scaling, return_mass=return_mass)
+        keys, values = whole_rows(packed[few], newest[few], positions[few], counts[few], form=form)
+        output, mass = decode_attention(
+            query[few], keys, values, lengths[few], scaling=scaling, return_mass=return_mass
+        )
         outputs.append(output)
         masses += [] if mass is None else [mass]
     return torch.cat(outputs), torch.cat(masses) if masses else None
-
-
-def _attend_levels(
-    query: Tensor,
-    packed: Tensor,
-    newest: Tensor,
-    positions: Tensor,
-    counts: Tensor,
-    lengths: Tensor,
-    *,
-    form: RowFormat,
-    scaling: float,
-    return_mass: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """`packed_attention` of some slots, on the levels of the packed rows.
-
-    A number is zero + step * level, so a group's product with a query is step * (query . levels) + zero * sum(query):
-    zero and step multiply one number per row and group, not every number of the row.
-    """
-    slots, _, kv_heads, capacity, _ = packed.shape
-    rows = torch.arange(capacity, device=counts.device)
-    is_packed = rows < counts[..., None]  # [slots, kv_heads, capacity]
-    newest, grouped = _wide(newest), _wide(query).reshape(slots, kv_heads, -1, form.head_dim)
-    group, residual = grouped.shape[2], newest.shape[3]
-    grouped = pad(grouped, (0, 0, 0, 0 if group <= _FEW_HEADS else whole_blocks(group, HEAD_BLOCK) - group)) * scaling
-    lies = positions % residual  # [slots, kv_heads, capacity], where the row of a newest token lies
-    is_newest = (rows < lengths[:, None, None]) & ~is_packed
-    # The newest tokens have different places. A row that is not among them is noted in a place behind the last one.
-    taken = counts.new_zeros(slots, kv_heads, residual + 1, dtype=torch.bool)
-    taken = taken.scatter(-1, lies.where(is_newest, residual), True)[..., :residual]
-
-    logits = [torch.matmul(grouped, newest[:, 0].transpose(-1, -2)).masked_fill_(~taken[:, :, None], float("-inf"))]
-    read = read_levels(packed.transpose(0, 1), form, is_packed)
-    levels, zero, step = (one.to(grouped.dtype) for one in read)  # [2, slots, kv_heads, capacity, ...]
-    parts = [slice(start, start + form.group) for start in range(0, form.head_dim, form.group)]
-    sums = grouped.unflatten(-1, (form.groups, form.group)).sum(dim=-1)  # [slots, kv_heads, group, groups]
-    of_packed = torch.matmul(sums, zero[0].transpose(-1, -2))
-    for place, part in enumerate(parts):
-        product = torch.matmul(grouped[..., part], levels[0, ..., part].transpose(-1, -2))
-        of_packed += product.mul_(step[0, ..., None, :, place])
-    logits.append(of_packed.masked_fill_(~is_packed[:, :, None], float("-inf")))
-    # The newest come first, so that the packed rows begin at the same place however many there are.
-    weights = torch.cat(logits, dim=-1).softmax(dim=-1)
-    of_newest, of_packed = weights.split([residual, capacity], dim=-1)
-    output = _mix(of_newest, newest[:, 1]) + _mix(of_packed, zero[1]).repeat_interleave(form.group, dim=-1)
-    for place, part in enumerate(parts):
-        output[..., part] += _mix(of_packed * step[1, ..., None, :, place], levels[1, ..., part])
-    output = output[:, :, :group].reshape(slots, -1, form.head_dim).to(query.dtype)
-    if not return_mass:
-        return output, None
-    received = reduce(torch.add, weights.unbind(dim=2)[:group])  # [slots, kv_heads, residual + capacity]
-    return output, received[..., residual:] + received[..., :residual].gather(-1, lies).masked_fill_(~is_newest, 0)
 
 
 def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, form: RowFormat) -> Tensor:
@@ -225,7 +173,7 @@ def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor
     # At most `residual` rows follow the packed ones, so `residual` rows of room behind them hold all.
     rows = newest.new_empty(2, slots, kv_heads, capacity + residual, form.head_dim)
     real = torch.arange(capacity, device=counts.device) < counts[..., None]  # [slots, kv_heads, capacity]
-    rows[..., :capacity, :] = unpack_rows(packed.transpose(0, 1), form, real)
+    unpack_rows(packed.transpose(0, 1), form, real, out=rows[..., :capacity, :])
     at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
     lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
     slot, head = torch.arange(slots, device=at.device)[:, None, None], torch.arange(kv_heads, device=at.device)[:, None]

@@ -14,7 +14,9 @@ OUTPUT_ERROR = {8: 1e-2, 4: 0.15, 2: 0.7}
 
 
 def unpacked(packed, form, dtype=torch.float32):
-    return unpack_rows(packed, form, torch.ones(packed.shape[:-1], dtype=torch.bool)).to(dtype)
+    out = torch.empty(*packed.shape[:-1], form.head_dim, dtype=dtype)
+    unpack_rows(packed, form, torch.ones(packed.shape[:-1], dtype=torch.bool), out)
+    return out
 
 
 def by_definition(packed, form):

@@ -5,7 +5,7 @@
 #   tests/slurm/cluster.sh up DIR [CPUS]  start it; then `export SLURM_CONF=DIR/slurm.conf` and use sbatch, squeue, ...
 #   tests/slurm/cluster.sh down DIR       stop what `up DIR` started
 #
-# Partitions: `main`, whose jobs are requeued when a job of `urgent` wants their place.
+# Its two GPUs are files: SLURM counts them and tells each task its own. Partitions: `main`, whose jobs are requeued when a job of `urgent` wants their place.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
 
@@ -21,6 +21,8 @@ configure() {
     mkdir -p "$dir"/{spool,state,log,pid}
     install -d -m 700 "$dir/munge"
     [ -s "$dir/munge/key" ] || (umask 077 && head -c 128 /dev/urandom >"$dir/munge/key")
+    touch "$dir"/gpu0 "$dir"/gpu1
+    echo "Name=gpu File=$dir/gpu[0-1]" >"$dir/gres.conf"
     cat >"$dir/slurm.conf" <<CONF
 ClusterName=kvsweep
 SlurmctldHost=$host(127.0.0.1)
@@ -54,7 +56,8 @@ KillWait=5
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory
+GresTypes=gpu
+NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=$memory Gres=gpu:2
 PartitionName=main Nodes=$host Default=YES PriorityTier=1 GraceTime=0 DefaultTime=30
 PartitionName=urgent Nodes=$host PriorityTier=9 PreemptMode=OFF DefaultTime=30
 CONF
