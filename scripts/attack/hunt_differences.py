@@ -20,7 +20,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from tqdm import tqdm
 
 from kvsweep.base.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
@@ -41,6 +42,7 @@ from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.sweep.run import decode_cells
 from kvsweep.harness.sweep.run.store import CellStore
 from kvsweep.harness.sweep.watch.heartbeat import Reporter
+from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
 
 POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs")
@@ -93,6 +95,9 @@ class Killed(Exception):
     """The moment at which a run stops."""
 
 
+_MIX = 0x5851F42D
+
+
 class WitnessEngine(Engine):
     """An engine that hashes the bits of every logit and of each finished cache.
 
@@ -107,13 +112,23 @@ class WitnessEngine(Engine):
         self.trail = torch.zeros_like(self.table.tokens)
         self.table._columns = (*self.table._columns, self.trail)
 
-    def _admit(self, request: Any) -> None:
-        super()._admit(request)
-        self.trail[self.cache.live - 1] = 0
+    def _read_ahead(self, slot: int, known: Sequence[int]) -> None:
+        self.trail[slot] = 0
+        super()._read_ahead(slot, known)
+
+    def feed(self, texts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        states = super().feed(texts)
+        for slot, hidden in states.items():
+            # A multiple of the block's tokens, so that the product has the bits of a step.
+            filled = pad(hidden, (0, 0, 0, whole_blocks(len(hidden), TOKEN_BLOCK) - len(hidden)))
+            logits = self.model.logits(filled, self.cache.linear)[: len(hidden)]
+            for checksum in _checksum(logits):
+                self.trail[slot] = self.trail[slot] * _MIX + checksum
+        return states
 
     def _sample(self, logits: Tensor) -> None:
         live = self.cache.live
-        self.trail[:live] = self.trail[:live] * 0x5851F42D + _checksum(logits)
+        self.trail[:live] = self.trail[:live] * _MIX + _checksum(logits)
         if self.watch is not None:
             self._note(logits)
         super()._sample(logits)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
 
+from kvsweep.base.errors import UserError
 from kvsweep.base.records import held_percents
 from kvsweep.compression.attention import use_slot_attention
 from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
@@ -623,5 +624,5 @@ def test_clock_counts_live_tokens_only(networks):
 
 @pytest.mark.parametrize("max_new_tokens", [0, -3])
 def test_a_length_limit_below_one_is_refused(max_new_tokens):
-    with pytest.raises(ValueError, match=f"max_new_tokens={max_new_tokens}"):
+    with pytest.raises(UserError, match=f"max_new_tokens={max_new_tokens}"):
         DecodingConfig(name="d", max_new_tokens=max_new_tokens, sampling=GREEDY)

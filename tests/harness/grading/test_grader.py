@@ -266,7 +266,7 @@ class TestCell:
         assert summary.outcomes == {"correct": 28, "wrong": 10, "truncated": 1, "no_answer": 1}
         assert (summary.rows, summary.graded) == (40, 40)
         assert sorted(p.name for p in cell.iterdir()) == [
-            "cell.yaml", "completions.jsonl", "grades.jsonl", "problems.jsonl",
+            ".grades.jsonl.lock", "cell.yaml", "completions.jsonl", "grades.jsonl", "problems.jsonl",
         ]  # fmt: skip
 
     def test_only_missing_rows_are_graded_again(self, tmp_path: Path, grader: Grader) -> None:
@@ -315,7 +315,7 @@ class TestCell:
             ("grades.jsonl", "{}\n", "grades.jsonl:1 has no schema"),
             ("cell.yaml", None, "cell.yaml"),
             ("cell.yaml", "schema: 1\nbenchmark: {name: x}\n", "answer_kind"),
-            ("cell.yaml", "]\n", "answer_kind"),
+            ("cell.yaml", "]\n", "describes no cell"),
             ("cell.yaml", "schema: 1\nbenchmark: {answer_kind: poem}\n", "'poem'"),
         ],
     )

@@ -92,6 +92,7 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, cap
     assert next(out.glob("kept_*.html")).read_text().count("<h2>") == 1 + len(row["evictions"])
     with pytest.raises(UserError, match="is not among the completions"):
         of_cell(folder, "nobody", 0)
+    del row["check"]  # a row of another program has none
     row |= {"token_ids": [text.model.think_end_id, *row["token_ids"]], "thinking_tokens": 0}
     (folder / "completions.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(SystemExit):
@@ -232,7 +233,7 @@ def test_a_live_completion_is_the_cells(kvsweep, tiny, tiny_policy, model, tmp_p
     folder = next(tmp_path.glob("*/*/cell.yaml")).parent
     for row in map(json.loads, (folder / "completions.jsonl").read_text().splitlines()):
         written = live(settings, row["problem_id"], 0).read(model)
-        assert written.completion.to_dict() == row
+        assert {**written.completion.to_dict(), "check": row["check"]} == row
         assert written.trace == of_cell(folder, row["problem_id"], 0).read(model).trace
     out = tmp_path / "out"
     main(["live", *settings, "--question", "a=1. Find a.", "--show", "all", "--label", "far_max", "--out", str(out)])
@@ -256,7 +257,7 @@ def test_a_live_completion_has_the_cells_cache(kvsweep, tiny, tiny_policy, model
     ended = kvsweep(*settings, *packed, f"results_dir={tmp_path}", "slots=1")
     assert ended.code == 0, ended.err
     rows = map(json.loads, next(tmp_path.glob("*/*/completions.jsonl")).read_text().splitlines())
-    stored = {row["problem_id"]: row for row in rows}
+    stored = {row["problem_id"]: {name: row[name] for name in row if name != "check"} for row in rows}
     written = {name: live([*settings, *packed], name, 0).read(model).completion.to_dict() for name in stored}
     assert written == stored
     unpacked = {name: live(settings, name, 0).read(model).completion.to_dict() for name in stored}
@@ -309,6 +310,7 @@ def test_the_last_row_of_a_repeated_pair_counts(kvsweep, tiny, tiny_policy, tmp_
     folder = next(tmp_path.glob("*/*/cell.yaml")).parent
     row = json.loads((folder / "completions.jsonl").read_text().splitlines()[0])
     with (folder / "completions.jsonl").open("a") as file:
+        del row["check"]  # a row of another program has none
         file.write(json.dumps({**row, "num_tokens": 7}) + "\n")
     stored = [c for _, c, _ in read_graded(folder)]
     assert [c.num_tokens for c in stored if c.problem_id == row["problem_id"]] == [7]
