@@ -6,10 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.signals import Signal
@@ -19,6 +20,13 @@ from kvsweep.kernels.lazy_torch import Tensor, torch
 Question = Literal["free", "pinned", "on_top"]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+@cache
+def _adapters(cls: type) -> dict[str, TypeAdapter[Any]]:
+    """What checks the type and range of each field of a policy's class."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: TypeAdapter(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +108,8 @@ class Selection:
 class Policy(ABC):
     """Decides which tokens stay. Its fields are those of its YAML in conf/policy; it holds no sequence's state.
 
-    A field's annotation says its range (pydantic's Field), which `harness.settings.build` checks; `__post_init__`
-    checks what concerns several fields, and the artifacts.
+    A field's annotation says its type and range (pydantic's Field); `__post_init__` checks them, what concerns several
+    fields, and the artifacts. A mistake is a ValueError.
     """
 
     # The settings that name an artifact (`compression.artifacts`), each with the command that makes one.
@@ -110,6 +118,12 @@ class Policy(ABC):
     name: str
 
     def __post_init__(self) -> None:
+        for name, adapter in _adapters(type(self)).items():
+            try:
+                adapter.validate_python(getattr(self, name))
+            except ValidationError as error:
+                value, reason = getattr(self, name), error.errors()[0]["msg"]
+                raise ValueError(f"policy.{name}={value!r} cannot be used: {reason}.") from error
         for kind, maker in self.ARTIFACTS.items():
             artifacts.check(kind, getattr(self, kind), maker)
 
