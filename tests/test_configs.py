@@ -145,7 +145,7 @@ def test_every_job_of_every_experiment(
     for overrides in jobs:
         chosen = dict(override.split("=", 1) for override in overrides)
         benchmark = chosen.get("benchmark") or compose(f"experiment={name}").benchmark.name
-        of_tiny = [*offline(benchmark), "cache.group=8"]
+        of_tiny = [*offline(benchmark), "cache.group=8", "cache.residual=2"]
         local = ["benchmark.limit=2", f"results_dir={tmp_path}"] if embedded else of_tiny
         write_labels(tmp_path, chosen.get("model", ""), benchmark, hidden_size=128)
         job = make_job(compose(f"experiment={name}", *overrides, *local))
@@ -171,7 +171,9 @@ def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callab
 
 def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], tmp_path: Path) -> None:
     other = WEIGHTS / "predictors/toy_llama/far_max"
-    with pytest.raises(UserError, match=r"was made for toy_llama .* but model=toy_qwen is .*: give one made for this model"):
+    with pytest.raises(
+        UserError, match=r"was made for toy_llama .* but model=toy_qwen is .*: give one made for this model"
+    ):
         make_job(compose("model=toy_qwen", "policy=dynts", f"policy.predictor={other}", "benchmark=toy_add"))
     save_predictor(ImportancePredictor(64, (5,)), tmp_path / "narrow", {})
     with pytest.raises(UserError, match="was made for hidden size 64, but model=toy_qwen has 128"):

@@ -110,9 +110,9 @@ VALUES = st.sampled_from(
 def test_the_command_says_one_sentence(
     overrides: list[tuple[str, str]], kvsweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import kvsweep.harness.sweep.run.execute
+    from kvsweep.harness.sweep.run import execute
 
-    monkeypatch.setattr(kvsweep.harness.sweep.run.execute, "run", lambda jobs: None)
+    monkeypatch.setattr(execute, "run", lambda jobs: None)
     ended = kvsweep(
         "model=r1_qwen_7b",
         "model.random_weights=true",

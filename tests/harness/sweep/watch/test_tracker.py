@@ -148,7 +148,7 @@ def test_each_cell_tells_its_settings_progress_and_result(
         assert {name: last[name] for name in shares} == shares
         assert last["pass_at_1"] == sum(g["correct"] for g in grades) / 3
         assert last["kv_bytes_allocated"] > 0
-        assert last["kept_memory"] == 1.0 if "full" in run["name"] else 0 < last["kept_memory"] < 1
+        assert last["kept_memory_own"] == 1.0 if "full" in run["name"] else 0 < last["kept_memory_own"] < 1
     settings = fake.runs[0].get("config")
     if settings is None:
         assert fake.runs[0]["params"]["model.name"] == "toy_qwen"
@@ -165,7 +165,7 @@ def test_the_report_says_the_same_of_memory(command: Callable[..., Any], fake: F
     for run in fake.runs:
         of_report = metrics.loc[run["config"]["cell_id"]]
         last = fake.last(run)
-        for name in ("kept_memory", "pass_at_1", "truncated", "kv_bytes_allocated"):
+        for name in ("kept_memory_own", "pass_at_1", "truncated", "kv_bytes_allocated"):
             assert last[name] == pytest.approx(of_report[name])
 
 
