@@ -131,9 +131,7 @@ def test_pass_at_1_so_far_is_that_of_the_report(tmp_path: Path) -> None:
     assert (found["c"].pass_at_1, found["c"].error) == (None, None)
 
 
-def test_a_killed_sweep_says_what_it_has_and_how_to_grade_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive(pid=2**22 + 1))
     write_grades(tmp_path / "full", [("p", 0, 1), ("q", 0, 0), ("r", 0, 1), ("s", 0, 1)])
     sweep = read_sweep(tmp_path)
