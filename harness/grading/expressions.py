@@ -228,7 +228,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         rest = left - right
         if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
             # sympy would put in numbers of its own choice, and calculate for hours.
-            return all(abs(_value_at(rest, base)) <= limit for base in (2, 3, 5)), "values at several points"
+            return _equal_at_points(left, right), "values at several points"
         return not left.free_symbols or bool(rest.equals(0)), "values, and sympy where there are names"
     return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
 
@@ -236,6 +236,18 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
 def _value_at(form: Any, base: int) -> Any:
     symbols = sorted(form.free_symbols, key=str)
     return form.subs({symbol: _number(n, base) for n, symbol in enumerate(symbols)}).evalf(30)
+
+
+def _equal_at_points(left: Any, right: Any) -> bool:
+    """Whether two forms agree wherever the left one is finite and not zero, with the names' numbers in either order."""
+    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+    agree = []
+    for base, order in ((b, o) for b in (2, 3) for o in (symbols, symbols[::-1])):
+        point = {symbol: _number(n, base) for n, symbol in enumerate(order)}
+        one, other = (form.subs(point).evalf(30) for form in (left, right))
+        if one.is_finite and not one.is_zero:
+            agree.append(bool(other.is_finite) and bool(abs(one - other) <= 1e-12 * abs(one)))
+    return bool(agree) and all(agree)
 
 
 def _number(n: int, base: int) -> int:
