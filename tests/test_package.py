@@ -40,6 +40,19 @@ def unpacked(build: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
+def run_from(site: Path, program: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, with the packages of `site` before those that are installed."""
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
 def files_of(folder: str) -> dict[str, bytes]:
     """Every file that the repository has below a folder, by its path within it."""
     base = ROOT / folder
@@ -96,15 +109,7 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
     )
     sweep = ["-m", "experiment=demo", "benchmark=toy_add", "benchmark.limit=1", "grid.keep_ratio=[0.3]"]
     settings = ["grid.local_window=[48]", "results_dir=results", "run_name=demo"]
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *sweep, *settings],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ended = run_from(unpacked, program, *sweep, *settings, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     places = ended.stdout.splitlines()[0].split()
     assert places == [str(unpacked / "kvsweep/conf"), str(unpacked / "kvsweep/results/reference")]
@@ -117,16 +122,7 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
 def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
     def kvsweep(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         program = "from kvsweep.harness.sweep.command import main; main()"
-        environment = {**os.environ, "PYTHONPATH": str(unpacked), "PYTHONSAFEPATH": "1"}
-        return subprocess.run(
-            [sys.executable, "-c", program, *words],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        return run_from(unpacked, program, *words, folder=folder)
 
     assert kvsweep("init", "mine", folder=tmp_path).returncode == 0
     mine = tmp_path / "mine"
@@ -165,23 +161,12 @@ def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Pa
         "from kvsweep.harness.console import kvsweep as command\n"
         "command()\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
-    words = ["benchmark.limit=2", "results_dir=results"]
-    run = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    run = run_from(site, program, "benchmark.limit=2", "results_dir=results", folder=tmp_path)
     assert run.returncode == 0, run.stderr
-    bare = subprocess.run([sys.executable, "-c", "import harness"], cwd=tmp_path, env=environment, capture_output=True)
-    assert b"No module named 'harness'" in bare.stderr
+    assert "No module named 'harness'" in run_from(site, "import harness", folder=tmp_path).stderr
 
 
-def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before() -> None:
+def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before(tmp_path: Path) -> None:
     program = (
         "import sys, kvsweep\n"
         "assert not {'torch', 'pandas', 'hydra', 'transformers'} & sys.modules.keys()\n"
@@ -192,8 +177,7 @@ def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before() -
         "except AttributeError as error: assert 'load_run' in str(error)\n"
         "else: raise SystemExit('kvsweep.nothing is there')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONSAFEPATH": "1"}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    ended = run_from(ROOT / "src", program, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
 
 

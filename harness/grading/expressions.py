@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
@@ -223,9 +224,9 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         if not isinstance(left, Expr) or not isinstance(right, Expr) or left.is_Matrix or right.is_Matrix:
             # Without time limits of its own, which need the main thread's signals: the worker as a whole is killed.
             return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
-        if abs(_value_at(left - right, 1)) > limit * min(1, abs(_value_at(right, 1))):
-            return False, "the values where numbers are put for the names"
         rest = left - right
+        if abs(_value_at(rest, 1)) > limit * min(1, abs(_value_at(right, 1))):
+            return False, "the values where numbers are put for the names"
         if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
             # sympy would put in numbers of its own choice, and calculate for hours.
             return _equal_at_points(left, right), "values at several points"
@@ -233,18 +234,18 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
 
 
-def _value_at(form: Any, base: int) -> Any:
-    symbols = sorted(form.free_symbols, key=str)
-    return form.subs({symbol: _number(n, base) for n, symbol in enumerate(symbols)}).evalf(30)
+def _value_at(form: Any, base: int, names: list[Any] | None = None) -> Any:
+    """The form's value with numbers for its names, or for these names in this order."""
+    names = sorted(form.free_symbols, key=str) if names is None else names
+    return form.subs({name: _number(n, base) for n, name in enumerate(names)}).evalf(30)
 
 
 def _equal_at_points(left: Any, right: Any) -> bool:
     """Whether two forms agree wherever the left one is finite and not zero, with the names' numbers in either order."""
-    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+    names = sorted(left.free_symbols | right.free_symbols, key=str)
     agree = []
-    for base, order in ((b, o) for b in (2, 3) for o in (symbols, symbols[::-1])):
-        point = {symbol: _number(n, base) for n, symbol in enumerate(order)}
-        one, other = (form.subs(point).evalf(30) for form in (left, right))
+    for base, order in product((2, 3), (names, names[::-1])):
+        one, other = _value_at(left, base, order), _value_at(right, base, order)
         if one.is_finite and not one.is_zero:
             agree.append(bool(other.is_finite) and bool(abs(one - other) <= 1e-12 * abs(one)))
     return bool(agree) and all(agree)
