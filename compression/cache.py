@@ -107,7 +107,8 @@ class SlotCache(Cache):
         self.device_lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         heads = (shape.layers, shape.kv_heads) if per_head else (1, 1)
         self.positions = torch.zeros(slots, *heads, capacity, dtype=torch.int64, device=device)
-        memory = Memory(shape=shape, slots=slots, capacity=capacity, device=device, operations=self.operations)
+        sizes = {"shape": shape, "slots": slots, "capacity": capacity, "device": device}
+        memory = Memory(**sizes, operations=self.operations, linear=self.linear)
         self.recorders = {signal: signal.allocate(memory) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         form = config.form(shape.head_dim)
@@ -198,18 +199,21 @@ class SlotCache(Cache):
         Raises:
             ValueError: a slot would hold more than its capacity.
         """
-        pieces, slots, write_at, begin = list[Piece](), list[int](), list[int](), 0
+        pieces, begin = list[Piece](), 0
         for slot, count in counts.items():
-            length = int(self.lengths[slot])
-            if length + count > self.capacity:
-                raise ValueError(f"slot {slot} holds {length} of {self.capacity} rows: it has no room for {count}.")
+            if self.lengths[slot] + count > self.capacity:
+                raise ValueError(
+                    f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows: it has no room for {count}."
+                )
             pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
-            slots += [slot] * count
-            write_at += range(length, length + count)
             begin += count
-            self._set_length(slot, length + count)
         device = positions.device
-        self._place(pieces, torch.tensor(slots, device=device), torch.tensor(write_at, device=device), positions)
+        at, sizes = torch.tensor(list(counts), device=device), torch.tensor(list(counts.values()), device=device)
+        first = self.device_lengths[at] - (sizes.cumsum(0) - sizes)
+        write_at = first.repeat_interleave(sizes) + torch.arange(begin, device=device)
+        self.lengths[list(counts)] += list(counts.values())
+        self.device_lengths[at] += sizes
+        self._place(pieces, at.repeat_interleave(sizes), write_at, positions)
 
     def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
         """Note the tokens of a step: the slot of each, its row there, and its original position, [tokens] each."""

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kvsweep.compression.predictor import load_predictor
 from kvsweep.compression.rows import CacheShape, Prefill
@@ -25,6 +26,7 @@ class Memory:
     capacity: int
     device: torch.device
     operations: Operations
+    linear: Callable[..., Tensor] = functional.linear
 
     def per_row(self, fill: float = 0, dtype: torch.dtype = torch.float32) -> Tensor:
         """A number per row, [slots, layers, kv_heads, capacity]."""
@@ -81,7 +83,7 @@ class ScoreRecorder(Recorder):
     @classmethod
     def of_predictor(cls, directory: str, memory: Memory) -> "ScoreRecorder":
         predictor = load_predictor(directory, dtype=memory.shape.dtype).to(memory.device)
-        return cls(partial(predictor, linear=memory.operations.linear), memory)
+        return cls(partial(predictor, linear=memory.linear), memory)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         self.scores[slot] = torch.nan

@@ -6,7 +6,7 @@ them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` 
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Literal
 
 import torch
@@ -26,6 +26,9 @@ RAGGED = False
 _VALUES_BLOCK = 128
 # With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
+
+# Tokens and earlier rows in steps of which the mask of chunks grows.
+_MASK_BLOCK = 512
 
 # Slots that are unpacked together: the unpacked rows of all slots would take as much memory as an unpacked cache.
 _UNPACKED_SLOTS = 16
@@ -106,17 +109,29 @@ def chunk_attention(
     output [tokens, q_heads, head_dim] and mass [tokens, kv_heads, rows] or None.
     """
     tokens, kv_heads, rows = len(query), *keys.shape[:2]
-    visible = torch.ones(tokens, rows, dtype=torch.bool, device=keys.device).tril(rows - tokens)
+    unseen = _unseen(tokens, rows, query.dtype, query.device)
     if not return_mass:
         output = scaled_dot_product_attention(
-            query.transpose(0, 1)[None], keys[None], values[None], attn_mask=visible, scale=scaling, enable_gqa=True
+            query.transpose(0, 1)[None], keys[None], values[None], attn_mask=unseen, scale=scaling, enable_gqa=True
         )
         return output[0].transpose(0, 1), None
     grouped = query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, head_dim]
-    logits = torch.matmul(grouped * scaling, keys[:, None].transpose(-1, -2)).masked_fill_(~visible, float("-inf"))
+    logits = torch.matmul(grouped * scaling, keys[:, None].transpose(-1, -2)) + unseen
     weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     output = torch.matmul(weights.to(values.dtype), values[:, None])
     return output.permute(2, 0, 1, 3).flatten(1, 2), weights.sum(dim=1).transpose(0, 1)
+
+
+def _unseen(tokens: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Minus infinity where a row lies behind a token, else 0, [tokens, rows]; the tokens' own rows lie last."""
+    most, earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
+    begin = earlier - (rows - tokens)
+    return _mask(most, earlier, dtype, device)[:tokens, begin : begin + rows]
+
+
+@lru_cache(maxsize=4)
+def _mask(tokens: int, earlier: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((tokens, earlier + tokens), float("-inf"), dtype=dtype, device=device).triu(earlier + 1)
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def _fill_block(column: Tensor) -> Tensor:
 
 
 # Known tokens of one slot, and of all slots, that one step feeds: enough to fill the processor.
-_MOST_FED, _MOST_FED_AT_ONCE = 512, 2048
+_MOST_FED, _MOST_FED_AT_ONCE = 512, 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,21 +197,22 @@ class Engine:
         The states at index i predict token i: the slot is fed its text's last token and all of these but the last one.
         The caller evicts; a slot takes at most `SlotTable.room` tokens up to its next eviction.
         """
-        parts = {slot: torch.tensor(ids, device=self.model.device) for slot, ids in texts.items()}
-        counts = {slot: len(ids) for slot, ids in parts.items()}
-        tokens = torch.cat([part for slot, ids in parts.items() for part in (self.table.tokens[slot, None], ids[:-1])])
-        positions = torch.cat(
-            [self.table.positions[slot] + torch.arange(count, device=tokens.device) for slot, count in counts.items()]
-        )
+        slots, counts = list(texts), [len(ids) for ids in texts.values()]
+        device = self.model.device
+        ids = torch.tensor([token for text in texts.values() for token in text], device=device)
+        at, sizes = torch.tensor(slots, device=device), torch.tensor(counts, device=device)
+        starts = sizes.cumsum(0) - sizes
+        tokens = ids.roll(1)
+        tokens[starts] = self.table.tokens[at]
+        positions = (self.table.positions[at] - starts).repeat_interleave(sizes) + torch.arange(len(ids), device=device)
         with self.clock.time("forward"):
-            self.cache.begin_chunks(counts, positions)
+            self.cache.begin_chunks(dict(zip(slots, counts, strict=True)), positions)
             hidden = self._hidden(tokens, positions)
         with self.clock.time("scoring"):
             self.cache.end_step(hidden)
-        for slot, ids in parts.items():
-            self.table.extend(slot, ids)
+        self.table.extend(slots, counts, ids)
         self.clock.tokens += len(tokens)
-        return dict(zip(counts, hidden[: len(tokens)].split(list(counts.values())), strict=True))
+        return dict(zip(slots, hidden[: len(tokens)].split(counts), strict=True))
 
     def _feed_live(self) -> list[Fed]:
         """Feed the live slots what their texts have up to the next eviction; evict, and take out the texts that end."""
@@ -382,10 +383,11 @@ class Engine:
         if kept < view.length:
             with self.clock.time("eviction"):
                 self.cache.evict(slot, selection)
+            held: list[int] = []  # of a replay nobody looks at the kept tokens
             if not state.request.replayed:
                 self.table.forced[slot] = 0
-            text_length = len(state.request.prompt_ids) + step
-            held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
+                text_length = len(state.request.prompt_ids) + step
+                held = self.cache.held(slot, text_length, per_head=selection.keep.dim() > 1)
             eviction = Eviction(step=step, length_before=view.length, length_after=kept, held=held)
             self.table.add_eviction(slot, eviction)
 

@@ -1,6 +1,7 @@
 """The slot table: which sequence each slot holds, and the numbers that decoding keeps per slot."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,15 +158,20 @@ class SlotTable:
         self.generated[:live] += 1
         return drawn
 
-    def extend(self, slot: int, ids: Tensor) -> None:
-        """Write known tokens [tokens] behind a slot's text; all but the last one have been fed."""
-        begin, count = int(self.generated[slot]), len(ids)
-        self.written[slot, begin : begin + count] = ids
-        self.tokens[slot] = ids[-1]
-        self.positions[slot] += count
-        self.counts[slot] += count
-        self.generated[slot] += count
-        self._count_agreeing(slice(slot, slot + 1), count)
+    def extend(self, slots: Sequence[int], counts: Sequence[int], ids: Tensor) -> None:
+        """Write known tokens behind the slots' texts, `counts` of `ids`; all but the last of each have been fed."""
+        device = ids.device
+        at, sizes = torch.tensor(slots, device=device), torch.tensor(counts, device=device)
+        ends = sizes.cumsum(0)
+        places = (self.counts[at] + sizes - ends).repeat_interleave(sizes) + torch.arange(len(ids), device=device)
+        self.written[at.repeat_interleave(sizes), places] = ids
+        self.tokens[at] = ids[ends - 1]
+        self.positions[at] += sizes
+        self.counts[at] += sizes
+        self.generated[slots] += counts
+        if len(self._periods):
+            for slot, count in zip(slots, counts, strict=True):
+                self._count_agreeing(slice(slot, slot + 1), count)
 
     def looping(self) -> Tensor:
         """Take the tokens just written into account; return which live texts now end in a loop, [live].

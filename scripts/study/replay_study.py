@@ -7,6 +7,7 @@ rows with the published cells and writes tables and figures to DIR/published.
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,6 +56,37 @@ def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, s
         note = {"panel": job.name, "cells": len(job.cells), "texts": texts, "cpu_seconds": time.process_time() - begin}
         with (out / "seconds.jsonl").open("a") as file:
             file.write(json.dumps(note) + "\n")
+        print(note, flush=True)
+
+
+def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]]) -> None:
+    """Decode each panel's whole grid, all cells forked from shared texts, then replay it three times, in one process."""
+    from kvsweep.harness.replay.job import ReplayJob
+    from kvsweep.harness.replay.texts import ReplayConfig
+    from kvsweep.harness.settings import compose_config
+    from kvsweep.harness.sweep.plan.job import make_job
+    from kvsweep.harness.sweep.run.decode_cells import loaded
+    from kvsweep.harness.sweep.run.execute import run
+
+    def seconds(job: object) -> float:
+        begin = time.process_time()
+        if failed := run([job]):
+            raise failed[0]
+        return time.process_time() - begin
+
+    for model, task in panels:
+        where = [f"results_dir={out}", f"run_name=cost_{model}_{task}", "benchmark.limit=100", "draws=1"]
+        job = make_job(compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where))
+        replayed = ReplayJob.of(job, ReplayConfig(limit=texts))
+        loaded(job.model)
+        decoded, rounds = seconds(job), []
+        for _ in range(3):
+            for file in job.run_directory.glob(f"*/{replayed.replay.file}"):
+                file.unlink()
+            rounds.append(seconds(replayed))
+        note = {"panel": job.name, "cells": len(job.cells), "texts": texts, "decoding": decoded, "replay": rounds}
+        with (out / "cost.jsonl").open("a") as file:
+            file.write(json.dumps(note | {"share": statistics.median(rounds) / decoded}) + "\n")
         print(note, flush=True)
 
 
@@ -159,15 +191,15 @@ def tables(out: Path, experiment: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["replay", "tables"])
+    parser.add_argument("stage", choices=["replay", "cost", "tables"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=20)
     parser.add_argument("--experiment", default="demo")
     parser.add_argument("--panels", nargs="*", default=[f"{m}/{t}" for m in MODELS for t in TASKS])
     given = parser.parse_args()
     panels = [tuple(panel.split("/")) for panel in given.panels]
-    if given.stage == "replay":
-        replay(given.out, given.texts, given.experiment, panels)
+    if given.stage != "tables":
+        {"replay": replay, "cost": cost}[given.stage](given.out, given.texts, given.experiment, panels)
     else:
         tables(given.out, given.experiment)
 
