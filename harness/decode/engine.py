@@ -29,20 +29,28 @@ from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
 from kvsweep.harness.decode.slots import SlotState, SlotTable
 from kvsweep.harness.decode.view import view_slot
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation
 
 
-def is_invariant(setting: bool | None, device: torch.device, impl: Implementation) -> bool:
-    """The setting, or its default: true on the CPU, where its cost is known; false on a GPU.
+def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, impl: Implementation) -> bool:
+    """The setting, or its default: true on the CPU, where its cost is known; false on a GPU and for experts.
 
     Raises:
-        UserError: true on a GPU whose products are torch's, which choose their tiles by the number of slots.
+        UserError: true for products whose bits depend on the number of slots.
     """
     on_cpu = device.type == "cpu"
-    if setting and not on_cpu and impl == "torch":
-        raise UserError("invariant=true needs impl=triton on a GPU: choose that, or invariant=false.")
-    return on_cpu if setting is None else setting
+    if setting and spec.experts:
+        raise UserError(
+            f"invariant=true cannot hold for the experts of model type {spec.family}: choose false or auto."
+        )
+    if setting and not on_cpu and (impl == "torch" or not spec.fusable):
+        raise UserError(
+            "invariant=true needs impl=triton on a GPU, and a model of type llama, qwen2 or qwen3: choose these, or "
+            "invariant=false."
+        )
+    return on_cpu and not spec.experts if setting is None else setting
 
 
 def _fill_block(column: Tensor) -> Tensor:
@@ -117,7 +125,7 @@ class Engine:
             signals=dict.fromkeys(signal for policy in policies for signal in policy.signals),
             per_head=any(policy.per_head for policy in policies),
             impl=impl,
-            invariant=is_invariant(invariant, device, impl),
+            invariant=is_invariant(invariant, model.spec, device, impl),
             config=cache,
         )
         self.table = SlotTable(self.cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)

@@ -5,6 +5,7 @@ Transformers' models take as long to import as torch, so the functions that need
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,9 +117,19 @@ def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """The device that a model of this configuration is loaded to."""
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
+    """The device that a model of this configuration is loaded to.
+
+    Raises:
+        UserError: a GPU is asked for, or given to this process, and torch finds none.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if torch.cuda.is_available():
+        return torch.device("cuda" if config.device == "auto" else config.device)
+    if config.device.startswith("cuda"):
         raise UserError(f"model.device={config.device} needs a GPU, and this process sees none: set model.device=cpu.")
-    return torch.device(config.device)
+    if config.device == "auto" and given not in ("", "-1", "NoDevFiles"):
+        raise UserError(
+            f"this process was given a GPU (CUDA_VISIBLE_DEVICES={given}), and torch finds none: mend the driver or "
+            "torch's build, or set model.device=cpu."
+        )
+    return torch.device("cpu" if config.device == "auto" else config.device)

@@ -62,6 +62,7 @@ class ModelSpec:
         limited: whether a text longer than `positions` would be decoded otherwise than by the model's own code.
         plain_head: whether the logits are one product of the last hidden states.
         fusable: whether `harness.models.fused_step` computes the model's step.
+        experts: whether tokens are routed to experts, whose products depend on the tokens beside a text.
     """
 
     family: str
@@ -75,6 +76,7 @@ class ModelSpec:
     limited: bool
     plain_head: bool
     fusable: bool
+    experts: bool
 
     @classmethod
     def of(cls, config: Any) -> ModelSpec:
@@ -117,6 +119,7 @@ class ModelSpec:
             and not limited
             and facts["hidden_act"] in (None, "silu")
             and not facts["mlp_bias"],
+            experts=any(facts[name] for name in ("num_experts_per_tok", "moe_topk", "moe_k")),
         )
 
     @property

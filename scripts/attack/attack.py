@@ -648,7 +648,7 @@ def tamper(field: Field, seeds: Sequence[int], slow: int) -> Tally:
     """Change one file of a finished run at random, let every command read the run, and see which rows are accepted.
 
     Every row that a reader accepts must be a row of the run, in its cell. The report and the pictures of a text, which
-    take seconds, are made of every `slow`-th run; the numbers below the report are read every time.
+    take seconds, are made of each `slow`-th seed; the numbers below the report are read every time.
     """
     tally = Tally()
     victim, module = field.scratch / "victim", field.scratch / f"{MARK}.py"
@@ -672,11 +672,11 @@ def tamper(field: Field, seeds: Sequence[int], slow: int) -> Tally:
         plan["kvsweep"] = ([*field.sweep(results)], results, ())
         for script, (arguments, _, _) in plan.items():
             if script == "kvsweep-predictor" or (
-                number % slow and script in ("kvsweep-report", "kvsweep-trace", "kvsweep")
+                seed % slow and script in ("kvsweep-report", "kvsweep-trace", "kvsweep")
             ):
                 continue
             counts[script] += 1
-            ended = Command(script, *arguments, cwd=field.scratch).end(60)
+            ended = run(script, *arguments, cwd=field.scratch)
             found += ended.tally()
             if ended.code not in (0, 1, 2, 3):
                 print(f"{script} ended with {ended.code}: {ended.said[-600:]!r}", file=sys.stderr)
@@ -853,7 +853,7 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="only the hostile rows whose name holds this")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N hostile rows")
     parser.add_argument("--times", type=int, default=30, metavar="N", help="how many random tamperings (30)")
-    parser.add_argument("--slow", type=int, default=10, metavar="N", help="draw every N-th tampered run (10)")
+    parser.add_argument("--slow", type=int, default=10, metavar="N", help="of each N-th seed, draw the run too (10)")
     parser.add_argument("--only", nargs="*", help="names of attacks")
     parser.add_argument("--scratch", type=Path, help="an empty folder to work in, which is kept")
     options = parser.parse_args()

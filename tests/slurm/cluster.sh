@@ -5,7 +5,7 @@
 #   tests/slurm/cluster.sh up DIR [CPUS]  start it; then `export SLURM_CONF=DIR/slurm.conf` and use sbatch, squeue, ...
 #   tests/slurm/cluster.sh down DIR       stop what `up DIR` started
 #
-# Its two GPUs are files: SLURM counts them and tells each task its own. Partitions: `main`, whose jobs are requeued when a job of `urgent` wants their place.
+# Its two GPUs are links to other devices: SLURM counts them and tells each task its own. Partitions: `main`, whose jobs are requeued when a job of `urgent` wants their place.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
 
@@ -21,7 +21,7 @@ configure() {
     mkdir -p "$dir"/{spool,state,log,pid}
     install -d -m 700 "$dir/munge"
     [ -s "$dir/munge/key" ] || (umask 077 && head -c 128 /dev/urandom >"$dir/munge/key")
-    touch "$dir"/gpu0 "$dir"/gpu1
+    ln -sf /dev/null "$dir/gpu0" && ln -sf /dev/zero "$dir/gpu1"  # gres/gpu leaves out what is no device
     echo "Name=gpu File=$dir/gpu[0-1]" >"$dir/gres.conf"
     cat >"$dir/slurm.conf" <<CONF
 ClusterName=kvsweep

@@ -298,6 +298,19 @@ def node(cluster: dict[str, str], state: str) -> None:
     subprocess.run(command, env=cluster, capture_output=True, check=state != "resume", timeout=60)
 
 
+def test_each_task_of_a_sweep_sees_the_gpu_that_slurm_gives_it(
+    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    submit(cluster, tmp_path, *SMALL, "launcher.gpus=1", "model.device=cpu")
+    wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
+    environments = [Path(f"/proc/{task.pid}/environ").read_text().split("\0") for task in running_tasks(run)]
+    seen = [line for environment in environments for line in environment if line.startswith("CUDA_VISIBLE_DEVICES=")]
+    assert sorted(seen) == ["CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1"]
+    wait_until_empty(cluster)
+    assert completions(run) == small_reference
+
+
 def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
     arguments = [*SWEEP, *SLURM, "launcher.partition=nowhere", f"results_dir={tmp_path}"]
     command = [sys.executable, "-m", "kvsweep.harness.sweep.command", *arguments]

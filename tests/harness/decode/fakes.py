@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -58,6 +59,7 @@ class FakeModel:
     device = torch.device("cpu")
     stop_ids = (0,)
     think_end_id = 1
+    spec = SimpleNamespace(experts=False, fusable=True)
     shape = CacheShape(layers=1, q_heads=1, kv_heads=1, head_dim=4, dtype=torch.float64)
 
     thinks = True

@@ -3,6 +3,7 @@
 import argparse
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,11 +136,20 @@ def test_a_prompt_beside_others(toy_qwen, invariant):
 
 def test_the_default_and_what_is_refused():
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert [is_invariant(None, device, "torch") for device in (cpu, gpu)] == [True, False]
-    assert is_invariant(True, gpu, "triton")
-    assert not is_invariant(False, cpu, "torch")
-    with pytest.raises(UserError, match="invariant=true needs impl=triton on a GPU"):
-        is_invariant(True, gpu, "torch")
+    llama, gemma, mixtral = (
+        SimpleNamespace(family=name, fusable=name == "llama", experts=name == "mixtral")
+        for name in ("llama", "gemma", "mixtral")
+    )
+    assert [is_invariant(None, llama, device, "torch") for device in (cpu, gpu)] == [True, False]
+    assert is_invariant(True, llama, gpu, "triton")
+    assert is_invariant(True, gemma, cpu, "torch")
+    assert not is_invariant(False, llama, cpu, "torch")
+    assert not is_invariant(None, mixtral, cpu, "torch")
+    for spec, impl in ((llama, "torch"), (gemma, "triton")):
+        with pytest.raises(UserError, match="invariant=true needs impl=triton on a GPU"):
+            is_invariant(True, spec, gpu, impl)
+    with pytest.raises(UserError, match="invariant=true cannot hold for the experts of model type mixtral"):
+        is_invariant(True, mixtral, cpu, "torch")
 
 
 PLANS = [

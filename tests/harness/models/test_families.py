@@ -182,16 +182,43 @@ def loaded(family: str, fields: dict[str, Any]) -> LoadedModel:
 
 def decode(model: LoadedModel, slots: int, new: int, prompts: tuple[int, ...]) -> tuple[list[list[int]], torch.Tensor]:
     """The tokens of greedy completions, and the logits of all steps."""
-    branch = Branch(cell_id="full", policy=FullCache(name="full"))
-    ids = [tuple((7 * i * n + i + n) % 250 for i in range(n)) for n in prompts]
-    requests = [Request(problem_id=str(len(i)), draw=0, prompt_ids=i, branches=(branch,)) for i in ids]
-    decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
-    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots)
+    engine, requests = prepared(model, slots, new, prompts, None)
     logits: list[torch.Tensor] = []
     forward = engine._forward
     engine._forward = lambda: logits.append(forward()) or logits[-1]  # type: ignore[method-assign,func-returns-value]
-    ended = {int(c.problem_id): c.token_ids for _, c in engine.generate(requests)}
-    return [[*i, *ended[len(i)]] for i in ids], torch.cat(logits)
+    ended = {c.problem_id: c.token_ids for _, c in engine.generate(requests)}
+    return [[*r.prompt_ids, *ended[r.problem_id]] for r in requests], torch.cat(logits)
+
+
+def prepared(
+    model: LoadedModel, slots: int, new: int, prompts: tuple[int, ...], invariant: bool | None
+) -> tuple[Engine, list[Request]]:
+    branch = Branch(cell_id="full", policy=FullCache(name="full"))
+    ids = [tuple((7 * i * n + i + n) % 250 for i in range(n)) for n in prompts]
+    requests = [
+        Request(problem_id=str(number), draw=0, prompt_ids=i, branches=(branch,)) for number, i in enumerate(ids)
+    ]
+    decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, invariant=invariant)
+    return engine, requests
+
+
+def bits(model: LoadedModel, slots: int) -> dict[tuple[str, int], bytes]:
+    """The logits of each problem's tokens, bit for bit, where 64 texts of several lengths are decoded over so many slots."""
+    engine, requests = prepared(model, slots, 6, tuple(5 + number % 9 for number in range(64)), True)
+    found: dict[tuple[str, int], bytes] = {}
+    forward = engine._forward
+
+    def noted() -> torch.Tensor:
+        logits, table = forward(), engine.table
+        for slot in range(engine.cache.live):
+            found[table[slot].request.problem_id, int(table.positions[slot])] = logits[slot].numpy().tobytes()
+        return logits
+
+    engine._forward = noted  # type: ignore[method-assign]
+    for _ in engine.generate(requests):
+        pass
+    return found
 
 
 def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = PROMPTS) -> None:
@@ -223,6 +250,19 @@ def cases(table: dict[str, dict[str, Any]]) -> list[Any]:
 @pytest.mark.parametrize(("family", "fields"), cases(EXACT))
 def test_a_family_is_decoded_as_its_own_code_decodes_it(family: str, fields: dict[str, Any]) -> None:
     check_exact(loaded(family, fields))
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_bits_do_not_depend_on_the_slots_or_invariance_is_refused(family: str) -> None:
+    model = loaded(family, next(iter(EXACT[family].values())))
+    if model.spec.experts:
+        with pytest.raises(UserError, match=f"invariant=true cannot hold for the experts of model type {family}"):
+            bits(model, 1)
+        return
+    alone = bits(model, 1)
+    assert len(alone) > 300
+    assert bits(model, 7) == alone
+    assert bits(model, 64) == alone
 
 
 @pytest.mark.parametrize(("family", "fields"), cases(LIMITED))

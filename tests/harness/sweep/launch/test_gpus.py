@@ -1,12 +1,14 @@
 """launcher=local gives each process one of the machine's GPUs; the list of GPUs is faked."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
+import torch
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
@@ -94,4 +96,16 @@ def test_cuda_without_a_gpu_is_refused(machine: Any) -> None:
     with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and launcher=local sees none"):
         Local().check([job])
     with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and this process sees none"):
+        device_of(config)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here torch finds a GPU")
+def test_a_gpu_that_was_given_and_is_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(name="a", title="", path="x")
+    for given in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv(VISIBLE, given)
+        assert device_of(config).type == "cpu"
+    monkeypatch.setenv(VISIBLE, "GPU-aaa")
+    assert device_of(replace(config, device="cpu")).type == "cpu"
+    with pytest.raises(UserError, match=r"given a GPU \(CUDA_VISIBLE_DEVICES=GPU-aaa\), and torch finds none"):
         device_of(config)
