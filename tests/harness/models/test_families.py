@@ -204,7 +204,7 @@ def prepared(
 
 
 def bits(model: LoadedModel, slots: int) -> dict[tuple[str, int], bytes]:
-    """The logits of each problem's tokens, bit for bit, where 64 texts of several lengths are decoded over so many slots."""
+    """The logits of each token of 64 texts of several lengths, bit for bit, as decoded over so many slots."""
     engine, requests = prepared(model, slots, 6, tuple(5 + number % 9 for number in range(64)), True)
     found: dict[tuple[str, int], bytes] = {}
     forward = engine._forward
