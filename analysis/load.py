@@ -72,7 +72,7 @@ class Run:
             tokens, evictions are counted, freed_step_sum sums tokens freed times step over them; outcome, correct
             (0 or 1), answer and gold are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
-        stats: one row per cell that has any; seconds and tokens summed over its stretches, KV bytes at their peak.
+        stats: one row per cell that has any; seconds and tokens summed over decoding passes, KV bytes at their peak.
         provenance: the contents of provenance.json, by cell_id.
         tasks: the tasks of the sweep, each with its state as seen from outside when the run was read.
         notices: one sentence for each thing that was skipped or looks wrong.
@@ -215,7 +215,7 @@ class _Provenance(TypedDict, total=False):
     expected: _Size
     draws: _Size
     bytes: dict[str, records.Count]
-    stretches: list[dict[str, Any]]
+    decoding_passes: list[dict[str, Any]]
     git: dict[str, Any] | None
     config: dict[str, Any] | None
 
@@ -251,13 +251,15 @@ def _read_settings(folder: Path, notify: _Notify) -> dict[str, Any] | None:
 
 
 def _read_provenance(folder: Path, notify: _Notify) -> dict[str, Any]:
-    """The provenance of a cell: that of its first shard, with the stretches of all shards."""
+    """The provenance of a cell: that of its first shard, with the decoding passes of all shards."""
     whole: dict[str, Any] = {}
+    passes: list[Any] = []
     for path in records.shard_files(folder, records.PROVENANCE_FILE).values() or [folder / records.PROVENANCE_FILE]:
         try:
             value = in_one_line(records.read_provenance(path))
             msgspec.convert(value, _Provenance)
-            whole = {**value, **whole, "stretches": [*whole.get("stretches", []), *value.get("stretches", [])]}
+            passes += value.get("decoding_passes", [])
+            whole = {**value, **whole, "decoding_passes": passes}
         except (OSError, ValueError, RecursionError):
             notify(f"{path} cannot be read; the number of completions that its cell should have may be unknown.")
     return whole

@@ -37,7 +37,7 @@ def find_loop(token_ids: Sequence[int]) -> Loop | None:
     text = token_ids[::-1]
     longest = len(text) // LEAST_REPEATS
     same = [0] * (longest + 1)
-    start = end = 0  # the stretch text[start:end] that agrees with text[: end - start] and reaches furthest
+    start = end = 0  # the part text[start:end] that agrees with text[: end - start] and reaches furthest
     for period in range(1, longest + 1):
         length = min(same[period - start], end - period) if period < end else 0
         while period + length < len(text) and text[length] == text[period + length]:

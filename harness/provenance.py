@@ -55,7 +55,7 @@ def describe_hardware() -> dict[str, Any]:
 def describe_arithmetic(*, invariant: bool, impl: str, dtype: str) -> dict[str, Any]:
     """Settings of this process that the bits of a completion depend on, beside its cell, the packages and the hardware.
 
-    With `invariant` the bits depend on nothing else, so that stretches which agree in all of it can be mixed.
+    With `invariant` the bits depend on nothing else, so that decoding passes that agree in all of it can be mixed.
     """
     import torch
 
@@ -73,7 +73,7 @@ def describe_machine() -> dict[str, Any]:
     return {"code": describe_code(), "hardware": describe_hardware()}
 
 
-def describe_stretch() -> dict[str, Any]:
+def describe_process() -> dict[str, Any]:
     """This process: the time now, its command, code and machine."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -48,13 +48,13 @@ def publish(run: Path, target: Path, pictures: list[str]) -> None:
 def provenance(run: Path) -> str:
     """The commands, code, packages and machines of a run, each named once."""
     records = [json.loads(path.read_text()) for path in sorted(run.glob("*/provenance*.json"))]
-    stretches = [stretch for record in records for stretch in record["stretches"]]
+    passes = [one for record in records for one in record["decoding_passes"]]
     parts = {
-        "Commands": {shlex.join([Path(s["command"][0]).name, *s["command"][1:]]) for s in stretches},
-        "Code": {f"{s['code']['git_revision']}{', changed' * bool(s['code']['git_dirty'])}" for s in stretches},
-        "Packages": {pairs(stretch["code"]["packages"]) for stretch in stretches},
-        "Hardware": {pairs({k: s["hardware"][k] for k in ("processor", "cores", "gpus")}) for s in stretches},
-        "Started": {min(stretch["started"] for stretch in stretches)},
+        "Commands": {shlex.join([Path(s["command"][0]).name, *s["command"][1:]]) for s in passes},
+        "Code": {f"{s['code']['git_revision']}{', changed' * bool(s['code']['git_dirty'])}" for s in passes},
+        "Packages": {pairs(s["code"]["packages"]) for s in passes},
+        "Hardware": {pairs({k: s["hardware"][k] for k in ("processor", "cores", "gpus")}) for s in passes},
+        "Started": {min(s["started"] for s in passes)},
     }
     lines = [f"{len(records)} cells of {run.name}.\n"]
     lines += [f"- {name}: {'; '.join(f'`{value}`' for value in sorted(values))}" for name, values in parts.items()]

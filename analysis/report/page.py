@@ -25,7 +25,7 @@ from kvsweep.base.records import content_hash, leaves
 
 # A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
 MAX_VALUES = 4
-SHOWN_APART = ("expected", "draws", "rounds", "margin", "config", "stretches")
+SHOWN_APART = ("expected", "draws", "rounds", "margin", "config", "decoding_passes")
 MAX_LISTED = 200
 
 # What the place of the question means.
@@ -182,8 +182,8 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
     ]
     seen: dict[str, dict[str, None]] = {}
     for record in run.provenance.values():
-        for stretch in record.get("stretches", []):
-            seen.setdefault("command", {})[shlex.join(map(str, stretch.get("command", [])))] = None
+        for one in record.get("decoding_passes", []):
+            seen.setdefault("command", {})[shlex.join(map(str, one.get("command", [])))] = None
         for path, item in leaves({k: v for k, v in record.items() if k not in SHOWN_APART}):
             if item not in (None, []):
                 seen.setdefault(" ".join(path).replace("_", " "), {})[str(item)[:200]] = None

@@ -14,7 +14,7 @@ from kvsweep.base.errors import UserError
 from kvsweep.harness.predictor.kinds import LABEL_KINDS
 from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest, read_settings
 from kvsweep.harness.predictor.traces import make_traces, read_traces
-from kvsweep.harness.provenance import describe_stretch
+from kvsweep.harness.provenance import describe_process
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -68,7 +68,7 @@ def run(settings: PredictorSettings, stages: Sequence[str]) -> None:
         start = time.perf_counter()
         outcome = run_stage(stage, settings, load)
         seconds = round(time.perf_counter() - start, 1)
-        entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_stretch()}
+        entry = {"stage": stage, "seconds": seconds, "outcome": outcome, **describe_process()}
         with (out / "provenance.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
         print(f"{stage}: {seconds} s, {json.dumps(outcome)}", flush=True)

@@ -19,7 +19,7 @@ from kvsweep.compression.predictor import ImportancePredictor, load_predictor, s
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
-from kvsweep.harness.provenance import describe_stretch
+from kvsweep.harness.provenance import describe_process
 
 CHECKPOINT = "checkpoint.pt"
 # Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means
@@ -62,7 +62,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
         "model_weights": manifest["model"]["weights"],
         "traces": manifest["traces"],
         "tokens": manifest["tokens"],
-        "versions": describe_stretch()["code"]["packages"],
+        "versions": describe_process()["code"]["packages"],
     }
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return recipe.head

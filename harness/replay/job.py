@@ -77,7 +77,7 @@ class ReplayJob(Job):
 
 def execute(job: Job, grader: Any, progress: tqdm) -> None:
     """Write the rows that the cells lack, a text at a time; nothing is graded."""
-    from kvsweep.harness.provenance import describe_arithmetic, describe_stretch
+    from kvsweep.harness.provenance import describe_arithmetic, describe_process
     from kvsweep.harness.replay.measure import replay
     from kvsweep.harness.sweep.run.decode_cells import loaded
     from kvsweep.harness.sweep.run.store import CellStore
@@ -95,12 +95,12 @@ def execute(job: Job, grader: Any, progress: tqdm) -> None:
             cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, job.benchmark.problems, job.shard))
             for cell in cells
         }
-        stretch = describe_stretch()
-        stretch["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
+        decoding_pass = describe_process()
+        decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
         for store in stores.values():
             if not shard_files(store.directory, records.PROVENANCE_FILE):  # nothing of the cell was decoded yet
                 what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
-                store.begin_stretch({**what, "config": job.resolved}, stretch)
+                store.begin_pass({**what, "config": job.resolved}, decoding_pass)
         stored = {cell.cell_id: job.stored(cell) & own for cell in cells}
         for cell_id, pairs in stored.items():
             status.cells[cell_id].finished = len(pairs)

@@ -788,7 +788,7 @@ def _plant(run_folder: Path, text: str, *, raw: bool) -> None:
             (cell / "cell.yaml").write_text(yaml.safe_dump(settings))
         told = json.loads((cell / "provenance.json").read_text())
         told["packages"] = {text: text}
-        told["stretches"][0]["command"] = [text]
+        told["decoding_passes"][0]["command"] = [text]
         (cell / "provenance.json").write_text(json.dumps(told))
     for path in run_folder.glob("status/*.json"):
         status = json.loads(path.read_text())

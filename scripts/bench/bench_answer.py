@@ -107,7 +107,7 @@ def the_job(args: argparse.Namespace, folder: str) -> Job:
 
 
 def decoded_tokens(job: Job) -> int:
-    """Live tokens that the engine has decoded for all cells; a stretch of several cells has a row for each of them."""
+    """Live tokens that the engine has decoded for all cells; a pass over several cells has a row for each of them."""
     files = [job.run_directory / cell.cell_id / STATS_FILE for cell in job.cells]
     return round(sum(row.tokens_total / row.cells for path in files for row in read_rows(path, DecodeStats)))
 

@@ -64,7 +64,7 @@ def write_cell(
         "schema": 1,
         "git": {"revision": "0123abcd", "dirty": False},
         "packages": {"numpy": "2.4"},
-        "stretches": [{"command": ["kvsweep", "-m", "experiment=demo"], "started": "2000-01-01T00:00:00"}],
+        "decoding_passes": [{"command": ["kvsweep", "-m", "experiment=demo"], "started": "2000-01-01T00:00:00"}],
         "dataset_hash": "feed",
         "expected": expected or sum(map(len, outcomes)),
         "draws": max(map(len, outcomes), default=1),

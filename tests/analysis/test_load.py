@@ -79,10 +79,10 @@ def test_provenance_of_shards_is_put_together(tmp_path: Path, make_cell: MakeCel
     whole = json.loads((folder / "provenance.json").read_text())
     (folder / "provenance.json").unlink()
     for i in (1, 2):
-        (folder / f"provenance-{i}of2.json").write_text(json.dumps({**whole, "stretches": [{"started": str(i)}]}))
+        (folder / f"provenance-{i}of2.json").write_text(json.dumps({**whole, "decoding_passes": [{"started": str(i)}]}))
     run = load_run(tmp_path / "run")
     told = run.provenance[folder.name]
-    assert told["stretches"] == [{"started": "1"}, {"started": "2"}]
+    assert told["decoding_passes"] == [{"started": "1"}, {"started": "2"}]
     assert told.get("expected") == whole.get("expected")
 
 

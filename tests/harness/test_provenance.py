@@ -122,16 +122,16 @@ def test_a_run_records_where_it_comes_from(
     assert recorded["config"]["policy"]["predictor"] == recorded["config"]["model"]["predictor"], "resolved"
     assert set(recorded["git"]) == {"revision", "dirty"}
     assert recorded["packages"]["torch"] == version("torch")
-    [stretch] = recorded["stretches"]
-    assert stretch["command"][1:] == arguments
-    assert stretch["started"][:2] == "20"
+    [decoding_pass] = recorded["decoding_passes"]
+    assert decoding_pass["command"][1:] == arguments
+    assert decoding_pass["started"][:2] == "20"
     # All that the bits of a completion depend on beside the cell: these, the processor and the packages.
-    assert stretch["arithmetic"] == {
+    assert decoding_pass["arithmetic"] == {
         "invariant": True,
         "impl": "torch",
         "dtype": recorded["config"]["model"]["dtype"],
         "threads": torch.get_num_threads(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
     }
-    assert {"torch", "transformers", "triton"} <= stretch["code"]["packages"].keys()
-    assert stretch["hardware"] == recorded["hardware"] == provenance.describe_hardware()
+    assert {"torch", "transformers", "triton"} <= decoding_pass["code"]["packages"].keys()
+    assert decoding_pass["hardware"] == recorded["hardware"] == provenance.describe_hardware()

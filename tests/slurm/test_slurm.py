@@ -107,10 +107,10 @@ def stored(run: Path) -> int:
     return sum(len(lines) for lines in completions(run).values())
 
 
-def stretches(run: Path) -> int:
+def decoding_passes(run: Path) -> int:
     """How often all shards together began to work on the cell that was begun most often."""
     return max(
-        sum(len(json.loads(path.read_text())["stretches"]) for path in cell.parent.glob("provenance*.json"))
+        sum(len(json.loads(path.read_text())["decoding_passes"]) for path in cell.parent.glob("provenance*.json"))
         for cell in run.glob("*/cell.yaml")
     )
 
@@ -174,7 +174,7 @@ def test_an_array_that_everything_happens_to_ends_complete(
     assert status(run, cluster)["states"] == {"done": 3}
     assert completions(run) == reference
     # How many the urgent job stops depends on who is at work then; these two began again for sure.
-    assert stretches(run) >= 4 + 2, "one requeued, one killed"
+    assert decoding_passes(run) >= 4 + 2, "one requeued, one killed"
     record("array of 4 shards, `scontrol requeue` of one task", requeued, equal=True)
     record("kill -9 of one task's process, as by the kernel out of memory", dead, equal=True)
 

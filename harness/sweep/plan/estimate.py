@@ -81,7 +81,7 @@ def measure(job: Job) -> tuple[list[int], float, float] | None:
             lengths += [row.num_tokens for row in read_rows(path, _Length, on_bad=ignore)]
         for path in shard_files(folder, STATS_FILE).values():
             for row in read_rows(path, DecodeStats, on_bad=ignore):
-                # Each cell of a stretch has a row of its own, which counts as its share of the stretch.
+                # Each cell of a decoding pass has a row of its own, which counts as its share of the pass.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells
     if not lengths or not seconds:

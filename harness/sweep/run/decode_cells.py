@@ -23,7 +23,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import device_of, load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import read_spec
-from kvsweep.harness.provenance import describe_arithmetic, describe_stretch
+from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job, checked_implementation
 from kvsweep.harness.sweep.run.store import CellStore, Pair
@@ -72,9 +72,9 @@ def decode(work: OpenCells) -> None:
             cell.policy.load_artifacts()
     except ValueError as error:
         raise UserError(str(error)) from error
-    stretch, model = describe_stretch(), loaded(job.model)
-    stretch["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
-    _record_provenance(work, cells, model, stretch)
+    decoding_pass, model = describe_process(), loaded(job.model)
+    decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
+    _record_provenance(work, cells, model, decoding_pass)
     limit = job.decoding.max_new_tokens
     lengths = {problem.id: len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
     longest = max(lengths.values())
@@ -101,8 +101,10 @@ def loaded(config: ModelConfig) -> LoadedModel:
     return load_model(config)
 
 
-def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, stretch: Mapping[str, Any]) -> None:
-    job, code = work.job, stretch["code"]
+def _record_provenance(
+    work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]
+) -> None:
+    job, code = work.job, decoding_pass["code"]
     newest, row = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, 1))
     weights = sum(parameter.nbytes for parameter in model.network.parameters())
     sizes = {"row": row - newest, "newest": newest, "weights": weights}
@@ -118,10 +120,10 @@ def _record_provenance(work: OpenCells, cells: Sequence[Cell], model: LoadedMode
             "bytes": sizes,
             "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
             "packages": code["packages"],
-            "hardware": stretch["hardware"],
+            "hardware": decoding_pass["hardware"],
             "config": job.resolved,
         }
-        work.stores[cell.cell_id].begin_stretch(provenance, stretch)
+        work.stores[cell.cell_id].begin_pass(provenance, decoding_pass)
 
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:

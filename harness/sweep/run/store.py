@@ -146,13 +146,13 @@ class CellStore:
         with plain_disk_errors(self.directory):
             records.append_row(self.directory / self.shard.file(name), row)
 
-    def begin_stretch(self, provenance: dict[str, Any], stretch: Mapping[str, Any]) -> None:
-        """Record where the rows to come are from, beside the earlier stretches, and delete DONE."""
+    def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> None:
+        """Record where the rows to come are from, beside the earlier decoding passes, and delete DONE."""
         path = self.directory / self.shard.file(records.PROVENANCE_FILE)
         with plain_disk_errors(self.directory):
-            earlier = _earlier_stretches(path)
+            earlier = _earlier_passes(path)
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
-            whole = {"schema": records.SCHEMA, **provenance, "stretches": [*earlier, stretch]}
+            whole = {"schema": records.SCHEMA, **provenance, "decoding_passes": [*earlier, decoding_pass]}
             replace_text(path, json.dumps(whole, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
@@ -202,12 +202,12 @@ class CellStore:
         replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
 
 
-def _earlier_stretches(path: Path) -> list[Any]:
-    """The stretches of a provenance file; a damaged file is moved aside, with a note."""
+def _earlier_passes(path: Path) -> list[Any]:
+    """The decoding passes of a provenance file; a damaged file is moved aside, with a note."""
     if not path.exists():
         return []
     try:
-        return records.read_provenance(path)["stretches"]
+        return records.read_provenance(path)["decoding_passes"]
     except (ValueError, KeyError, RecursionError):
         aside = path.replace(path.with_name(f"{path.name}.quarantine"))
         print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)

@@ -180,7 +180,7 @@ _Lengths = records.view(Completion, "num_tokens", "prompt_tokens", "peak_length"
 def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
     """One cell's results so far, of one shard; empty without grades.
 
-    `kept_memory_own` is as in the report, `kv_bytes_allocated` the largest KV cache of any stretch, all slots together.
+    `kept_memory_own` is as in the report, `kv_bytes_allocated` the largest KV cache of a decoding pass with all slots.
     """
     latest = partial(records.latest_rows, on_bad=records.ignore)
     graded = records.read_grades([folder / shard.file(records.GRADES_FILE)], on_bad=records.ignore)
@@ -193,8 +193,8 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
         values["pass_at_1"] = score
     rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))
     peak, full = sum(row.peak_length for row in rows), sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
-    stretches = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)
-    allocated = max((row.kv_bytes_allocated for row in stretches), default=0)
+    passes = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)
+    allocated = max((row.kv_bytes_allocated for row in passes), default=0)
     return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}
 
 

@@ -372,7 +372,7 @@ def test_more_draws_extend_a_cell(
     [grown] = cells("grown")
     assert len((grown["folder"] / "grades.jsonl").read_text().splitlines()) == 9
     provenance = json.loads((grown["folder"] / "provenance.json").read_text())
-    assert (provenance["expected"], provenance["draws"], len(provenance["stretches"])) == (9, 3, 2)
+    assert (provenance["expected"], provenance["draws"], len(provenance["decoding_passes"])) == (9, 3, 2)
 
 
 def test_done_is_away_while_more_is_made(command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

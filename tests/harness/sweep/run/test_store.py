@@ -309,20 +309,20 @@ def test_cell_yaml_is_whole_and_has_no_temporary_beside_it(tmp_path: Path) -> No
 
 def test_files_of_another_schema_are_refused_and_stay(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
-        opened.begin_stretch({}, {})
+        opened.begin_pass({}, {})
     for name, other in {"provenance.json": "{}", "cell.yaml": "schema: 2\n"}.items():
         (opened.directory / name).write_text(other)
         with pytest.raises(OtherSchemaError, match=f"{name} has"), store(tmp_path) as again:
-            again.begin_stretch({}, {})
+            again.begin_pass({}, {})
         assert (opened.directory / name).read_text() == other
 
 
-def test_stretches_of_provenance_add_up(tmp_path: Path) -> None:
+def test_decoding_passes_of_provenance_add_up(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
-        opened.begin_stretch({"draws": 1}, {"started": "then"})
-        opened.begin_stretch({"draws": 2}, {"started": "now"})
+        opened.begin_pass({"draws": 1}, {"started": "then"})
+        opened.begin_pass({"draws": 2}, {"started": "now"})
     provenance = json.loads((opened.directory / "provenance.json").read_text())
-    assert provenance == {"schema": 1, "draws": 2, "stretches": [{"started": "then"}, {"started": "now"}]}
+    assert provenance == {"schema": 1, "draws": 2, "decoding_passes": [{"started": "then"}, {"started": "now"}]}
 
 
 def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> None:
@@ -537,18 +537,18 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert read_completions(run) == whole
     assert len(set(pairs(path))) == len(rows) == 36
     assert (run / cell_id / "DONE").exists()
-    stretches = json.loads((run / cell_id / "provenance.json").read_text())["stretches"]
-    assert len(stretches) == 2
+    passes = json.loads((run / cell_id / "provenance.json").read_text())["decoding_passes"]
+    assert len(passes) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b'{"schema": 1}', b"[" * 100_000])
 def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with CellStore(tmp_path, CELL, PROBLEMS) as store:
         (store.directory / "provenance.json").write_bytes(damage)
-        store.begin_stretch({}, {"host": "a"})
+        store.begin_pass({}, {"host": "a"})
         assert json.loads((store.directory / "provenance.json").read_text()) == {
             "schema": 1,
-            "stretches": [{"host": "a"}],
+            "decoding_passes": [{"host": "a"}],
         }
         assert (store.directory / "provenance.json.quarantine").read_bytes() == damage
     assert capsys.readouterr().err.count("\n") == 1
