@@ -121,7 +121,7 @@ def _claim(output: Path) -> None:
 
 def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:
     on_bad = skipped(notices.append)
-    grades = {grade.key: grade for grade in records.read_grades(records.grade_files(folder), on_bad=on_bad)}
+    grades = {grade.key: grade for grade in records.read_grades(folder, on_bad=on_bad)}
     prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
     for row in read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=on_bad):

@@ -7,7 +7,7 @@ A running sweep is a normal input: a cell without `DONE` is partial, a completio
 import json
 from array import array
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -83,9 +83,9 @@ class Run:
     completions: pd.DataFrame
     events: pd.DataFrame
     stats: pd.DataFrame
-    provenance: dict[str, dict[str, Any]]
-    tasks: list[TaskStatus]
-    notices: list[str]
+    provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tasks: list[TaskStatus] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     @property
     def state(self) -> RunState:
@@ -144,25 +144,11 @@ def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
     for number, row in enumerate(table.to_dict("records")):
         named = {kind: {"name": row[kind], "title": row.get(f"{kind}_title")} for kind in ("model", "benchmark")}
         policy = {"name": row.get("policy", "scores"), **{axis: row.get(axis) for axis in AXES}}
-        settings = {
-            **named,
-            "policy": policy,
-            "decoding": {"name": ""},
-            "condition": f"{row['model']} {row['benchmark']}",
-        }
-        cells.append(_Cell(directory / f"row-{number}", settings, {"draws": row["draws"]}))
-    notices: list[str] = []
-    completions, events = _completion_table([], notices.append)
-    return Run(
-        directory=directory,
-        cells=_cell_table(cells).assign(status="done"),
-        completions=completions,
-        events=events,
-        stats=_stat_table([], notices.append),
-        provenance={},
-        tasks=[],
-        notices=notices,
-    )
+        settings = {"policy": policy, "decoding": {"name": ""}, "condition": f"{row['model']} {row['benchmark']}"}
+        cells.append(_Cell(directory / f"row-{number}", {**named, **settings}, {"draws": row["draws"]}))
+    completions, events = _completion_table([], print)
+    table, stats = _cell_table(cells).assign(status="done"), _stat_table([], print)
+    return Run(directory=directory, cells=table, completions=completions, events=events, stats=stats)
 
 
 def is_live(directory: Path) -> bool:
@@ -342,10 +328,9 @@ def _settings(cell: dict[str, Any]) -> dict[str, str]:
     """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
     sections["cache"] = _cache(cell)
-    named = {".".join(path): item for path, item in records.leaves(sections)}
     return {
         name: item if isinstance(item, str) else json.dumps(item, default=str)
-        for name, item in named.items()
+        for name, item in records.leaves(sections)
         if name not in NAMES | ASIDE
     }
 
@@ -375,7 +360,7 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
     events = array("q")
     for folder in folders:
         completions = list(records.read_shards(folder, records.COMPLETIONS_FILE, _Counts, on_bad=on_bad))
-        grades = {grade.key: grade for grade in records.read_grades(records.grade_files(folder), on_bad=on_bad)}
+        grades = {grade.key: grade for grade in records.read_grades(folder, on_bad=on_bad)}
         for row in completions:
             before = after = freed_step = 0
             for e in row.evictions:
@@ -385,9 +370,8 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                 freed_step += freed * e.step
                 events.extend((len(rows), e.step, freed))
             grade = grades.get(row.key)
-            verdict: tuple[Any, ...] = (None, None, None, None)
-            if grade is not None:
-                verdict = (grade.outcome, float(grade.outcome == "correct"), grade.answer, grade.gold)
+            right = grade and float(grade.outcome == "correct")
+            verdict = (grade.outcome, right, grade.answer, grade.gold) if grade else (None,) * 4
             rows.append((folder.name, *counts(row), len(row.evictions), before, after, freed_step, *verdict))
     names = pd.CategoricalDtype([folder.name for folder in folders])
     table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES]).astype({"cell_id": names, **COMPLETION_DTYPES})

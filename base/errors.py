@@ -29,11 +29,7 @@ class OtherSchemaError(UserError):
 
 @contextmanager
 def plain_disk_errors(directory: Path) -> Iterator[None]:
-    """Turn a disk that cannot be written to into one sentence.
-
-    Raises:
-        UserError: no space, over quota, read-only, no permission, no such place.
-    """
+    """Turn a disk that cannot be written to into one sentence."""
     try:
         yield
     except UserError:

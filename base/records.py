@@ -46,9 +46,6 @@ class Shard:
     """The part of a cell's (problem, draw) pairs that one writer takes: every `count`-th, from `index` (1, 2, ...).
 
     Each shard writes files of its own. Readers take all of a cell's files together, so nothing is merged.
-
-    Raises:
-        UserError: no whole numbers with 1 <= index <= count.
     """
 
     index: int = 1
@@ -113,7 +110,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A JSON object. A reader ignores fields that this version does not know."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, in the order of their declaration."""
         return msgspec.to_builtins(self)
 
 
@@ -309,11 +305,10 @@ class Timing(StoredRow, frozen=True, kw_only=True):
 
 
 def view(kind: type[Row], *names: str, **types: Any) -> Any:
-    """A row type with some fields of `kind`. A reader skips the other fields, which is faster.
+    """A row type with the named fields of `kind`, and with `problem_id` and `draw` if it is a row of a pair.
 
-    Args:
-        names: the fields; `problem_id` and `draw` come with every row of a pair.
-        types: fields with another type than `kind` gives them, such as a view of a row inside the row.
+    A reader skips the other fields, which is faster. `types` are fields of another type than `kind` gives them, such as
+    a view of a row inside the row.
     """
     new: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
     fields = [
@@ -329,20 +324,17 @@ def held_percents(held: Sequence[int]) -> list[int]:
     """Decode `Eviction.held`, runs `[percent, count, percent, count, ...]`: one entry per text position from 0 on.
 
     An entry is the percent of (layer, kv head) pairs that still hold the position, rounded to a multiple of 10.
-
-    Raises:
-        ValueError: a run without its count.
     """
     return [percent for percent, count in zip(held[::2], held[1::2], strict=True) for _ in range(count)]
 
 
-def leaves(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values of nested dictionaries, each with the names that lead to it."""
+def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested dictionaries, each with the names that lead to it: "a.b"."""
     for name, item in value.items():
         if isinstance(item, Mapping):
-            yield from leaves(item, (*path, name))
+            yield from leaves(item, f"{above}{name}.")
         else:
-            yield (*path, name), item
+            yield f"{above}{name}", item
 
 
 def content_hash(value: object) -> str:
@@ -405,9 +397,6 @@ def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse)
 
     A broken line goes to `on_bad`. A broken last line without a newline is passed over in silence: its writer still
     writes it, or has died, and the row will be made again.
-
-    Raises:
-        UserError: a broken line, unless `on_bad` takes it.
     """
     return (row for _, row in _numbered_rows(path, kind, on_bad))
 
@@ -416,14 +405,15 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     """Yield the rows with the numbers of their lines; the lines of the numbers in `checked` are known to be whole."""
     if not os.path.lexists(path):
         return
-    decoder = msgspec.json.Decoder(kind)
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
     cell = _cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
     for number, line in enumerate(read_lines(path), start=1):
         if is_stored and not line.startswith(_BEGIN):
-            _check_line(line, f"{path}:{number}")
+            with suppress(ValueError, RecursionError):  # a line that is no JSON object is left to the decoder
+                if isinstance(row := json.loads(line), dict):
+                    check_schema(row, f"{path}:{number}")
         try:
-            row = _decode(line, decoder)
+            row = decode(line, kind)
             if cell is not None and number not in checked:
                 _check_seal(line, cell)
         except (ValueError, RecursionError) as error:
@@ -441,29 +431,18 @@ def _check_seal(line: bytes, cell: bytes) -> None:
         raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
 
 
-def _check_line(line: bytes, where: str) -> None:
-    """Refuse a line of another schema; a line that is no JSON object is left to its reader."""
-    with suppress(ValueError, RecursionError):
-        if isinstance(row := json.loads(line), dict):
-            check_schema(row, where)
-
-
 def check_schema(found: Mapping[str, Any], where: object) -> None:
-    """Refuse contents of a file that name another schema than this version's, or none.
-
-    Raises:
-        OtherSchemaError: the sentence names `where` and says what to do.
-    """
+    """Raise an OtherSchemaError for contents of a file that name another schema than this version's, or none."""
     schema = found.get("schema")
-    if type(schema) is int and schema > SCHEMA:
-        raise OtherSchemaError(
-            f"{where} has schema {schema} and this kvsweep reads schema {SCHEMA}: install the kvsweep that wrote it, "
-            "or a newer one."
-        )
-    if type(schema) is not int or schema != SCHEMA:
+    if type(schema) is not int or schema < SCHEMA:
         raise OtherSchemaError(
             f"{where} has {'no schema' if schema is None else f'schema {schema}'} and this kvsweep reads schema "
             f"{SCHEMA}: an older kvsweep wrote it; run the sweep again under another run_name."
+        )
+    if schema > SCHEMA:
+        raise OtherSchemaError(
+            f"{where} has schema {schema} and this kvsweep reads schema {SCHEMA}: install the kvsweep that wrote it, "
+            "or a newer one."
         )
 
 
@@ -472,9 +451,6 @@ def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse
 
     All readers follow this rule for repeats, with the files in the order of `shard_files`. The files are read twice, so
     that only one row at a time is in memory.
-
-    Raises:
-        UserError: a broken line, unless `on_bad` takes it.
     """
     paths = list(paths)
     last: dict[Pair, tuple[Path, int]] = {}
@@ -498,20 +474,18 @@ def grading_rule(cell: Mapping[str, Any]) -> str:
     return content_hash([GRADER, *(str(section.get(name)) for section, name in names)])
 
 
-def grade_files(directory: Path) -> list[Path]:
-    """The files of a cell's grades, of all its shards."""
-    return [*shard_files(directory, GRADES_FILE).values()]
-
-
-def read_grades(files: Iterable[Path], kind: type[Any] = Grade, *, on_bad: OnBad = refuse) -> Iterator[Any]:
-    """Yield the grades in files of one cell, each pair once; grades by another rule than cell.yaml's go to `on_bad`.
+def read_grades(
+    folder: Path, kind: type[Any] = Grade, *, shard: Shard | None = None, on_bad: OnBad = refuse
+) -> Iterator[Any]:
+    """Yield a cell's grades, of one shard or all, each pair once; grades by another rule than cell.yaml's are bad.
 
     `kind` is `Grade` or a view of it that has `rule`.
     """
-    files, rule, others = list(files), None, 0
+    files = [path for part, path in shard_files(folder, GRADES_FILE).items() if shard in (None, part)]
+    rule, others = None, 0
     for row in latest_rows(files, kind, on_bad=on_bad):
         if row.rule is not None and rule is None:
-            rule = grading_rule(read_cell(files[0].parent))
+            rule = grading_rule(read_cell(folder))
         if row.rule in (rule, None):
             yield row
         else:
@@ -524,26 +498,17 @@ def read_grades(files: Iterable[Path], kind: type[Any] = Grade, *, on_bad: OnBad
 
 def decode(data: bytes, kind: type[_T]) -> _T:
     """Read one JSON value as `kind`; raises ValueError where the data hold none."""
-    return _decode(data, msgspec.json.Decoder(kind))
-
-
-def _decode(data: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
-        return decoder.decode(data)
+        return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
         # A model may write half a surrogate pair, which is no text to msgspec; Python reads it.
-        return msgspec.convert(json.loads(data), decoder.type)
+        return msgspec.convert(json.loads(data), kind)
 
 
 def read_cell(folder: Path) -> Any:
-    """The contents of a cell's cell.yaml, a dictionary.
-
-    Raises:
-        OSError, BrokenCell: the folder has no such file, or one that describes no cell.
-        OtherSchemaError: the cell was written with another schema.
-    """
+    """The contents of a cell's cell.yaml, a dictionary; a file that describes no cell raises BrokenCell."""
     path = folder / CELL_FILE
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -562,23 +527,14 @@ def read_cell(folder: Path) -> Any:
 
 
 def check_run(run_directory: Path) -> None:
-    """Refuse a run directory with a cell that was written with another schema; a broken cell is passed over.
-
-    Raises:
-        OtherSchemaError: of the first such cell.
-    """
+    """Refuse a run directory with a cell that was written with another schema; a broken cell is passed over."""
     for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
         with suppress(OSError, BrokenCell):
             read_cell(path.parent)
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """The contents of a provenance file.
-
-    Raises:
-        OSError, ValueError: no such file, or one that holds no JSON object.
-        OtherSchemaError: the file was written with another schema.
-    """
+    """The contents of a provenance file; a file that holds no JSON object raises a ValueError."""
     found = decode(read_file(path), dict[str, Any])
     check_schema(found, path)
     return found

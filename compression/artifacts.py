@@ -24,11 +24,7 @@ def file_of(place: str | Path) -> Path:
 
 
 def check(kind: str, place: str | None, maker: str) -> None:
-    """Refuse a setting `policy.KIND` that names no artifact of its kind; `maker` is the command that makes one.
-
-    Raises:
-        ValueError: no place is given, or no such artifact lies there.
-    """
+    """Refuse a setting `policy.KIND` that names no artifact of its kind; `maker` is the command that makes one."""
     if place is None:
         raise ValueError(
             f"policy.{kind} is not set and this model comes with none: make it with `{maker}` and name its place, or "
@@ -75,11 +71,7 @@ def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, .
 
 
 def read_card(kind: str, place: str | Path) -> dict[str, Any]:
-    """The card of an artifact of this kind.
-
-    Raises:
-        ValueError: there is no card, or the card names another kind or no hidden_size.
-    """
+    """The card of an artifact of this kind."""
     path = file_of(place).with_suffix(".json")
     try:
         card = json.loads(read_file(path, linked=True))
@@ -102,11 +94,7 @@ def save(kind: str, place: str | Path, tensors: Mapping[str, Tensor], card: Mapp
 
 
 def load(place: str | Path) -> dict[str, Tensor]:
-    """The tensors of an artifact.
-
-    Raises:
-        ValueError: a number that is not finite; labels may be unknown, which is NaN.
-    """
+    """The tensors of an artifact."""
     from safetensors.torch import load_file
 
     tensors = load_file(file_of(place))

@@ -23,11 +23,7 @@ class CacheConfig:
     residual: Annotated[int, Field(ge=1, description="a number of tokens")] = 128
 
     def form(self, head_dim: int) -> RowFormat | None:
-        """The bytes of a packed row, None where no row is packed.
-
-        Raises:
-            ValueError: heads of this width cannot be packed so.
-        """
+        """The bytes of a packed row, None where no row is packed."""
         return None if self.bits == 16 else RowFormat(bits=self.bits, group=self.group, head_dim=head_dim)
 
     def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:

@@ -188,9 +188,6 @@ class BudgetPolicy(Policy):
             window apply to the generated tokens alone. None: as the policy's authors have it.
         sinks: first tokens of the text that stay, inside the size, before any other row that competes. None: as the
             policy's authors have it.
-
-    Raises:
-        ValueError: a window larger than the budget, or more sinks than rows that stay outside the newest.
     """
 
     # The settings that all policies of a grid share; `rows` and `every` are another spelling of ratio and budget.
@@ -295,9 +292,7 @@ class BudgetPolicy(Policy):
 class HeadPolicy(BudgetPolicy):
     """A policy whose scores are [layers, kv_heads, length]: each layer and key head keeps rows of its own."""
 
-    @property
-    def per_head(self) -> bool:
-        return True
+    per_head = True
 
 
 def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
@@ -305,9 +300,6 @@ def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
 
     Other papers say their sizes so. The published trigger looks at the length before the step, so rows + every + 1 rows
     are cut. The ratio is the decimal of fewest digits with which BudgetPolicy's rounding gives exactly `rows`.
-
-    Raises:
-        ValueError: no row is left beside the window.
     """
     if rows <= local_window:
         raise ValueError(

@@ -44,11 +44,7 @@ def save_predictor(predictor: ImportancePredictor, directory: Path, card: Mappin
 
 
 def load_predictor(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> ImportancePredictor:
-    """Load a predictor that `save_predictor` wrote, for inference.
-
-    Raises:
-        ValueError: the directory holds no predictor's card.
-    """
+    """Load a predictor that `save_predictor` wrote, for inference."""
     card = artifacts.read_card("predictor", directory)
     predictor = ImportancePredictor(card["hidden_size"], card["widths"])
     predictor.load_state_dict(artifacts.load(directory))

@@ -67,27 +67,14 @@ def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> p
 
 def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
     """KL, change and top-1 agreement per token by distance since the last eviction and by the full cache's entropy."""
-    sums: dict[tuple[str, str, float], np.ndarray] = {}
-    for cell_id in run.cells["cell_id"]:
-        for row in _replays(run.directory / cell_id, file):
-            for kind, bounds, bins in (
-                ("distance", REPLAY_DISTANCES, row.by_distance),
-                ("entropy", REPLAY_ENTROPIES, row.by_entropy),
-            ):
-                for bound, part in zip(bounds, bins, strict=True):
-                    key = (cell_id, kind, float(bound))
-                    sums[key] = sums.get(key, 0) + np.array([part.tokens, part.kl, part.change, part.top1])
-    found = [
-        {
-            "cell_id": cell_id,
-            "by": kind,
-            "from": bound,
-            "tokens": int(tokens),
-            "kl": kl / tokens,
-            "change": change / tokens,
-            "top1": top1 / tokens,
-        }
-        for (cell_id, kind, bound), (tokens, kl, change, top1) in sums.items()
-        if tokens
+    sums, names = ["tokens", "kl", "change", "top1"], ["cell_id", "by", "from"]
+    rows = [
+        (cell_id, kind, float(bound), *(getattr(part, name) for name in sums))
+        for cell_id in run.cells["cell_id"]
+        for row in _replays(run.directory / cell_id, file)
+        for kind, bounds in (("distance", REPLAY_DISTANCES), ("entropy", REPLAY_ENTROPIES))
+        for bound, part in zip(bounds, getattr(row, f"by_{kind}"), strict=True)
     ]
-    return pd.DataFrame(found, columns=["cell_id", "by", "from", "tokens", "kl", "change", "top1"])
+    table = pd.DataFrame(rows, columns=[*names, *sums]).groupby(names, sort=False, as_index=False).sum()
+    table = table[table["tokens"] > 0].reset_index(drop=True)
+    return table.assign(**{name: table[name] / table["tokens"] for name in sums[1:]})

@@ -4,13 +4,13 @@ docs/report.md describes every column. Accuracies and rates are fractions (0 to 
 is not known yet is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from kvsweep.analysis.load import COUNTS, Run
-from kvsweep.analysis.numbers.inference import LEVEL, pass_at_k, problem_means, score_array
+from kvsweep.analysis.numbers.inference import LEVEL, pass_at_k
 from kvsweep.analysis.numbers.pass_at_1 import mean_and_error
 from kvsweep.base.records import OUTCOMES
 
@@ -40,7 +40,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         _outcome_shares(graded),
         _tokens_spent(graded),
         _completion_means(run.completions),
-        _beside_full(run.cells, run.completions),
+        _kept_of_full(run.cells, run.completions),
         looping(run),
         _throughput(run.stats),
     ]
@@ -146,45 +146,54 @@ def majority(graded: pd.DataFrame) -> pd.Series:
 def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
     """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded, and `PAIR_SUMS`, by cell_id.
 
-    The full cache is that of the same condition. Draws that share a seed share their random numbers, so a pair is equal
-    until eviction acts, and the common part cancels. A cell that shares no pair with a full cache has no row.
+    Draws that share a seed share their random numbers, so a pair is equal until eviction acts, and the common part
+    cancels. `PAIR_SUMS` count what changed, split by where eviction acted. A cell without a pair has no row.
     """
-    parts = [pd.DataFrame(columns=["diff_to_full", "diff_se", "diff_problems", *PAIR_SUMS], dtype="float64")]
-    for full, others in _full_and_others(cells):
-        rows = graded[graded["cell_id"].isin([full, *others])]
-        scores = score_array(rows, [full, *others])
-        if not scores.size:
-            continue
-        means = pd.DataFrame(problem_means(scores[1:] - scores[0]), index=pd.Index(others, name="cell_id"))
-        table = means.agg(["mean", "sem", "count"], axis=1)
-        table.columns = ["diff_to_full", "diff_se", "diff_problems"]
-        parts.append(table[table["diff_problems"] > 0].join(_pair_sums(rows, full)))
-    return pd.concat(parts[1:] or parts)
+    pairs = _beside_full(cells, graded, ["correct", "num_tokens"])
+    pairs = pairs[pairs["cell_id"] != pairs["full"]]
+    difference, acted = pairs["correct"] - pairs["correct_full"], pairs["evictions"] > 0
+    changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
+    pairs = pairs.assign(
+        difference=difference,
+        regressions=difference < 0,
+        gains=difference > 0,
+        diff_evicted=difference.where(acted),
+        diff_untouched=difference.where(~acted),
+        untouched_differ=changed & ~acted,
+    )
+    means = pairs.groupby(["cell_id", "problem_id"], observed=True)["difference"].mean()
+    table = means.groupby("cell_id").agg(["mean", "sem", "count"])
+    table.columns = ["diff_to_full", "diff_se", "diff_problems"]
+    groups = pairs.groupby("cell_id")
+    sums = groups[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum()
+    sums["tokens_to_full"] = sums["num_tokens"] / sums["num_tokens_full"]
+    return table.join(groups[["diff_evicted", "diff_untouched"]].mean().join(sums)[PAIR_SUMS])
 
 
-def _full_and_others(cells: pd.DataFrame) -> Iterator[tuple[str, list[str]]]:
-    """The full cache's cell and the other cells of each condition that has both."""
-    for _, group in cells.groupby("condition", sort=False):
-        full = group.loc[group["policy"] == "full", "cell_id"]
-        others = list(group.loc[group["policy"] != "full", "cell_id"])
-        if len(full) and others:
-            yield full.iloc[0], others
+def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """The rows of cells and of the full cache of their condition, and the full cache's `names` for the same pairs.
+
+    `full` is the cell_id of that full cache, and its columns end in _full.
+    """
+    key, is_full = ["problem_id", "draw"], cells["policy"] == "full"
+    baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
+    others = cells[~is_full].set_index("cell_id")["condition"].map(baseline).dropna()
+    twins = pd.concat([others, pd.Series(others.unique(), index=others.unique(), dtype="object")])
+    rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
+    full = rows[["cell_id", *key, *names]].rename(columns={"cell_id": "full"})
+    ours = rows.assign(full=rows["cell_id"].map(twins)).dropna(subset="full")
+    return ours.merge(full, on=["full", *key], suffixes=("", "_full"))
 
 
-def _beside_full(cells: pd.DataFrame, completions: pd.DataFrame) -> pd.DataFrame:
+def _kept_of_full(cells: pd.DataFrame, completions: pd.DataFrame) -> pd.DataFrame:
     """The cells' cache lengths over those of the full cache's own run, on the pairs that both have, by cell_id."""
-    key, sums = ["problem_id", "draw"], ["peak_length", "num_tokens", "held"]
-    rows = completions[["cell_id", *key, "peak_length", "num_tokens"]].assign(held=cache_rows(completions)["held"])
-    parts = [pd.DataFrame(columns=["kept_memory", "kept_rows"], dtype="float64")]
-    for full, others in _full_and_others(cells):
-        pairs = rows[rows["cell_id"].isin([full, *others])].merge(
-            rows.loc[rows["cell_id"] == full, [*key, *sums]], on=key, suffixes=("", "_full")
-        )
-        total = pairs.groupby("cell_id", observed=True)[[name + end for name in sums for end in ("", "_full")]].sum()
-        per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
-        kept = pd.DataFrame({"kept_memory": total["peak_length"] / total["peak_length_full"]})
-        parts.append(kept.assign(kept_rows=per_step[0] / per_step[1]).set_axis(total.index.astype("object")))
-    return pd.concat(parts[1:] or parts)
+    sums = ["peak_length", "num_tokens", "held"]
+    rows = completions[["cell_id", "problem_id", "draw", *sums[:2]]].assign(held=cache_rows(completions)["held"])
+    pairs = _beside_full(cells, rows, sums)
+    total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum()
+    per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
+    kept = {"kept_memory": total["peak_length"] / total["peak_length_full"], "kept_rows": per_step[0] / per_step[1]}
+    return pd.DataFrame(kept)
 
 
 def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
@@ -193,31 +202,6 @@ def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
     sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
     spent = [sums["num_tokens"] / sums[name].where(sums[name] > 0) for name in ("answered", "correct")]
     return pd.DataFrame({"tokens_per_answer": spent[0], "tokens_per_solved": spent[1]})
-
-
-def _pair_sums(rows: pd.DataFrame, full: str) -> pd.DataFrame:
-    """Count what changed against the full cache, split by where eviction acted; `PAIR_SUMS` by cell_id."""
-    key = ["problem_id", "draw"]
-    twin = rows.loc[rows["cell_id"] == full, [*key, "correct", "num_tokens"]]
-    ours = rows.loc[rows["cell_id"] != full, ["cell_id", *key, "correct", "num_tokens", "evictions"]]
-    pairs = ours.merge(twin, on=key, suffixes=("", "_full"))
-    difference = pairs["correct"] - pairs["correct_full"]
-    acted = pairs["evictions"] > 0
-    changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
-    pairs = pairs.assign(
-        regressions=difference < 0,
-        gains=difference > 0,
-        diff_evicted=difference.where(acted),
-        diff_untouched=difference.where(~acted),
-        untouched_differ=changed & ~acted,
-    )
-    groups = pairs.groupby("cell_id", observed=True)
-    table = groups[["regressions", "gains", "untouched_differ"]].sum()
-    table = table.join(groups[["diff_evicted", "diff_untouched"]].mean())
-    tokens = groups[["num_tokens", "num_tokens_full"]].sum()
-    table["tokens_to_full"] = tokens["num_tokens"] / tokens["num_tokens_full"]
-    table.index = table.index.astype("object")
-    return table[PAIR_SUMS]
 
 
 def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:

@@ -2,11 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvsweep.base.records import Grade, ignore, read_grades, view
+from kvsweep.base.records import Grade, Shard, ignore, read_grades, view
 
 _Verdict = view(Grade, "correct", "rule")
 
@@ -34,10 +34,10 @@ def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
     return score, math.sqrt(math.fsum((mean - score) ** 2 for mean in means) / (count - 1) / count)
 
 
-def read_score(files: Iterable[Path]) -> Score:
-    """Pass@1 of the grades in a cell's files; every outcome but "correct" counts 0."""
+def read_score(folder: Path, shard: Shard | None = None) -> Score:
+    """Pass@1 of a cell's grades, of one shard or all; every outcome but "correct" counts 0."""
     problems: dict[str, list[int]] = defaultdict(list)
-    for row in read_grades(files, _Verdict, on_bad=ignore):
+    for row in read_grades(folder, _Verdict, shard=shard, on_bad=ignore):
         problems[row.problem_id].append(row.correct)
     if not problems:
         return Score(graded=0)

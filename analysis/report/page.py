@@ -184,9 +184,9 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
     for record in run.provenance.values():
         for one in record.get("decoding_passes", []):
             seen.setdefault("command", {})[shlex.join(map(str, one.get("command", [])))] = None
-        for path, item in leaves({k: v for k, v in record.items() if k not in SHOWN_APART}):
+        for name, item in leaves({k: v for k, v in record.items() if k not in SHOWN_APART}):
             if item not in (None, []):
-                seen.setdefault(" ".join(path).replace("_", " "), {})[str(item)[:200]] = None
+                seen.setdefault(name.replace(".", " ").replace("_", " "), {})[str(item)[:200]] = None
     for name, values in seen.items():
         facts.append((name, "; ".join(values) if len(values) <= MAX_VALUES else f"{len(values)} different values"))
     return facts

@@ -10,11 +10,7 @@ from kvsweep.kernels.lazy_torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class NoQuestion(DynTS):
-    """The question's tokens score 0, below every predicted importance, and are the first to go.
-
-    Raises:
-        ValueError: a question that is kept all the same.
-    """
+    """The question's tokens score 0, below every predicted importance, and are the first to go."""
 
     QUESTION: ClassVar[Question] = "free"
 
@@ -31,9 +27,7 @@ class NoQuestion(DynTS):
 class NoWindow(DynTS):
     """Only the last token is certain to stay; the window's room goes to the predictor's choice."""
 
-    @property
-    def newest_kept(self) -> int:
-        return 1
+    newest_kept = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvsweep.compression.policies.observation import newest_attention
 from kvsweep.compression.policy import BudgetPolicy, CacheView, Fraction, HeadPolicy
-from kvsweep.compression.signals import AttentionMass, RecentQueries, Signal
+from kvsweep.compression.signals import AttentionMass, RecentQueries
 from kvsweep.kernels.lazy_torch import Tensor
 
 
@@ -20,9 +20,7 @@ class H2O(HeadPolicy):
 
     recent: Fraction = 0.5
 
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        return (AttentionMass(),)
+    signals = (AttentionMass(),)
 
     @property
     def newest_kept(self) -> int:
@@ -36,9 +34,7 @@ class H2O(HeadPolicy):
 class H2ODynTSCode(BudgetPolicy):
     """H2O as the DynTS code has it: the attention of the newest query alone, averaged over layers and heads."""
 
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        return (RecentQueries(1),)
+    signals = (RecentQueries(1),)
 
     def scores(self, view: CacheView) -> Tensor:
         return newest_attention(view, RecentQueries(1), 1)[:, :, 0].mean(dim=(0, 1))

@@ -13,9 +13,7 @@ class KeyDiff(HeadPolicy):
     No row stays for certain, as in kvpress, to which the authors contributed it.
     """
 
-    @property
-    def newest_kept(self) -> int:
-        return 0
+    newest_kept = 0
 
     def scores(self, view: CacheView) -> Tensor:
         keys = torch.stack(list(view.keys)).float()

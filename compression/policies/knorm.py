@@ -16,9 +16,7 @@ class KNorm(HeadPolicy):
     differ by rounding alone, and rounding decides between them, as it does in the authors' code.
     """
 
-    @property
-    def newest_kept(self) -> int:
-        return 0
+    newest_kept = 0
 
     def scores(self, view: CacheView) -> Tensor:
         return -torch.stack(list(view.keys)).float().norm(dim=-1)

@@ -63,9 +63,7 @@ class KVPress(HeadPolicy):
         object.__setattr__(self, "_scorer", self._make_press())
         self._try_press()
 
-    @property
-    def newest_kept(self) -> int:
-        return 0
+    newest_kept = 0
 
     def scores(self, view: CacheView) -> Tensor:
         kept = self.length_after(view.length, view.question_length, view.evictions)

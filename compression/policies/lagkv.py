@@ -24,9 +24,7 @@ class LagKV(HeadPolicy):
 
     lag: Count = 128
 
-    @property
-    def newest_kept(self) -> int:
-        return 0
+    newest_kept = 0
 
     def scores(self, view: CacheView) -> Tensor:
         scores = torch.ones(len(view.keys), view.keys[0].shape[0], view.length, device=view.keys[0].device)

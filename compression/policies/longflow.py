@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvsweep.compression.policies.observation import newest_attention
 from kvsweep.compression.policy import CacheView, HeadPolicy
-from kvsweep.compression.signals import RecentQueries, Signal
+from kvsweep.compression.signals import RecentQueries
 from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
@@ -17,13 +17,9 @@ class LongFlow(HeadPolicy):
     released code; its pruning of long prompts by SnapKV is left out.
     """
 
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        return (RecentQueries(1),)
+    signals = (RecentQueries(1),)
 
-    @property
-    def newest_kept(self) -> int:
-        return 1
+    newest_kept = 1
 
     def scores(self, view: CacheView) -> Tensor:
         values = torch.stack(list(view.values)).float().abs().sum(dim=-1)  # [layers, kv_heads, length]

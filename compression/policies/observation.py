@@ -25,9 +25,6 @@ class Observation(BudgetPolicy):
 
     Attributes:
         observation_window: newest tokens whose queries score the others.
-
-    Raises:
-        ValueError: an observation window larger than the size.
     """
 
     observation_window: Count

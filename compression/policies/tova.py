@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvsweep.compression.policies.observation import newest_attention
 from kvsweep.compression.policy import CacheView, HeadPolicy
-from kvsweep.compression.signals import RecentQueries, Signal
+from kvsweep.compression.signals import RecentQueries
 from kvsweep.kernels.lazy_torch import Tensor
 
 
@@ -20,9 +20,7 @@ class TOVA(HeadPolicy):
 
     keep_last: bool = False
 
-    @property
-    def signals(self) -> tuple[Signal, ...]:
-        return (RecentQueries(1),)
+    signals = (RecentQueries(1),)
 
     @property
     def newest_kept(self) -> int:

@@ -37,9 +37,7 @@ class TriAttention(HeadPolicy):
     statistics: str | None
     share_layers: bool = True
 
-    @property
-    def newest_kept(self) -> int:
-        return 0
+    newest_kept = 0
 
     def scores(self, view: CacheView) -> Tensor:
         stats = read_statistics(str(self.statistics), view.positions.device)

@@ -49,11 +49,9 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
 def _read_toy(config: BenchmarkConfig) -> list[Row]:
     from kvsweep.harness.toy import tasks, words
 
-    task = str(config.task)
-    if task not in [*tasks.TASKS, *words.BENCHMARKS]:
-        raise UserError(
-            f"benchmark.task={task} is unknown: choose one of {', '.join([*tasks.TASKS, *words.BENCHMARKS])}."
-        )
+    task, known = str(config.task), [*tasks.TASKS, *words.BENCHMARKS]
+    if task not in known:
+        raise UserError(f"benchmark.task={task} is unknown: choose one of {', '.join(known)}.")
     toys = (words if task in words.BENCHMARKS else tasks).problems(task, count=config.count)
     return [Row(f"toy {toy.id}", {"id": toy.id, "problem": toy.question, "answer": toy.answer}) for toy in toys]
 
@@ -69,10 +67,8 @@ def _read_hub(config: BenchmarkConfig) -> list[Row]:
     except Exception as error:  # Four libraries raise here, and their errors have no common base.
         raise UserError(_hub_message(config, error)) from error
     if config.revision is None:
-        print(
-            f"benchmark {config.name}: {config.hub_id} is not pinned to a revision; the newest one is used.",
-            file=sys.stderr,
-        )
+        note = f"benchmark {config.name}: {config.hub_id} is not pinned to a revision; the newest one is used."
+        print(note, file=sys.stderr)
     return _dataset_rows(data, str(config.hub_id))
 
 

@@ -14,13 +14,15 @@ from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Gra
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade every cell below a folder (`kvsweep-grade`): returns 0; exit code 2 bad input, 130 interrupted."""
     arguments = _parser().parse_args(argv)
+    name = "judge" if arguments.why is None else "explain"
+    pool = {"workers": arguments.workers, "timeout_s": arguments.timeout}
     with one_sentence("kvsweep-grade"):
-        if arguments.why is not None:
-            _explain(arguments.dir, arguments.why, arguments.workers, arguments.timeout, lenient=arguments.lenient)
-        else:
-            _grade_run(
-                arguments.dir, arguments.workers, arguments.timeout, regrade=arguments.all, lenient=arguments.lenient
-            )
+        cells = _cells(arguments.dir)
+        with Grader(**pool, function=f"kvsweep.harness.grading.answers:{name}") as grader:
+            if arguments.why is None:
+                _grade_run(grader, cells, arguments)
+            else:
+                _explain(grader, cells, arguments)
     return 0
 
 
@@ -57,26 +59,24 @@ def _cells(root: Path) -> list[Path]:
     return cells
 
 
-def _explain(root: Path, problem_id: str, workers: int, timeout_s: float, *, lenient: bool) -> None:
+def _explain(grader: Grader, cells: Sequence[Path], arguments: argparse.Namespace) -> None:
     found = False
-    with Grader(workers=workers, timeout_s=timeout_s, function="kvsweep.harness.grading.answers:explain") as grader:
-        for directory in _cells(root):
-            for text in grader.explain_problem(directory, problem_id, lenient=lenient):
-                found = True
-                print(f"{_name(directory, root)}: {text}")
+    for directory in cells:
+        for text in grader.explain_problem(directory, arguments.why, lenient=arguments.lenient):
+            found = True
+            print(f"{_name(directory, arguments.dir)}: {text}")
     if not found:
-        raise UserError(f"{root} holds no completion of a problem {problem_id!r}; give an id of its {PROBLEMS_FILE}.")
+        unknown = f"{arguments.dir} holds no completion of a problem {arguments.why!r}"
+        raise UserError(f"{unknown}; give an id of its {PROBLEMS_FILE}.")
 
 
-def _grade_run(root: Path, workers: int, timeout_s: float, *, regrade: bool, lenient: bool) -> None:
-    cells = _cells(root)
-    summaries = []
-    with Grader(workers=workers, timeout_s=timeout_s) as grader:
-        for directory in cells:
-            summaries.append(grader.grade_cell(directory, regrade=regrade, lenient=lenient))
-            print(_summary_line(_name(directory, root), summaries[-1]))
-    total = sum(summaries, start=CellSummary(directory=root, graded=0))
-    print(_summary_line(f"{'lenient, ' if lenient else ''}total of {counted(len(cells), 'cell')}", total))
+def _grade_run(grader: Grader, cells: Sequence[Path], arguments: argparse.Namespace) -> None:
+    total = CellSummary(graded=0)
+    for directory in cells:
+        summary = grader.grade_cell(directory, regrade=arguments.all, lenient=arguments.lenient)
+        print(_summary_line(_name(directory, arguments.dir), summary))
+        total += summary
+    print(_summary_line(f"{'lenient, ' * arguments.lenient}total of {counted(len(cells), 'cell')}", total))
 
 
 def _name(directory: Path, root: Path) -> str:

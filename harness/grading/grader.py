@@ -5,7 +5,7 @@ Every row, however simple its answer kind, is judged in a worker process (`harne
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ LENIENT_GRADES_FILE = "grades.lenient.jsonl"  # its shards: grades.lenient-1of4.
 class CellSummary:
     """The result of grading one cell: how many of its rows were graded now, and all rows' outcomes."""
 
-    directory: Path
     graded: int
     outcomes: Counter[Outcome] = field(default_factory=Counter)
 
@@ -32,7 +31,7 @@ class CellSummary:
         return self.outcomes.total()
 
     def __add__(self, other: "CellSummary") -> "CellSummary":
-        return replace(self, graded=self.graded + other.graded, outcomes=self.outcomes + other.outcomes)
+        return CellSummary(graded=self.graded + other.graded, outcomes=self.outcomes + other.outcomes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +58,7 @@ class Grader(Pool):
     """A pool of workers that grades whole cells."""
 
     def grade_cell(
-        self,
-        directory: Path,
-        *,
-        kind: AnswerKind | None = None,
-        regrade: bool = False,
-        lenient: bool = False,
-        shard: Shard | None = None,
+        self, directory: Path, *, regrade: bool = False, lenient: bool = False, shard: Shard | None = None
     ) -> CellSummary:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
@@ -75,39 +68,29 @@ class Grader(Pool):
         completions with the same problem and draw the last counts, as for every reader.
 
         Args:
-            directory: the cell's folder.
-            kind: the answer kind; if None it is `benchmark.answer_kind` of the folder's `cell.yaml`.
             regrade: grade every row, whether it has a grade or not.
             lenient: grade by the looser rule (`harness.grading.answers.Rule`) into `grades.lenient.jsonl`, which no
                 report reads, and leave `grades.jsonl` as it is.
             shard: whose completions to grade; None for all.
-
-        Raises:
-            UserError: a file is missing, broken, or does not fit the others.
         """
-        total = CellSummary(directory=directory, graded=0)
-        for part in shard_files(directory, records.COMPLETIONS_FILE):
-            if shard in (None, part):
-                total += self._grade_shard(directory, part, kind, regrade=regrade, lenient=lenient)
-        return total
+        parts = [part for part in shard_files(directory, records.COMPLETIONS_FILE) if shard in (None, part)]
+        summaries = (self._grade_shard(directory, part, regrade=regrade, lenient=lenient) for part in parts)
+        return sum(summaries, start=CellSummary(graded=0))
 
-    def _grade_shard(
-        self, directory: Path, shard: Shard, kind: AnswerKind | None, *, regrade: bool, lenient: bool
-    ) -> CellSummary:
-        stored = records.latest_rows([directory / shard.file(records.COMPLETIONS_FILE)], Completion)
-        completions = {row.key: row for row in stored}
+    def _grade_shard(self, directory: Path, shard: Shard, *, regrade: bool, lenient: bool) -> CellSummary:
+        stored = directory / shard.file(records.COMPLETIONS_FILE)
+        completions = {row.key: row for row in records.latest_rows([stored], Completion)}
         if not completions:
-            return CellSummary(directory=directory, graded=0)
-        standard = read_standard(directory, kind, lenient=lenient)
+            return CellSummary(graded=0)
+        standard = read_standard(directory, lenient=lenient)
         golds = standard.golds
-        grades_file = shard.file(LENIENT_GRADES_FILE if lenient else records.GRADES_FILE)
         for completion in completions.values():
             if completion.problem_id not in golds:
                 raise UserError(
-                    f"{directory / shard.file(records.COMPLETIONS_FILE)} holds problem {completion.problem_id!r}, and "
-                    f"{records.PROBLEMS_FILE} does not; restore it, or delete the folder and run the cell again."
+                    f"{stored} holds problem {completion.problem_id!r}, and {records.PROBLEMS_FILE} does not; restore "
+                    "it, or delete the folder and run the cell again."
                 )
-        path = directory / grades_file
+        path = directory / shard.file(LENIENT_GRADES_FILE if lenient else records.GRADES_FILE)
         old = {row.key: row for row in records.latest_rows([path], Grade)}
         grades = {
             row.key: row
@@ -119,8 +102,7 @@ class Grader(Pool):
             and row.outcome != "grader_timeout"  # a machine that stood still may have made it
         }
         missing = [completion for key, completion in completions.items() if key not in grades]
-        for row in self.grade(missing, standard):
-            grades[row.key] = row
+        grades |= {row.key: row for row in self.grade(missing, standard)}
         ordered = [grades[key] for key in completions]
         if ordered != list(old.values()):
             make_folder(directory)
@@ -129,19 +111,11 @@ class Grader(Pool):
                 now = {row.key: row for row in records.latest_rows([path], Grade)}
                 newer = [row for key, row in now.items() if key not in grades and old.get(key) != row]
                 replace_text(path, "".join(row.to_line(directory) for row in (*ordered, *newer)))
-        outcomes = Counter(row.outcome for row in ordered)
-        return CellSummary(directory=directory, graded=len(missing), outcomes=outcomes)
+        return CellSummary(graded=len(missing), outcomes=Counter(row.outcome for row in ordered))
 
     def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
-        """Grade completions of a cell, in their order; no row is read from a file or written to one.
-
-        Raises:
-            RuntimeError: a worker that does not start, or a judge that raised.
-        """
-        return list(self._grade(completions, standard))
-
-    def _grade(self, completions: Sequence[Completion], standard: Standard) -> Iterator[Grade]:
-        jobs = [standard.job(row) for row in completions]
+        """Grade completions of a cell, in their order; no row is read from a file or written to one."""
+        grades, jobs = list[Grade](), [standard.job(row) for row in completions]
         try:
             replies = self.judge(jobs)
         except BaseException:
@@ -151,7 +125,7 @@ class Grader(Pool):
         for completion, job, reply in zip(completions, jobs, replies, strict=True):
             if "error" in reply:
                 raise RuntimeError(f"grading problem {completion.problem_id!r} failed: {reply['error']}")
-            yield Grade(
+            grade = Grade(
                 problem_id=completion.problem_id,
                 draw=completion.draw,
                 answer=reply["answer"],
@@ -160,25 +134,20 @@ class Grader(Pool):
                 correct=1 if reply["outcome"] == "correct" else 0,
                 rule=standard.id,
             )
+            grades.append(grade)
+        return grades
 
     def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
         """For every completion of one problem in a cell's folder a text: what was read, compared, and decided by what.
 
         The pool's function must be `kvsweep.harness.grading.answers:explain`.
-
-        Raises:
-            UserError: as `grade_cell`.
         """
         standard = read_standard(directory, lenient=lenient)
         gold = standard.golds.get(problem_id)
         if gold is None:
             return
-        rows = [
-            row
-            for path in shard_files(directory, records.COMPLETIONS_FILE).values()
-            for row in records.latest_rows([path], Completion)
-            if row.problem_id == problem_id
-        ]
+        completions = records.read_shards(directory, records.COMPLETIONS_FILE, Completion)
+        rows = [row for row in completions if row.problem_id == problem_id]
         jobs = [standard.job(row) for row in rows]
         for row, reply in zip(rows, self.judge(jobs), strict=True):
             why, forms = reply.get("why") or (f"no verdict: {reply.get('error', 'the worker was killed')}", ("", ""))
@@ -189,17 +158,13 @@ class Grader(Pool):
             )
 
 
-def read_standard(directory: Path, kind: AnswerKind | None = None, *, lenient: bool = False) -> Standard:
-    """The standard of a cell's folder; the answer kind is that of its `cell.yaml` unless one is given.
-
-    Raises:
-        UserError: `cell.yaml` or `problems.jsonl` is missing, broken, or names a kind that this version does not grade.
-    """
+def read_standard(directory: Path, *, lenient: bool = False) -> Standard:
+    """The standard of a cell's folder, as its `cell.yaml` and `problems.jsonl` have it."""
     path = directory / records.CELL_FILE
     try:
         cell = records.read_cell(directory)
         benchmark, model = cell["benchmark"], cell.get("model", {})
-        kind = kind or benchmark["answer_kind"]
+        kind = benchmark["answer_kind"]
         tags = {name: model[f"think_{name}"] for name in ("start", "end") if f"think_{name}" in model}
         rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
     except FileNotFoundError:

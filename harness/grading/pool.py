@@ -140,9 +140,6 @@ class Pool:
             worker dies of itself counts the same. Time in which this process is stopped does not count.
         function: `module:name` of what judges a row, called in the worker with (text, stop_reason, gold,
             kind, rule) and returning (answer, outcome) or more.
-
-    Raises:
-        UserError: a number out of range.
     """
 
     def __init__(

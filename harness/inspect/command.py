@@ -10,7 +10,7 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.records import CELL_FILE
 from kvsweep.harness.inspect.reasoning_steps import PARAGRAPHS, given, matches, paragraphs
 from kvsweep.harness.inspect.text import NotInText, live, of_cell, of_file
-from kvsweep.harness.predictor.kinds import LABEL_KINDS
+from kvsweep.harness.predictor.recipe import LABEL_KINDS
 
 LIVE = "live"
 PICTURES = ("importance", "attribution", "kept")

@@ -139,7 +139,7 @@ def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iter
     for folder in folders:
         policy = setting_of(read_cell(folder)["policy"])
         stored = list(read_graded(folder))
-        correct.setdefault(policy, []).extend(grade for _, _, grade in stored if grade is not None)
+        correct.setdefault(policy, []).extend(grade.correct for _, _, grade in stored if grade)
         evicted = sorted((row for row in stored if row[1].evictions), key=lambda row: row[1].key)
         for question, completion, _ in evicted[: options.limit]:
             source = of_completion(folder, question, completion)

@@ -16,8 +16,8 @@ from kvsweep.compression.signals import LastUse
 from kvsweep.harness.decode.sampling import sequence_key
 from kvsweep.harness.decode.view import view_slot
 from kvsweep.harness.inspect.text import InspectedText, NotInText
-from kvsweep.harness.predictor.kinds import LabelKind
 from kvsweep.harness.predictor.labels import label_trace, read_whole
+from kvsweep.harness.predictor.recipe import LabelKind
 
 
 def importance(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,14 @@ from kvsweep.base.records import (
     Completion,
     Grade,
     Problem,
-    grade_files,
     grading_rule,
-    ignore,
     read_cell,
-    read_grades,
     read_rows,
 )
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading import pool
+from kvsweep.harness.grading.grader import Grader, Standard
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
@@ -149,15 +146,13 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
             f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings: give only "
             "where files lie now, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
         )
-    stored = [(question, completion) for question, completion, _ in read_graded(folder)]
-    found = [pair for pair in stored if problem_id in (None, pair[1].problem_id) and pair[1].draw == draw]
+    stored = list(read_graded(folder))
+    found = [row for row in stored if problem_id in (None, row[1].problem_id) and row[1].draw == draw]
     if not found:
-        some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c in stored)[:5]) or "none"
+        some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c, _ in stored)[:5]) or "none"
         wanted = f"--problem {problem_id} --draw {draw}"
         raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
-    question, completion = found[0]
-    graded = read_grades(grade_files(folder), on_bad=ignore)
-    grade = next((row for row in graded if row.key == completion.key), None)
+    question, completion, grade = found[0]
     source = of_completion(folder, question, completion, overrides, grade)
     used = read_cell(folder)["model"]["weights"]
     if source.model.identity()["weights"] != used:
@@ -177,15 +172,12 @@ def of_completion(
         policy.update(rows=None, every=None)
     config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
     model = build(ModelConfig, "model", config.model)
-    read = partial(_of_completion, question, completion, setting_of(own), grade)
+
+    def read(loaded: LoadedModel) -> InspectedText:
+        trace = trace_of(completion, loaded.prompt_ids(question))
+        return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting_of(own), grade=grade)
+
     return TextSource(model=model, config=config, read=read)
-
-
-def _of_completion(
-    question: str, completion: Completion, setting: str, grade: Grade | None, model: LoadedModel
-) -> InspectedText:
-    trace = trace_of(completion, model.prompt_ids(question))
-    return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)
 
 
 @plain_config_errors()
@@ -200,14 +192,16 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
             where = f"{path}:{number}"
             if not {"problem", "text"} <= row.keys():
                 raise UserError(f"{where} must name problem and text.")
-            config = compose_config(*overrides)
-            model = build(ModelConfig, "model", config.model)
-            return TextSource(model=model, config=config, read=partial(_of_row, row, name, where))
-    raise UserError(f"--problem {problem_id} --draw {draw} is not in {path}: name the id of a row, or its line number.")
+            break
+    else:
+        wanted = f"--problem {problem_id} --draw {draw}"
+        raise UserError(f"{wanted} is not in {path}: name the id of a row, or its line number.")
 
+    def read(loaded: LoadedModel) -> InspectedText:
+        return InspectedText(model=loaded, trace=trace_of_text(row, name, loaded.config.tags, loaded, where)[0])
 
-def _of_row(row: dict[str, Any], name: str, where: str, model: LoadedModel) -> InspectedText:
-    return InspectedText(model=model, trace=trace_of_text(row, name, model.config.tags, model, where)[0])
+    config = compose_config(*overrides)
+    return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
 
 
 @plain_config_errors()
@@ -226,38 +220,24 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
     if not found:
         some = ", ".join(job.problem_ids[:5])
         raise UserError(f"--problem {problem_id} is not in {job.benchmark.name}: it has {some} ...")
-    return TextSource(model=job.model, config=config, read=partial(_written, job, found[0], draw))
+    return TextSource(model=job.model, config=config, read=lambda loaded: _written(job, found[0], draw, loaded))
 
 
 def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
-    from kvsweep.harness.decode.engine import Engine
+    from kvsweep.harness.sweep.run.decode_cells import engine_of
 
-    branches = tuple(Branch(cell_id="", policy=cell.policy) for cell in job.cells)
-    prompt = model.prompt_ids(problem.prompt)
-    request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=branches)
-    engine = Engine.sized_for(
-        [request],
-        model,
-        decoding=job.decoding,
-        seed=job.seed,
-        slots=1,
-        impl=job.impl,
-        invariant=job.invariant,
-        cache=job.cache,
-    )
-    ((_, completion),) = engine.generate([request])
-    cell = job.cells[0]
-    rule = {"answer_from": cell.benchmark.answer_from, "tags": asdict(model.config.tags)}
-    row = pool.Job(
-        text=completion.text,
-        stop_reason=completion.stop_reason,
-        gold=problem.gold,
+    [cell], prompt = job.cells, model.prompt_ids(problem.prompt)
+    branch = Branch(cell_id="", policy=cell.policy)
+    request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
+    ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])
+    described = cell.describe()
+    standard = Standard(
+        golds={problem.id: problem.gold},
         kind=cell.benchmark.answer_kind,
-        rule=rule,
+        rule={"answer_from": cell.benchmark.answer_from, "tags": asdict(model.config.tags)},
+        id=grading_rule(described),
     )
-    with pool.Pool(workers=1) as judges:
-        answer, outcome = judges.verdict(row)
-    right = int(outcome == "correct")
-    verdict: Any = {"answer": answer, "gold": problem.gold, "outcome": outcome, "correct": right}
-    grade = Grade(problem_id=problem.id, draw=draw, **verdict, rule=grading_rule(cell.describe()))
-    return _of_completion(problem.prompt, completion, setting_of(cell.describe()["policy"]), grade, model)
+    with Grader(workers=1) as grader:
+        [grade] = grader.grade([completion], standard)
+    setting, trace = setting_of(described["policy"]), trace_of(completion, prompt)
+    return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
-from kvsweep.harness.predictor.kinds import LABEL_KINDS
-from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest, read_settings
+from kvsweep.harness.predictor.recipe import LABEL_KINDS, PredictorSettings, read_manifest, read_settings
 from kvsweep.harness.predictor.traces import make_traces, read_traces
 from kvsweep.harness.provenance import describe_process
 

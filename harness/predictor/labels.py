@@ -22,8 +22,7 @@ from kvsweep.base.files import replacing
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.compression.rows import Prefill
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.kinds import LABEL_KINDS, LabelKind
-from kvsweep.harness.predictor.recipe import Recipe
+from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.kernels.implementation import Implementation, operations
 

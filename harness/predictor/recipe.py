@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -12,11 +12,14 @@ from kvsweep.base.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.predictor.kinds import LABEL_KINDS, LabelKind
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.kernels.implementation import Implementation, check_available
 
+# `answer` is the mean attention that the answer pays to a token. `far_max` is the largest attention that any much later
+# token pays to it, and `later` the mean over those tokens. `kernels.reference.importance_labels` defines all three.
+LabelKind = Literal["answer", "far_max", "later"]
+LABEL_KINDS: tuple[LabelKind, ...] = get_args(LabelKind)
 AtLeastOne = Annotated[int, Field(ge=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 

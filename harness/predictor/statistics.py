@@ -57,11 +57,7 @@ class QueryMeans(Prefill):
 
 
 def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
-    """The inverse frequencies [head_dim / 2] and the factor of a model's rotation.
-
-    Raises:
-        UserError: the rotation is none, of a part of the head, or changes with the length of the text.
-    """
+    """The inverse frequencies [head_dim / 2] and the factor of a model's rotation."""
     rotary: Any = getattr(model.network.base_model, "rotary_emb", None)
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
     kind = getattr(rotary, "rope_type", "default")

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, Problem, read_rows, read_shards
+from kvsweep.base.records import Completion, Grade, Problem, read_rows, read_shards
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
@@ -117,10 +117,10 @@ def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -
     return replace(trace, kept=False, token_ids=[], think_end=trace.think_end if closed else trace.think_start)
 
 
-def read_graded(folder: Path) -> Iterator[tuple[str, Completion, int | None]]:
-    """Yield the question, completion and grade (1, 0 or None) of each pair of a cell, from the pair's last rows."""
+def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
+    """Yield the question, completion and grade of each pair of a cell, from the pair's last rows."""
     questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
-    grades = {grade.key: grade.correct for grade in records.read_grades(records.grade_files(folder))}
+    grades = {grade.key: grade for grade in records.read_grades(folder)}
     for completion in read_shards(folder, records.COMPLETIONS_FILE, Completion):
         if completion.problem_id not in questions:
             raise UserError(
@@ -156,9 +156,9 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
         raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")
     model = load()
     if source.is_dir():
-        for question, completion, correct in read_graded(source):
-            if correct is not None:
-                yield graded_trace(completion, model.prompt_ids(question), correct == 1)
+        for question, completion, grade in read_graded(source):
+            if grade is not None:
+                yield graded_trace(completion, model.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
     with Pool(workers=1) as judges:

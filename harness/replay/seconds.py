@@ -18,7 +18,7 @@ from kvsweep.harness.decode.request import Branch, Request, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.replay.job import ReplayJob
 from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.run.decode_cells import loaded
+from kvsweep.harness.sweep.run.decode_cells import engine_of, loaded
 from kvsweep.harness.sweep.run.store import CellStore
 
 # Rows of the longest slot over which the seconds of steps are collected together.
@@ -79,16 +79,7 @@ def _turn(model: LoadedModel, job: ReplayJob, cell: Cell, config: TimeConfig, nu
             f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows of {job.name}: give more memory."
         )
     for why, slots in batches.items():
-        engine = Engine.sized_for(
-            requests,
-            model,
-            decoding=decoding,
-            seed=job.seed,
-            slots=slots,
-            impl=job.impl,
-            invariant=job.invariant,
-            cache=job.cache,
-        )
+        engine = engine_of(replace(job, decoding=decoding), requests, model, slots)
         yield _time(engine, list(islice(cycle(requests), slots)), why, number)
 
 

@@ -59,11 +59,7 @@ def main() -> None:
 
 
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
-    """Compose and check every job of the command line before any of them runs.
-
-    Raises:
-        UserError: the first mistake in any job, or a run directory with cells of another schema.
-    """
+    """Compose and check every job of the command line before any of them runs."""
     jobs: list[Job] = []
     launchers: list[Launcher] = []
     mistakes: list[UserError] = []

@@ -14,11 +14,7 @@ _PROBLEMS = 40
 
 
 def init(arguments: Sequence[str]) -> None:
-    """Copy the template into a new folder, and write its problems.
-
-    Raises:
-        UserError: the folder holds something, or cannot be written to.
-    """
+    """Copy the template into a new folder, and write its problems."""
     parser = argparse.ArgumentParser(
         prog="kvsweep init",
         description="A folder of your own: a policy, problems and a sweep to change, and conf/ for more of them.",

@@ -43,7 +43,6 @@ from kvsweep.base.records import (
     PairRow,
     Problem,
     decode,
-    grade_files,
     ignore,
     read_cell,
     read_grades,
@@ -701,7 +700,7 @@ def accepted(results: Path) -> list[tuple[str, str]]:
             settings = read_cell(cell.parent)
             found.append((cell.parent.name, json.dumps(settings, sort_keys=True, default=str)))
             rows: list[Any] = [*read_shards(cell.parent, COMPLETIONS_FILE, Completion, on_bad=ignore)]
-            rows += read_grades(grade_files(cell.parent), on_bad=ignore)
+            rows += read_grades(cell.parent, on_bad=ignore)
             rows += read_rows(cell.parent / "problems.jsonl", Problem, on_bad=ignore)
             found += [(cell.parent.name, str(row)) for row in rows]
     return found

@@ -160,9 +160,9 @@ def test_grades_by_another_rule_are_said(tmp_path: Path) -> None:
         append_row(
             path, Grade(problem_id="p", draw=draw, answer="1", gold="1", outcome="correct", correct=1, rule=rule)
         )
-    assert [row.draw for row in read_grades([path], on_bad=ignore)] == [1]
+    assert [row.draw for row in read_grades(tmp_path, on_bad=ignore)] == [1]
     with pytest.raises(UserError, match=r"2 of its grades are by another rule than cell\.yaml names: grade the cell"):
-        list(read_grades([path]))
+        list(read_grades(tmp_path))
 
 
 # --- The one way --------------------------------------------------------------------------------------------

@@ -204,4 +204,4 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_leaves_are_named_by_their_path():
-    assert dict(leaves({"a": {"b": 1, "c": {}}, "d": [2]})) == {("a", "b"): 1, ("d",): [2]}
+    assert dict(leaves({"a": {"b": 1, "c": {}}, "d": [2]})) == {"a.b": 1, "d": [2]}

@@ -29,9 +29,6 @@ from kvsweep.harness.sweep.plan.job import Job
 _CHARACTERS_PER_TOKEN = 3
 _Length = view(Completion, "num_tokens")
 
-# The share of paired answers that differ between a lossless setting and the full cache: where many differ, and few.
-DIFFER = (0.25, 0.1)
-
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
     """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""

@@ -117,11 +117,7 @@ class Job:
         return content_hash([cell_ids, self.problem_ids, self.rounds, self.margin]) if self.rounds else None
 
     def check_inputs(self) -> None:
-        """Refuse to write rows under ids that were made of other files.
-
-        Raises:
-            UserError: a file of weights is not what it was when the job was made.
-        """
+        """Refuse to write rows under ids that were made of other files."""
         found = input_files(self.model, [cell.policy for cell in self.cells])
         # A part of a job has some of the job's policies, and needs none of the others' artifacts.
         for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
@@ -160,11 +156,7 @@ class Job:
 
 
 def make_job(config: DictConfig) -> Job:
-    """Check a composed configuration and make its job. The checks that take longest come last.
-
-    Raises:
-        UserError: any value that is missing, unknown or out of range; data that cannot be used.
-    """
+    """Check a composed configuration and make its job. The checks that take longest come last."""
     model = build(ModelConfig, "model", config.model)
     benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
     decoding = build_decoding(config.decoding)
@@ -189,38 +181,24 @@ def make_job(config: DictConfig) -> Job:
     inputs = input_files(model, policies)
     check_predictors(model, policies)
     check_packing(model, cache, policies, decoding.max_new_tokens)
-    cells = [
-        Cell(
-            model=model,
-            benchmark=benchmark_config,
-            dataset_hash=benchmark.content_hash,
-            policy=policy,
-            decoding=decoding,
-            seed=seed,
-            impl=impl,
-            cache=cache,
-        )
-        for policy in policies
-    ]
+    shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": seed, "impl": impl, "cache": cache}
+    problems: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
+    cells = [Cell(policy=policy, **problems, **shared) for policy in policies]
     job = Job(
-        model=model,
         benchmark=benchmark,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
-        decoding=decoding,
-        seed=seed,
-        impl=impl,
         draws=draws,
         rounds=rounds,
         margin=margin if rounds else None,
         slots=slots,
         invariant=invariant,
-        cache=cache,
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
         shard=shard,
         inputs=inputs,
         command=command_line(),
         tracker=tracker,
+        **shared,
     )
     job.check_inputs()
     return job
@@ -232,11 +210,7 @@ def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, st
 
 
 def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[int, ...]:
-    """The draws per problem until the end of each round, 2, 4, 8, ..., `draws`; none where all cells get all draws.
-
-    Raises:
-        UserError: `until` is neither null nor decided, or the grid has nothing to decide.
-    """
+    """The draws per problem until the end of each round, 2, 4, 8, ..., `draws`; none where all cells get all draws."""
     if until is None:
         return ()
     if until != "decided":
@@ -274,11 +248,7 @@ def checked_invariance(value: Any) -> bool | None:
 
 
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Check the model, and the policies' artifacts, which were made for a model.
-
-    Raises:
-        UserError: the model cannot be had, or an artifact was made for another model.
-    """
+    """Check the model, and the policies' artifacts, which were made for a model."""
     for policy in policies:
         if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
             raise UserError(

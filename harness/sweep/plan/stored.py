@@ -17,9 +17,6 @@ def stored_config(path: Path) -> dict[str, Any]:
 
     No class is taken from it: that of the policy is the one of this installation's YAML of the same name. Of the
     settings of model and policy those remain that ModelConfig and that YAML have.
-
-    Raises:
-        UserError: no configuration is stored, an unknown policy, a class elsewhere, or a text that OmegaConf resolves.
     """
     try:
         stored = dict(read_provenance(path)["config"])

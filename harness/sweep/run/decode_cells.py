@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from kvsweep.base.command_line import counted
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, DecodeStats
+from kvsweep.base.records import STATS_FILE, Completion, DecodeStats
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.engine import Engine, is_invariant
@@ -56,11 +56,7 @@ class OpenCells:
 
 
 def decode(work: OpenCells) -> None:
-    """Decode what the cells lack, all cells side by side in one batch.
-
-    Raises:
-        UserError: the machine cannot run the job's implementation, or its memory does not hold one sequence.
-    """
+    """Decode what the cells lack, all cells side by side in one batch."""
     job, pairs = work.job, work.job.own_pairs
     cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
     if not cells:
@@ -78,8 +74,7 @@ def decode(work: OpenCells) -> None:
     limit = job.decoding.max_new_tokens
     lengths = {problem.id: len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
     longest = max(lengths.values())
-    _check_prompts(model, lengths)
-    _warn_beyond_context(model, longest + limit)
+    _check_lengths(model, lengths, limit)
     _warn_of_lost_questions(cells, longest)
 
     # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
@@ -165,11 +160,7 @@ def _requests(
 
 
 def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
-    """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots.
-
-    Raises:
-        UserError: the memory runs out with a single slot.
-    """
+    """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots."""
     job, slots, reason = work.job, work.job.slots, "slots= asks for them"
     work.progress.set_description(job.name)
     while requests := list(_requests(work, model, cells, known)):
@@ -204,19 +195,16 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
         slots, reason = slots // 2, f"out of memory with {slots}"
 
 
+def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
+    """An engine with the job's settings and memory for the requests."""
+    own: dict[str, Any] = {name: getattr(job, name) for name in ("decoding", "seed", "impl", "invariant", "cache")}
+    return Engine.sized_for(requests, model, slots=slots, **own)
+
+
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
     """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
     job = work.job
-    engine = Engine.sized_for(
-        requests,
-        model,
-        decoding=job.decoding,
-        seed=job.seed,
-        slots=slots,
-        impl=job.impl,
-        invariant=job.invariant,
-        cache=job.cache,
-    )
+    engine = engine_of(job, requests, model, slots)
     job.check_inputs()  # from here on, all weights are in memory
     clock = engine.clock
     work.reporter.counters.append(lambda: clock.tokens)
@@ -231,35 +219,31 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
     seconds = {f"{part}_seconds": getattr(clock, part) for part in parts}
     for cell_id, lengths in written.items():
-        work.stores[cell_id].append_stats(
-            DecodeStats(
-                wall_seconds=wall,
-                **seconds,
-                tokens=sum(lengths),
-                tokens_total=clock.tokens,
-                cells=len(written),
-                completions=len(lengths),
-                slots=slots,
-                steps=clock.steps,
-                kv_bytes_allocated=engine.cache.kv_bytes,
-                kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, job.cache),
-            )
+        stats = DecodeStats(
+            wall_seconds=wall,
+            **seconds,
+            tokens=sum(lengths),
+            tokens_total=clock.tokens,
+            cells=len(written),
+            completions=len(lengths),
+            slots=slots,
+            steps=clock.steps,
+            kv_bytes_allocated=engine.cache.kv_bytes,
+            kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, job.cache),
         )
+        work.stores[cell_id].append_row(STATS_FILE, stats)
 
 
-def _check_prompts(model: LoadedModel, lengths: Mapping[str, int]) -> None:
-    context = model.spec.positions
+def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:
+    """Refuse a question that the model's context does not hold; print a note if completions may go beyond it."""
+    context, longest = model.spec.positions, max(lengths.values()) + limit
     for problem_id, length in lengths.items():
         if context is not None and length >= context:
             raise UserError(
                 f"problem {problem_id!r:.80} asks {length:,} tokens, and {model.config.name} was made for {context:,}: "
                 "leave the problem out, or choose a model with a longer context."
             )
-
-
-def _warn_beyond_context(model: LoadedModel, longest: int) -> None:
     model.check_length(longest)
-    context = model.spec.positions
     if context is not None and longest > context:
         tqdm.write(
             f"note: a prompt and its completion may take {longest} tokens; {model.config.name} was made for {context}.",

@@ -9,18 +9,9 @@ from typing import Self
 
 from tqdm import tqdm
 
+from kvsweep.base import records
 from kvsweep.base.files import open_file
-from kvsweep.base.records import (
-    COMPLETIONS_FILE,
-    GRADES_FILE,
-    Completion,
-    Grade,
-    Pair,
-    PairRow,
-    decode,
-    ignore,
-    read_rows,
-)
+from kvsweep.base.records import Completion, Grade, Pair, PairRow, decode
 from kvsweep.harness.grading.grader import Grader, Standard, read_standard
 from kvsweep.harness.sweep.run.store import CellStore
 
@@ -84,13 +75,13 @@ class _OpenCell:
 
     @cached_property
     def _graded_before(self) -> set[Pair]:
-        path = self.store.directory / self.store.shard.file(GRADES_FILE)
-        rows = read_rows(path, Grade, on_bad=ignore)
+        path = self.store.directory / self.store.shard.file(records.GRADES_FILE)
+        rows = records.read_rows(path, Grade, on_bad=records.ignore)
         return {row.key for row in rows if row.rule == self.standard.id and row.outcome != "grader_timeout"}
 
     def ungraded(self) -> Iterator[Completion]:
         """Yield the completions that came since the last call and have no grade."""
-        path = self.store.directory / self.store.shard.file(COMPLETIONS_FILE)
+        path = self.store.directory / self.store.shard.file(records.COMPLETIONS_FILE)
         if path.stat().st_size == self._read:
             return
         with open_file(path) as lines:

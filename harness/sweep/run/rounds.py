@@ -13,7 +13,7 @@ import numpy as np
 from kvsweep.analysis.numbers.margin_test import Floats, decide_rounds
 from kvsweep.base.command_line import LOCKED
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import Grade, grade_files, ignore, read_grades, view
+from kvsweep.base.records import Grade, ignore, read_grades, view
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.sweep.plan.job import Job
 from kvsweep.harness.sweep.run.store import stored_pairs
@@ -67,7 +67,7 @@ def stored_scores(job: Job, cell_id: str, draws: int) -> Floats:
     """The stored grades of a cell, [problems, draws]: 1 right, 0 not, NaN without a grade."""
     rows = {problem_id: row for row, problem_id in enumerate(job.problem_ids)}
     scores = np.full((len(rows), draws), np.nan)
-    for grade in read_grades(grade_files(job.run_directory / cell_id), _Verdict, on_bad=ignore):
+    for grade in read_grades(job.run_directory / cell_id, _Verdict, on_bad=ignore):
         if grade.problem_id in rows and grade.draw < draws:
             scores[rows[grade.problem_id], grade.draw] = grade.correct
     return scores

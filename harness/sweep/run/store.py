@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -30,18 +29,7 @@ from kvsweep.base import records
 from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
-from kvsweep.base.records import (
-    WHOLE,
-    Completion,
-    DecodeStats,
-    Grade,
-    Pair,
-    PairRow,
-    Problem,
-    Shard,
-    StoredRow,
-    shard_files,
-)
+from kvsweep.base.records import WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow, shard_files
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.done import Done, file_sizes
 
@@ -63,9 +51,7 @@ class CellLockedError(UserError):
 class CellStore:
     """One cell's folder, which the process of one shard writes to. A context manager.
 
-    Raises:
-        CellLockedError: on entering, when another process holds the shard, or a shard of another count.
-        UserError: a full disk, or one that cannot be written to.
+    Entering raises a CellLockedError when another process holds the shard, or a shard of another count.
     """
 
     def __init__(self, run_directory: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE) -> None:
@@ -108,9 +94,7 @@ class CellStore:
         rows = records.read_shards(self.directory, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
         return (row for row in rows if row.key in wanted)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             with plain_disk_errors(self.directory):
                 self._sync()
@@ -137,10 +121,6 @@ class CellStore:
         with plain_disk_errors(self.directory), locked(path):
             records.append_row(path, grade)
 
-    def append_stats(self, stats: DecodeStats) -> None:
-        with plain_disk_errors(self.directory):
-            records.append_row(self.directory / self.shard.file(records.STATS_FILE), stats)
-
     def append_row(self, name: str, row: StoredRow) -> None:
         """Add a row to another of the cell's files."""
         with plain_disk_errors(self.directory):
@@ -150,9 +130,9 @@ class CellStore:
         """Record where the rows to come are from, beside the earlier decoding passes, and delete DONE."""
         path = self.directory / self.shard.file(records.PROVENANCE_FILE)
         with plain_disk_errors(self.directory):
-            earlier = _earlier_passes(path)
+            passes = [*_earlier_passes(path), decoding_pass]
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
-            whole = {"schema": records.SCHEMA, **provenance, "decoding_passes": [*earlier, decoding_pass]}
+            whole = {"schema": records.SCHEMA, **provenance, "decoding_passes": passes}
             replace_text(path, json.dumps(whole, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:

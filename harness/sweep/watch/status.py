@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -44,11 +44,9 @@ WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 
 @dataclass(kw_only=True)
 class CellStatus:
-    """The progress of one cell, all its shards together.
+    """The progress of one cell, all its shards together: its completions that are stored, will be, and have a grade.
 
-    Attributes:
-        finished, expected, graded: numbers of completions that are stored, that there will be, and that have a grade.
-        pass_at_1, error: Pass@1 of the graded completions and its standard error; None where unknown.
+    `pass_at_1` and its standard error `error` are None where unknown.
     """
 
     cell_id: str
@@ -71,12 +69,10 @@ class CellStatus:
 
 @dataclass(kw_only=True)
 class SweepStatus:
-    """All cells and tasks of a run directory.
+    """All cells and tasks of a run directory, the tasks as seen from outside.
 
     Attributes:
         state: running or queued if a task is; else done if all cells are, else stopped.
-        tasks: the tasks, each with its state as seen from outside.
-        finished, expected: numbers of stored completions and of all completions of the sweep.
         tokens_per_second: live tokens of the tasks that run now.
         seconds: the time during which at least one task worked, of each task's last start.
         seconds_left: time for the missing completions at the pace of the tasks that run now; None without such a pace.
@@ -96,11 +92,7 @@ class SweepStatus:
 
 
 def read_sweep(directory: Path) -> SweepStatus:
-    """Read a run directory's status files, DONE marks and grades.
-
-    Raises:
-        UserError: no such folder, or nothing of a sweep in it.
-    """
+    """Read a run directory's status files, DONE marks and grades."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
     tasks = tasks_now(directory)
@@ -146,7 +138,6 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
         done = (directory / cell_id / records.DONE_FILE).exists()
         states = {task.state for task in parts}
-        named = newest.cells[cell_id]
         # Several experiments may share a cell; they count its completions each.
         shards: dict[str, list[CellProgress]] = defaultdict(list)
         for task in parts:
@@ -155,16 +146,10 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
             sum(max(getattr(part, name) for part in shared) for shared in shards.values())
             for name in ("finished", "expected")
         )
-        cells[cell_id] = CellStatus(
-            cell_id=cell_id,
-            model=named.model,
-            benchmark=named.benchmark,
-            policy=named.policy,
-            state="done" if done else next((state for state in WORST_FIRST if state in states), "stopped"),
-            finished=expected if done else finished,
-            expected=expected,
-            random_weights=named.random_weights,
-        )
+        state = "done" if done else next((state for state in WORST_FIRST if state in states), "stopped")
+        progress = {"finished": expected if done else finished, "expected": expected, "state": state}
+        named = msgspec.structs.asdict(newest.cells[cell_id])
+        cells[cell_id] = CellStatus(cell_id=cell_id, **{**named, **progress})
     return cells
 
 
@@ -189,7 +174,7 @@ def _cell_without_task(folder: Path) -> CellStatus:
 def _add_grades(cell: CellStatus, folder: Path) -> None:
     """Fill in Pass@1 so far. A task that was killed has stored and graded more than its status file says."""
     files = records.shard_files(folder, records.GRADES_FILE).values()
-    score = _score(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    score = _score(folder, tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     cell.graded = score.graded
     cell.finished = max(cell.finished, min(cell.graded, cell.expected))
     if not cell.random_weights:
@@ -197,9 +182,9 @@ def _add_grades(cell: CellStatus, folder: Path) -> None:
 
 
 @cache
-def _score(files: tuple[tuple[Path, int, int], ...]) -> Score:
-    """The score in files of grades, given with their sizes and times, so that --watch reads a changed file again."""
-    return read_score(path for path, *_ in files)
+def _score(folder: Path, stamps: tuple[tuple[int, int], ...]) -> Score:
+    """A cell's score; `stamps` are the sizes and times of its grades' files, so that --watch reads them again."""
+    return read_score(folder)
 
 
 def _state(states: set[State]) -> State:
@@ -260,19 +245,10 @@ def _watch(directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
 
 def as_json(sweep: SweepStatus) -> dict[str, Any]:
     """The sweep's status as plain values: totals, cells, tasks, and the commands that try the failed tasks again."""
-    return {
-        "directory": str(sweep.directory),
-        "state": sweep.state,
-        "finished": sweep.finished,
-        "expected": sweep.expected,
-        "tokens_per_second": sweep.tokens_per_second,
-        "seconds": sweep.seconds,
-        "seconds_left": sweep.seconds_left,
-        "states": dict(Counter(cell.state for cell in sweep.cells)),
-        "cells": [asdict(cell) for cell in sweep.cells],
-        "tasks": msgspec.to_builtins(sweep.tasks),
-        "retry": sorted({task.command for task in sweep.failed}),
-    }
+    values = msgspec.to_builtins(sweep, enc_hook=str)
+    values["states"] = dict(Counter(cell.state for cell in sweep.cells))
+    values["retry"] = sorted({task["command"] for task in values.pop("failed")})
+    return values
 
 
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:

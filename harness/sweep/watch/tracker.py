@@ -119,8 +119,8 @@ def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -
     found = client.get_experiment_by_name(project)
     experiment = client.create_experiment(project) if found is None else found.experiment_id
     run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
-    for path, value in records.leaves(config):
-        client.log_param(run_id, ".".join(path), str(value)[:MLFLOW_CHARACTERS])
+    for name, value in records.leaves(config):
+        client.log_param(run_id, name, str(value)[:MLFLOW_CHARACTERS])
 
     def log(values: dict[str, float], step: int) -> None:
         for key, value in values.items():
@@ -183,12 +183,12 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
     `kept_memory_own` is as in the report, `kv_bytes_allocated` the largest KV cache of a decoding pass with all slots.
     """
     latest = partial(records.latest_rows, on_bad=records.ignore)
-    graded = records.read_grades([folder / shard.file(records.GRADES_FILE)], on_bad=records.ignore)
+    graded = records.read_grades(folder, shard=shard, on_bad=records.ignore)
     grades = Counter(row.outcome for row in graded)
     if not grades:
         return {}
     values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
-    score = read_score([folder / shard.file(records.GRADES_FILE)]).pass_at_1
+    score = read_score(folder, shard).pass_at_1
     if score is not None and not records.read_cell(folder)["model"].get("random_weights"):
         values["pass_at_1"] = score
     rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))

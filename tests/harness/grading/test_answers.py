@@ -228,10 +228,11 @@ class TestRule:
 
     def test_a_cell_says_how_it_is_read(self, tmp_path: Path) -> None:
         (tmp_path / "cell.yaml").write_text(
-            "schema: 1\nbenchmark: {answer_from: whole_text}\nmodel: {think_start: <a>, think_end: </a>}\n"
+            "schema: 1\nbenchmark: {answer_kind: integer, answer_from: whole_text}\n"
+            "model: {think_start: <a>, think_end: </a>}\n"
         )
         (tmp_path / "problems.jsonl").touch()
-        assert read_standard(tmp_path, "integer").rule == {
+        assert read_standard(tmp_path).rule == {
             "answer_from": "whole_text",
             "tags": {"start": "<a>", "end": "</a>"},
             "lenient": False,

@@ -21,8 +21,8 @@ from kvsweep.harness.inspect.reasoning_steps import derivations
 from kvsweep.harness.inspect.text import live, of_cell, of_file
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.predictor.kinds import LABEL_KINDS
 from kvsweep.harness.predictor.labels import label_trace
+from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import read_graded
 from kvsweep.harness.toy.paths import WEIGHTS
 

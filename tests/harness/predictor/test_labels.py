@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM
 
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.predictor.kinds import LABEL_KINDS
 from kvsweep.harness.predictor.labels import label_trace, standardise, target
+from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.toy.paths import WEIGHTS
 

@@ -8,9 +8,8 @@ from safetensors.torch import save_file
 
 import kvsweep.harness.predictor.train as stage
 from kvsweep.base.errors import UserError
-from kvsweep.harness.predictor.kinds import LABEL_KINDS
 from kvsweep.harness.predictor.labels import shard_path
-from kvsweep.harness.predictor.recipe import read_manifest, read_settings
+from kvsweep.harness.predictor.recipe import LABEL_KINDS, read_manifest, read_settings
 
 LENGTHS = (50, 83)
 

@@ -14,7 +14,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.base import files
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
-from kvsweep.base.records import COMPLETIONS_FILE, grade_files, read_grades
+from kvsweep.base.records import COMPLETIONS_FILE, read_grades
 from kvsweep.harness.inspect.text import of_cell
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import compose_config
@@ -183,11 +183,11 @@ def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
     assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in second.cells]
     assert run([first]) == []
     folder, stored = first.run_directory / first.cells[0].cell_id, rows(place)
-    before = [*read_grades(grade_files(folder))]
+    before = [*read_grades(folder)]
     assert not first.unfinished_cells()
     assert second.unfinished_cells()
     assert run([second]) == []
-    after = [*read_grades(grade_files(folder))]
+    after = [*read_grades(folder)]
     assert rows(place) == stored
     assert len(after) == len(before) == 2
     assert {row.rule for row in after}.isdisjoint(row.rule for row in before)
