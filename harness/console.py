@@ -1,4 +1,4 @@
-"""The functions that the console scripts call. Each imports its command only once Ctrl-C ends in one sentence."""
+"""The functions that the console scripts call. Each makes Ctrl-C end in one sentence before it imports its command."""
 
 import atexit
 import signal

@@ -181,7 +181,7 @@ def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> p
     twins = pd.concat([others, pd.Series(others.unique(), index=others.unique(), dtype="object")])
     rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
     full = rows[["cell_id", *key, *names]].rename(columns={"cell_id": "full"})
-    ours = rows.assign(full=rows["cell_id"].map(twins)).dropna(subset="full")
+    ours = rows.assign(full=rows["cell_id"].map(twins).astype("object")).dropna(subset="full")
     return ours.merge(full, on=["full", *key], suffixes=("", "_full"))
 
 

@@ -1,7 +1,8 @@
 """The bases of policies that score rows by the attention of the newest queries."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -60,28 +61,13 @@ class ObservationPolicy(HeadPolicy, Observation):
     def newest_kept(self) -> int:
         return self.observation_window
 
-    def attention(
-        self,
-        view: CacheView,
-        *,
-        past_only: bool = False,
-        pool_logits: bool = False,
-        pool: Literal["mean", "max"] = "mean",
-    ) -> Tensor:
-        """[layers, kv_heads, group, rows outside the window] pooled mean attention (`kernels.reference`)."""
-        layers = [
-            view.operations.observation_scores(
-                queries,
-                keys,
-                scaling=view.scaling,
-                past_only=past_only,
-                pool_logits=pool_logits,
-                pooling=self.pooling,
-                pool=pool,
-            )
-            for queries, keys in zip(view.signals[self._queries], view.keys, strict=True)
-        ]
-        return torch.stack(layers)
+    def attention(self, view: CacheView, **how: Any) -> Tensor:
+        """[layers, kv_heads, group, rows outside the window] pooled mean attention.
+
+        `how` holds the keywords past_only, pool_logits and pool of `kernels.reference.observation_scores`.
+        """
+        score = partial(view.operations.observation_scores, scaling=view.scaling, pooling=self.pooling, **how)
+        return torch.stack([score(*rows) for rows in zip(view.signals[self._queries], view.keys, strict=True)])
 
 
 @dataclass(frozen=True, kw_only=True)

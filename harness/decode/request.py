@@ -31,9 +31,6 @@ class SamplingConfig:
         top_k: number of most likely tokens kept; 0 keeps all.
         order: which cut comes first. "top_k_then_top_p" measures the nucleus on the renormalised top k (transformers,
             vLLM); "top_p_then_top_k" measures it on the whole distribution (DynTS).
-
-    Raises:
-        UserError: a field out of its range.
     """
 
     temperature: float
@@ -63,9 +60,6 @@ class DecodingConfig:
         max_new_tokens: tokens after which a completion is cut off.
         stop_on_loop: cut a completion off as soon as it ends in a loop (`base.loops.find_loop`).
         sampling: how tokens are drawn.
-
-    Raises:
-        UserError: max_new_tokens below 1.
     """
 
     name: str
@@ -81,11 +75,7 @@ class DecodingConfig:
 
 
 def build_decoding(node: DictConfig) -> DecodingConfig:
-    """Build the decoding from its flat section, which holds all fields, those of the sampling included.
-
-    Raises:
-        UserError: a setting that is unknown, missing, of another type, or out of range.
-    """
+    """Build the decoding from its flat section, which holds all fields, those of the sampling included."""
     values = {str(name): value for name, value in node.items()}
     own = {name: values.pop(name) for name in set(values) & {"name", "max_new_tokens", "stop_on_loop"}}
     return build(DecodingConfig, "decoding", own | {"sampling": build(SamplingConfig, "decoding", values)})

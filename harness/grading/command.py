@@ -13,41 +13,27 @@ from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Gra
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade every cell below a folder (`kvsweep-grade`): returns 0; exit code 2 bad input, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
-    name = "judge" if arguments.why is None else "explain"
-    pool = {"workers": arguments.workers, "timeout_s": arguments.timeout}
-    with one_sentence("kvsweep-grade"):
-        cells = _cells(arguments.dir)
-        with Grader(**pool, function=f"kvsweep.harness.grading.answers:{name}") as grader:
-            if arguments.why is None:
-                _grade_run(grader, cells, arguments)
-            else:
-                _explain(grader, cells, arguments)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvsweep-grade",
         description="Grade the stored completions of every cell below DIR, without a model.",
     )
-    parser.add_argument("dir", metavar="DIR", type=Path, help="a run's folder, or one cell's")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="grading processes (default: 2)")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="seconds a row may take (default: 5)")
-    parser.add_argument("--all", action="store_true", help="grade again the rows that have a grade")
-    parser.add_argument(
-        "--lenient",
-        action="store_true",
-        help="grade truncated texts and unclosed thinking too, and take the last number where no answer is given: into "
-        f"{LENIENT_GRADES_FILE}, which no report reads",
-    )
-    parser.add_argument(
-        "--why",
-        metavar="PROBLEM",
-        help="grade nothing; show for each completion of this problem what was extracted, both forms as they were "
-        "compared, and the rule that decided",
-    )
-    return parser
+    add = parser.add_argument
+    add("dir", metavar="DIR", type=Path, help="a run's folder, or one cell's")
+    add("--workers", type=int, default=2, metavar="N", help="grading processes (default: 2)")
+    add("--timeout", type=float, default=5.0, metavar="S", help="seconds a row may take (default: 5)")
+    add("--all", action="store_true", help="grade again the rows that have a grade")
+    lenient = "grade truncated texts and unclosed thinking too, and take the last number where no answer is given"
+    add("--lenient", action="store_true", help=f"{lenient}: into {LENIENT_GRADES_FILE}, which no report reads")
+    shown = "what was extracted, both forms as they were compared, and the rule that decided"
+    add("--why", metavar="PROBLEM", help=f"grade nothing; show for each completion of this problem {shown}")
+    arguments = parser.parse_args(argv)
+    judge = "judge" if arguments.why is None else "explain"
+    pool = {"workers": arguments.workers, "timeout_s": arguments.timeout}
+    with one_sentence("kvsweep-grade"):
+        cells = _cells(arguments.dir)
+        with Grader(**pool, function=f"kvsweep.harness.grading.answers:{judge}") as grader:
+            (_grade_run if arguments.why is None else _explain)(grader, cells, arguments)
+    return 0
 
 
 def _cells(root: Path) -> list[Path]:

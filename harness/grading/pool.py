@@ -93,10 +93,6 @@ class _Worker:
         self.started = False
         self.deadline = deadline
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def fileno(self) -> int:
         return self._output
 
@@ -163,10 +159,6 @@ class Pool:
         for worker in self._workers:
             worker.end()
         self._workers.clear()
-
-    @property
-    def worker_pids(self) -> list[int]:
-        return [worker.pid for worker in self._workers]
 
     def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """Judge rows in the workers; one reply a job, in order.

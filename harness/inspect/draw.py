@@ -60,20 +60,19 @@ def strip_title(column: str) -> str:
 
 def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
     """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
-    if not options.steps:
-        steps = paragraphs(text.thinking, options.split)
-        if len(steps) == 1 and options.split == PARAGRAPHS:
-            steps = derivations(text.thinking)
-        if len(steps) == 1 and options.by == "step":
-            raise UserError(
-                f"the thinking of {text.trace.problem_id} is one step: name what separates its steps with --split "
-                "REGEX, or their tokens with --steps A-B,C-D."
-            )
+    if options.steps:
+        steps, last = given(options.steps), len(text.thinking) - 1
+        if steps[-1].stop > last + 1:
+            beyond = f"goes beyond the thinking, whose tokens are 0 to {last}"
+            raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
         return steps
-    steps, tokens = given(options.steps), len(text.thinking)
-    if steps[-1].stop > tokens:
+    steps = paragraphs(text.thinking, options.split)
+    if len(steps) == 1 and options.split == PARAGRAPHS:
+        steps = derivations(text.thinking)
+    if len(steps) == 1 and options.by == "step":
         raise UserError(
-            f"--steps {options.steps} goes beyond the thinking, whose tokens are 0 to {tokens - 1}: shorten it."
+            f"the thinking of {text.trace.problem_id} is one step: name what separates its steps with --split "
+            "REGEX, or their tokens with --steps A-B,C-D."
         )
     return steps
 

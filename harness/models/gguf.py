@@ -15,11 +15,7 @@ from kvsweep.base.files import cache_folder, digests
 
 
 def find_gguf(place: str) -> Path:
-    """The file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package.
-
-    Raises:
-        UserError: there is no such file, no such package, or nothing to read GGUF files with.
-    """
+    """The file that `model.gguf` names: FILE, or PACKAGE:FILE for a file of an installed package."""
     package, _, name = place.rpartition(":")
     missing = [reader for reader in ("gguf", "accelerate") if find_spec(reader) is None]
     found = find_spec(package) if package.isidentifier() else None
@@ -42,9 +38,6 @@ def converted(gguf: Path) -> Path:
 
     It lies in the user's cache folder under the file's digest; where that folder cannot be written, in a temporary
     folder that this process deletes at its end.
-
-    Raises:
-        UserError: transformers cannot read the file.
     """
     folder = cache_folder() / "gguf" / digests([gguf])[0]
     if folder.is_dir():

@@ -42,9 +42,6 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
     """What `load` reads from a folder, from the hub's cache on this disk where a commit pins it, else from the hub.
 
     `load` takes the keyword arguments that transformers' `from_pretrained` takes.
-
-    Raises:
-        UserError: `place` is neither a folder nor an id of the hub.
     """
     if Path(place).is_dir():
         return load()

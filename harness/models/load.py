@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
-    """Load weights and tokenizer and move them to the device.
-
-    Raises:
-        UserError: there is no such model, or its attention does not work over a slot cache.
-    """
+    """Load weights and tokenizer and move them to the device."""
     from transformers import AutoModelForCausalLM, logging
 
     if config.threads is not None:

@@ -118,11 +118,7 @@ def execute(job: Job, grader: Any, progress: tqdm) -> None:
 
 
 def read_jobs(directory: Path) -> list[Job]:
-    """The jobs that wrote the cells of a run directory, as their provenance has them.
-
-    Raises:
-        UserError: no cell has a provenance, or a configuration is not one of this version.
-    """
+    """The jobs that wrote the cells of a run directory, as their provenance has them."""
     from omegaconf import OmegaConf
 
     found: dict[str, dict[str, Any]] = {}

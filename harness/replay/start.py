@@ -24,9 +24,6 @@ class ReplayPlan:
             cache, whose texts these are.
         screen: decode only so many cells beside the full cache, those of the lowest KL; None decodes all.
         texts: a file of texts in place of the full cache's own.
-
-    Raises:
-        UserError: settings that contradict each other.
     """
 
     replay: Literal[True, False, "only"] = False
@@ -46,11 +43,7 @@ class ReplayPlan:
 
 
 def launch_replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
-    """Decode the full cache's texts, replay them through every cell, then decode the cells that the plan leaves.
-
-    Raises:
-        UserError: the launcher does not wait for its tasks, or a grid has no full cache.
-    """
+    """Decode the full cache's texts, replay them through every cell, then decode the cells that the plan leaves."""
     if not launcher.waits:
         raise UserError("replay= and screen= go on when the full cache has ended: take launcher=inline or local.")
     if plan.texts is None:

@@ -65,11 +65,7 @@ class _Line(Row, frozen=True, kw_only=True):
 
 
 def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
-    """The texts of a job.
-
-    Raises:
-        UserError: there are none, or two of the same name.
-    """
+    """The texts of a job."""
     found = _of_file(Path(config.texts)) if config.texts is not None else _of_full_cache(job, config.limit)
     texts = found[: config.limit]
     if len({text.pair for text in texts}) < len(texts):

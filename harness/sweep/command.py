@@ -60,10 +60,8 @@ def main() -> None:
 
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any of them runs."""
-    jobs: list[Job] = []
-    launchers: list[Launcher] = []
+    found: list[tuple[Job, Launcher, ReplayPlan]] = []
     mistakes: list[UserError] = []
-    plans: list[ReplayPlan] = []
 
     def collect(config: DictConfig) -> None:
         # Hydra prints lines of its own about an error that passes through it.
@@ -71,24 +69,26 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
             with plain_config_errors():
                 if not any(word.lstrip("+~").startswith(_NAMES_CELLS) for word in HydraConfig.get().overrides.task):
                     config.grid.policy = ["full", config.policy.name]
-                launchers.append(build_target("launcher", config.launcher))
-                plans.append(
-                    build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
-                )
-                jobs.append(make_job(config))
+                launcher = build_target("launcher", config.launcher)
+                replay = {name: config.get(name) for name in ("replay", "screen", "texts")}
+                plan = build(ReplayPlan, "replay", replay)
+                found.append((make_job(config), launcher, plan))
         except UserError as mistake:
             mistakes.append(mistake)
 
     _compose(collect)
     if mistakes:
         raise mistakes[0]
+    if not found:
+        return [], Inline(), ReplayPlan()
+    jobs, launchers, plans = zip(*found, strict=True)
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
     if any(plan != plans[0] for plan in plans):
         raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
     for directory in {job.run_directory for job in jobs}:
         check_run(directory)
-    return jobs, launchers[0] if launchers else Inline(), plans[0] if plans else ReplayPlan()
+    return list(jobs), launchers[0], plans[0]
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:

@@ -44,11 +44,7 @@ class Launcher(ABC):
     cells_per_task: AtLeastOne | None = None
 
     def check(self, jobs: Sequence[Job]) -> None:
-        """Refuse jobs that this machine cannot start; nothing has been written yet.
-
-        Raises:
-            UserError: the machine cannot run the implementation of a job.
-        """
+        """Refuse jobs that this machine cannot start; nothing has been written yet."""
         for job in jobs:
             checked_implementation(job.impl, check_available)
 
@@ -62,9 +58,6 @@ class RunJobs(Checkpointable):
 
     Args:
         gpu: the only GPU that the task's process may see; None leaves the process those that it has.
-
-    Raises:
-        RuntimeError: a job failed; the scheduler then calls the task failed.
     """
 
     def __init__(self, gpu: str | None = None) -> None:
@@ -90,9 +83,6 @@ def split(jobs: Sequence[Job], launcher: Launcher) -> list[Task]:
     """The tasks: every job's shards, with small jobs together where the launcher asks for it.
 
     A job with more cells than a process may hold open becomes several jobs.
-
-    Raises:
-        UserError: two settings split the cells, or a sequential job, which decides its cells together, has too many.
     """
     tasks: list[Task] = [[]]
     most = most_open_cells()

@@ -30,11 +30,7 @@ class Local(Launcher):
     parallel: AtLeastOne | None = None
 
     def check(self, jobs: Sequence[Job]) -> None:
-        """Refuse jobs that this machine cannot run.
-
-        Raises:
-            UserError: a job asks for CUDA and no GPU is visible, or for an implementation that does not run here.
-        """
+        """Refuse jobs that this machine cannot run."""
         super().check(jobs)
         for job in jobs:
             if job.model.device.startswith("cuda") and not visible_gpus():

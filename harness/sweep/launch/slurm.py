@@ -24,9 +24,6 @@ class Slurm(Launcher):
     """Submits an array for each round, which waits for the array before it; the command returns at once.
 
     `conf/launcher/slurm.yaml` describes each setting.
-
-    Raises:
-        UserError: the signal would come before the task starts.
     """
 
     waits: ClassVar[bool] = False
@@ -75,11 +72,7 @@ class Slurm(Launcher):
             print(f"submitted {counted(len(tasks), 'task')} as job {ahead[0]}")
 
     def _submit(self, tasks: Sequence[Task], ahead: Sequence[str]) -> list[submitit.Job[None]]:
-        """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`.
-
-        Raises:
-            UserError: this machine has no sbatch, or sbatch refuses the job.
-        """
+        """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`."""
         additional = dict(self.additional)
         if ahead:
             own = [str(additional["dependency"])] if "dependency" in additional else []

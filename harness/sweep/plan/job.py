@@ -49,10 +49,7 @@ class Job:
         slots: sequences decoded at once, None for as many as fit.
         invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
         resolved: the whole configuration, for provenance.
-        shard: the part of the (problem, draw) pairs that this process takes.
         inputs: the files of weights that the cells' ids were made of, each with its hash (`input_files`).
-        command: the command line that makes this job.
-        tracker: the tracker that follows the job.
         work: the function that does the job's work instead of `harness.sweep.run.execute.execute`.
     """
 

@@ -7,9 +7,10 @@ from kvsweep.harness.grading.grader import Grader
 
 
 def grade(self, completions, standard):
+    grades = []
     for row in completions:
         right = int(crc32(bytes(str(row.token_ids), "ascii")) % 8 >= 2 * len(row.evictions))
-        yield Grade(
+        grade = Grade(
             problem_id=row.problem_id,
             draw=row.draw,
             answer=None,
@@ -18,8 +19,10 @@ def grade(self, completions, standard):
             correct=right,
             rule=standard.id,
         )
+        grades.append(grade)
+    return grades
 
 
 def install():
     """Grade by this rule in the process that calls."""
-    Grader._grade = grade
+    Grader.grade = grade

@@ -27,7 +27,7 @@ DECIDED = "until=decided"
 
 @pytest.fixture(autouse=True)
 def grades(monkeypatch):
-    monkeypatch.setattr(Grader, "_grade", rounds_grades.grade)
+    monkeypatch.setattr(Grader, "grade", rounds_grades.grade)
 
 
 @pytest.fixture

@@ -460,13 +460,13 @@ def grades(folder: Path) -> list[str]:
 def busy_grading(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, int]]]:
     """Let grading look for work without a pause; the thread and the pair of every completion that it grades."""
     graded: list[tuple[str, tuple[str, int]]] = []
-    grade = Grader._grade
+    grade = Grader.grade
 
     def note(self: Grader, completions: Sequence[Completion], *rest: Any) -> Any:
         graded.extend((threading.current_thread().name, row.key) for row in completions)
         return grade(self, completions, *rest)
 
-    monkeypatch.setattr(Grader, "_grade", note)
+    monkeypatch.setattr(Grader, "grade", note)
     monkeypatch.setattr(grade_thread, "_LOOK_S", 0.001)
     return graded
 
