@@ -72,15 +72,10 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 def export(
     directory: Path, output: Path | None = None, *, cells: Sequence[str] = (), problems: bool = False, ids: bool = False
 ) -> tuple[Path, list[str]]:
-    """Write a run's completions and grades as Parquet files, one per cell, beside a dataset card.
+    """Write a run's or a cell's completions and grades as Parquet files, one per cell, beside a dataset card.
 
-    Returns the dataset's folder, and one notice for each thing that was skipped or looks wrong.
-
-    Args:
-        directory: a run directory, or one cell's folder.
-        output: the dataset's folder; None takes `export` in the run directory.
-        cells: only these, by cell_id.
-        problems, ids: include the texts of problems that may not be republished, and `token_ids`.
+    Returns the dataset's folder, and one notice for each thing that was skipped or looks wrong. `problems` and `ids`
+    include the texts of problems that may not be republished, and `token_ids`.
     """
     if (directory / records.CELL_FILE).is_file():
         directory, cells = directory.parent, [directory.name]

@@ -40,8 +40,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     Attributes:
         state: as the task wrote it last; a task that was killed still says "running".
         heartbeat: seconds since the epoch at the last sign of life.
-        tokens: live tokens decoded since `started`.
-        made: completions stored since `started`.
+        tokens, made: live tokens decoded, and completions stored, since `started`.
         error: the last lines of the error that ended the task.
         command: the command that tries again; finished work is not repeated.
     """
@@ -92,7 +91,7 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's
-        return True
+        pass
     return True
 
 

@@ -42,14 +42,7 @@ def decide_cells(
     """Decide about each cell that shares a (problem, draw) pair with the full cache of its condition.
 
     The correction for the number of cells runs over the cells of a condition that have the same plan. A cell is open
-    as long as it or its full cache is unfinished.
-
-    Args:
-        cells, graded, provenance: as in `Run`; of the completions those that have a grade.
-        margin: see `plan_of`.
-
-    Returns:
-        `COLUMNS` and recommendable by cell_id, as docs/report.md describes them.
+    as long as it or its full cache is unfinished. Returns `COLUMNS` and recommendable (docs/report.md) by cell_id.
     """
     rows: dict[str, list[Any]] = {}
     recommendable: set[str] = set()

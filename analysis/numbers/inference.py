@@ -58,10 +58,8 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
     and Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the
     given cells, Benjamini-Hochberg the expected share of false alarms.
 
-    `scores` are [cells, problems, draws] and `reference` is [problems, draws].
-
-    Returns:
-        A row per cell: difference, se, low, high, problems, p, p_holm, p_bh; missing without a pair.
+    `scores` are [cells, problems, draws], `reference` is [problems, draws]. The columns are problems, difference, se,
+    low, high, p, p_holm and p_bh; missing without a pair.
     """
     from scipy import stats
     from statsmodels.stats.multitest import multipletests
@@ -183,12 +181,8 @@ def summary_noise_floor(
     """Estimate the noise floor where only the cells' scores are known, from binomial draws for each problem.
 
     The problems' difficulties follow a Beta distribution around the grid's mean. All cells share the difficulties and
-    draw independently.
-
-    Args:
-        scores, problems, draws: a fraction per cell, the benchmark's problems, and the draws of each problem.
-        between: the share of the variance of single answers that lies between problems, 0 to 1.
-        resamples, seed: number and seed of the simulated grids.
+    draw independently. `scores` are a fraction per cell, `draws` those of each problem, `between` is the share (0 to
+    1) of the variance of single answers that lies between problems.
     """
     rng = np.random.default_rng(seed)
     mean, size = float(np.mean(scores)), (1 - between) / between
@@ -220,10 +214,7 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
 
     More draws shrink only the variance between draws, so this variance of the paired differences decides. With one
     draw per problem it cannot be separated from the variance between problems; the whole variance then takes its
-    place, and the result is an upper bound.
-
-    Returns:
-        The number (infinite if the two score the same) and True if it is an upper bound.
+    place. Returns the number, infinite if the two score the same, and True if it is an upper bound.
     """
     pairs = first - second
     means = problem_means(pairs[None])[0]

@@ -12,13 +12,10 @@ _Ends = view(Completion, "stop_reason", "token_ids")
 
 
 def looping(run: Run) -> pd.DataFrame:
-    """Count the truncated texts of each cell, and those that end in a loop (`base.loops.find_loop`).
+    """`COLUMNS` by cell_id: the truncated texts, and those of them that end in a loop (`base.loops.find_loop`).
 
-    Only the files of cells with a truncated text are read again.
-
-    Returns:
-        `COLUMNS` by cell_id: the counts, the median period in tokens and number of copies of the loops, and the tokens
-        that decoding.stop_on_loop would have saved.
+    Then the loops' median period in tokens and number of copies, and the tokens that decoding.stop_on_loop would have
+    saved. Only the files of cells with a truncated text are read again.
     """
     cut_off = run.completions["stop_reason"] != "stop"
     rows = {cell_id: _loops(run, cell_id) for cell_id in run.completions.loc[cut_off, "cell_id"].unique()}

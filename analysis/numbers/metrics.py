@@ -214,8 +214,7 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
 
         n prompt_tokens + n (n - 1) / 2  -  sum over evictions of (b - a) (n - 1 - t).
 
-    Returns:
-        full: the sum for a full cache and the same text; held: the sum with the evictions.
+    The columns are `full`, the sum for a full cache and the same text, and `held`, the sum with the evictions.
     """
     steps = completions["num_tokens"]
     full = steps * completions["prompt_tokens"] + steps * (steps - 1) // 2
@@ -227,11 +226,9 @@ def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd
     """Average each policy setting over `benchmarks`; a mean is missing where one of them is.
 
     Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. Each benchmark counts
-    alike. A length just after an eviction is missing where one of the benchmarks saw no eviction.
-
-    Returns:
-        One row per setting (model_title and `SETTING`): pass_at_1, se, status (done if all are), completions, and of
-        `HOLDINGS` and max_peak_length (the largest) those that `metrics` has.
+    alike. A length just after an eviction is missing where one of the benchmarks saw no eviction. A row has model_title
+    and `SETTING`, pass_at_1, se, status (done if all are), completions, and the `HOLDINGS` and the largest
+    max_peak_length that `metrics` has.
     """
     chosen = metrics[metrics["benchmark"].isin(benchmarks)].drop_duplicates([*SETTING, "benchmark"])
     chosen = chosen.assign(variance=chosen["se"] ** 2, unfinished=chosen["status"] != "done")

@@ -71,11 +71,8 @@ class TriAttention(HeadPolicy):
 def save_statistics(place: str, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
     """Write the statistics of a model's queries before rotation.
 
-    Args:
-        place: the file.
-        tensors: mean (complex) and mean_size [layers, q_heads, head_dim / 2], inverse_frequencies [head_dim / 2] and
-            attention_scaling [] of the model's rotation.
-        card: hidden_size, and what else tells where the statistics come from.
+    `tensors` are mean (complex) and mean_size [layers, q_heads, head_dim / 2], and of the model's rotation
+    inverse_frequencies [head_dim / 2] and attention_scaling [].
     """
     mean = tensors["mean"]
     parts = {**tensors, "mean_real": mean.real, "mean_imaginary": mean.imag}

@@ -21,7 +21,6 @@ class Benchmark:
     Attributes:
         problems: the problems to run: the first `limit` of the set, in the data's order.
         content_hash: hash of the (id, prompt, gold) of every problem of the set, in the data's order.
-        count: number of problems of the set.
         origin: the place that the problems came from, for provenance; it says if a hub dataset is not pinned.
     """
 

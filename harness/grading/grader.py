@@ -65,13 +65,9 @@ class Grader(Pool):
         Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in
         the order of the completions, by a temporary file; a shard's completions have grades of their own. A
         grade whose gold has changed since is made anew; a grade without a completion is dropped. Of
-        completions with the same problem and draw the last counts, as for every reader.
-
-        Args:
-            regrade: grade every row, whether it has a grade or not.
-            lenient: grade by the looser rule (`harness.grading.answers.Rule`) into `grades.lenient.jsonl`, which no
-                report reads, and leave `grades.jsonl` as it is.
-            shard: whose completions to grade; None for all.
+        completions with the same problem and draw the last counts, as for every reader. `regrade` grades every row,
+        `shard` the completions of one shard. `lenient` grades by the looser rule (`harness.grading.answers.Rule`) into
+        `grades.lenient.jsonl`, which no report reads.
         """
         parts = [part for part in shard_files(directory, records.COMPLETIONS_FILE) if shard in (None, part)]
         summaries = (self._grade_shard(directory, part, regrade=regrade, lenient=lenient) for part in parts)

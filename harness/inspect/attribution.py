@@ -40,12 +40,9 @@ def removal(
 
     A positive number means that the step supports the token. The later tokens keep their positions.
 
-    Args:
-        token_ids: prompt, thinking and answer.
-        answer_start: position of the closing tag, the first token that is read without the step. The rows of the
-            result are the tokens behind this one.
-        steps: text positions of each step, below answer_start.
-        slots: number of steps removed at once, each in a slot of its own.
+    `token_ids` are prompt, thinking and answer. `answer_start` is the position of the closing tag, the first token that
+    is read without the step; the rows of the result are the tokens behind it. `steps` are text positions below
+    answer_start. `slots` steps are removed at once, each in a slot of its own.
     """
     prefill = Prefill(keep_queries=False)
     read_whole(model, token_ids[:answer_start], prefill)

@@ -25,11 +25,8 @@ class GradeThread:
 
     The thread waits for the grading workers, and the decoding goes on meanwhile. At the end `Grader.grade_cell` grades
     the completions that have no grade: the last ones, all that came after an error in the thread, and those that
-    overran their time, because a row has less of the processor beside the decoding than after it.
-
-    Args:
-        grader: the workers, which nothing else may use until the block ends.
-        stores: the open cells, whose grades nothing else may write until the block ends.
+    overran their time, because a row has less of the processor beside the decoding than after it. Nothing else may use
+    the workers or write the cells' grades until the block ends.
     """
 
     def __init__(self, grader: Grader, stores: Collection[CellStore]) -> None:
