@@ -63,8 +63,8 @@ def in_words(table: pd.DataFrame) -> str:
     lines = [
         f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}\n"
         f"    {format.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
-        f"{format.percent(row.low, signed=True)} to {format.percent(row.high, signed=True)}, "
-        f"p {format.p_value(row.p)}, Holm {format.p_value(row.p_holm)}"
+        f"{format.interval(row.low, row.high, signed=True)}, p {format.p_value(row.p)}, "
+        f"Holm {format.p_value(row.p_holm)}"
         for row in rows
     ]
     return "\n".join([*lines, "", *_summary(table)]).strip()

@@ -126,17 +126,13 @@ class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
     def to_line(self, folder: Path | None = None) -> str:
         """The row as one line of ASCII; sealed, where its file's folder is given."""
         body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]
-        end = _seal(body.encode(), _cell_of(folder)).decode() if folder and self.sealed else "}"
+        end = _seal(body.encode(), folder.resolve().name).decode() if folder and self.sealed else "}"
         return f"{body}{end}\n"
 
 
-def _cell_of(folder: Path) -> bytes:
-    return os.fsencode(folder.resolve().name)
-
-
-def _seal(body: bytes, cell: bytes) -> bytes:
-    """The end of the line that begins with `body`."""
-    return b',"check":"%s"}' % hashlib.sha256(cell + b"\n" + body).hexdigest()[:16].encode()
+def _seal(body: bytes, cell: str) -> bytes:
+    """The end of the line that begins with `body`, in a file of the folder named `cell`."""
+    return b',"check":"%s"}' % hashlib.sha256(os.fsencode(cell) + b"\n" + body).hexdigest()[:16].encode()
 
 
 class PairRow(StoredRow, frozen=True, kw_only=True):
@@ -406,7 +402,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     if not os.path.lexists(path):
         return
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
-    cell = _cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
+    cell = path.parent.resolve().name if is_stored and getattr(kind, "sealed", False) else None
     for number, line in enumerate(read_lines(path), start=1):
         if is_stored and not line.startswith(_BEGIN):
             with suppress(ValueError, RecursionError):  # a line that is no JSON object is left to the decoder
@@ -414,8 +410,10 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
                     check_schema(row, f"{path}:{number}")
         try:
             row = decode(line, kind)
-            if cell is not None and number not in checked:
-                _check_seal(line, cell)
+            if cell is not None and number not in checked and _CHECK.search(line):
+                body = line.rpartition(b',"check":')[0]
+                if line.rstrip(b"\n") != body + _seal(body, cell):
+                    raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
         except (ValueError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 return
@@ -423,12 +421,6 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
                 on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
             continue
         yield number, row
-
-
-def _check_seal(line: bytes, cell: bytes) -> None:
-    body = line.rpartition(b',"check":')[0]
-    if _CHECK.search(line) and line.rstrip(b"\n") != body + _seal(body, cell):
-        raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
 
 
 def check_schema(found: Mapping[str, Any], where: object) -> None:

@@ -4,15 +4,16 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
+from kvsweep.base.escape import file_name
 from kvsweep.base.files import make_folder, read_file, replace_text
-from kvsweep.base.records import Count, Seconds, decode
+from kvsweep.base.records import Count, Seconds, content_hash, decode
 
 State = Literal["queued", "running", "done", "failed", "stopped"]
 STATUS_FOLDER = "status"
@@ -83,6 +84,19 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         if self.state != "running":
             return self.state
         return "stopped" if self.is_gone or now - self.heartbeat >= LOST_AFTER_S else "running"
+
+
+def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
+    """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
+    names = (file_name(model), file_name(benchmark), shard.replace("/", "of"))
+    return "-".join([*names, content_hash([sorted(cell_ids), shard])[:8]])
+
+
+def policy_label(settings: Mapping[str, Any]) -> str:
+    """A policy's name and the settings that tell a grid's cells apart: `dynts 0.3 w64 b5000`."""
+    prefixes = {"keep_ratio": "", "local_window": "w", "budget": "b"}
+    values = [f"{prefix}{settings[key]}" for key, prefix in prefixes.items() if settings.get(key) is not None]
+    return " ".join([str(settings["name"]), *values])
 
 
 def is_alive(pid: int) -> bool:

@@ -39,7 +39,7 @@ def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
             "benchmark": row.benchmark_title,
             "setting": format.setting(row) if row.budget >= 0 else format.policy_title(row.policy),
             "ours ± SE": format.percent_pm(row.pass_at_1, row.se),
-            "95% interval": f"{format.percent(row.ci_low)} to {format.percent(row.ci_high)}",
+            "95% interval": format.interval(row.ci_low, row.ci_high),
             "published": f"{row.pass_at_1_published:.1f}",
             "source": row.source,
             "doubt": "" if pd.isna(row.doubt) else row.doubt,

@@ -1,7 +1,5 @@
 """A stage of its own: the mean queries of a model, which the policy triattention expects in the future."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

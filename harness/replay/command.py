@@ -1,7 +1,5 @@
 """The command `kvsweep-replay`: known texts again through every cell of a run directory."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import folder_below
 from kvsweep.base.records import WHOLE, Pair, Shard, content_hash
-from kvsweep.base.tasks import CellProgress, State, TaskStatus
+from kvsweep.base.tasks import CellProgress, State, TaskStatus, policy_label, task_name
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import BudgetPolicy, Policy
@@ -33,7 +33,6 @@ from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.config import UNTRACKED, ReportConfig, TrackerConfig
 from kvsweep.harness.sweep.plan.done import is_done
 from kvsweep.harness.sweep.plan.grid import build_policies
-from kvsweep.harness.sweep.plan.names import policy_label, task_name
 from kvsweep.kernels.implementation import Implementation, check_installed
 
 

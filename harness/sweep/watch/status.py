@@ -33,8 +33,7 @@ from kvsweep.base.command_line import FAILED, counted, one_sentence
 from kvsweep.base.errors import BrokenCell, UserError
 from kvsweep.base.escape import visible
 from kvsweep.base.files import read_file
-from kvsweep.base.tasks import CellProgress, State, TaskStatus
-from kvsweep.harness.sweep.plan.names import policy_label
+from kvsweep.base.tasks import CellProgress, State, TaskStatus, policy_label
 from kvsweep.harness.sweep.watch.scheduler import tasks_now
 
 STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")

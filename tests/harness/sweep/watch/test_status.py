@@ -15,8 +15,7 @@ import yaml
 from kvsweep.analysis.numbers import metrics
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Grade
-from kvsweep.base.tasks import CellProgress, TaskStatus
-from kvsweep.harness.sweep.plan.names import policy_label, task_name
+from kvsweep.base.tasks import CellProgress, TaskStatus, policy_label, task_name
 from kvsweep.harness.sweep.watch import heartbeat, status
 from kvsweep.harness.sweep.watch.heartbeat import Reporter
 from kvsweep.harness.sweep.watch.status import main, read_sweep
