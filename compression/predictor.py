@@ -15,9 +15,7 @@ from kvsweep.compression import artifacts
 class ImportancePredictor(nn.Module):
     """Bias-free multilayer perceptron with Softplus after each layer (DynTS section 4; released widths 8192, 2048, 1).
 
-    Args:
-        hidden_size: width of the model's last hidden state (after the final norm).
-        widths: hidden widths of the perceptron; a final layer of width 1 follows.
+    It reads the model's last hidden state after the final norm. A layer of width 1 follows the hidden `widths`.
     """
 
     def __init__(self, hidden_size: int, widths: Sequence[int] = (8192, 2048)) -> None:

@@ -24,12 +24,9 @@ class Signal(ABC):
 
 @dataclass(frozen=True)
 class PredictedImportance(Signal):
-    """The score that an importance predictor gives each token, [length]; NaN at prompt tokens.
+    """The score that the importance predictor in a folder gives each token, [length]; NaN at prompt tokens.
 
     The score comes from the hidden state of the step that wrote the token's row, so a prefilled token has none.
-
-    Attributes:
-        directory: the folder of the predictor.
     """
 
     directory: str
@@ -90,10 +87,8 @@ class LastUse(Signal):
 class RowMemory(Signal):
     """A number per row that a policy writes at an eviction, [layers, kv_heads, length]; NaN where none was written.
 
-    The number goes with its row, to the front at an eviction and to another slot with the sequence.
-
-    Attributes:
-        policy: the policy whose memory this is.
+    The number goes with its row, to the front at an eviction and to another slot with the sequence. Each policy has a
+    memory of its own.
     """
 
     policy: str

@@ -56,10 +56,8 @@ class DecodingConfig:
     """The sampling and the length limit of completions.
 
     Attributes:
-        name: the config's name.
         max_new_tokens: tokens after which a completion is cut off.
         stop_on_loop: cut a completion off as soon as it ends in a loop (`base.loops.find_loop`).
-        sampling: how tokens are drawn.
     """
 
     name: str

@@ -33,13 +33,7 @@ from kvsweep.kernels.implementation import check_available
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCells:
-    """The unfinished cells of one job, open for writing.
-
-    Attributes:
-        stores: the cells' files, by cell_id.
-        reporter: keeps the job's status file.
-        progress: the progress bar of all jobs.
-    """
+    """The unfinished cells of one job, open for writing: their files by cell_id, status file and progress bar."""
 
     job: Job
     stores: Mapping[str, CellStore]
