@@ -11,6 +11,7 @@ import json
 import math
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -18,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Self
 
@@ -87,11 +87,14 @@ class _Worker:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._input, self.output = self._process.stdin, self._process.stdout.fileno()
+        self._input, self._output = self._process.stdin, self._process.stdout.fileno()
         self._received = b""
         self.pending: deque[int] = deque()
         self.started = False
         self.deadline = deadline
+
+    def fileno(self) -> int:
+        return self._output
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -106,7 +109,7 @@ class _Worker:
 
     def receive(self) -> list[dict[str, Any]] | None:
         """The replies that have arrived; None if the process has ended."""
-        piece = os.read(self.output, 1 << 16)
+        piece = os.read(self._output, 1 << 16)
         if not piece:
             return None
         *lines, self._received = (self._received + piece).split(b"\n")
@@ -175,11 +178,10 @@ class Pool:
                 worker.send(indices, [jobs[index] for index in indices])
             busy = [worker for worker in self._workers if worker.pending]
             start = time.monotonic()
-            limit = min(_LOOK_S, min(worker.deadline for worker in busy) - self._now)
-            readable = wait([worker.output for worker in busy], limit)
+            readable = _wait(busy, min(_LOOK_S, min(worker.deadline for worker in busy) - self._now))
             self._now += min(time.monotonic() - start, 2 * _LOOK_S)
             for worker in busy:
-                received = worker.receive() if worker.output in readable else []
+                received = worker.receive() if worker in readable else []
                 if received is None or (not received and self._now >= worker.deadline):
                     lost, *rest = self._drop(worker)
                     if lost in tried:
@@ -221,3 +223,13 @@ class Pool:
         if not worker.started:
             raise RuntimeError(f"a grading worker for {self._function} did not start; its error is above")
         return list(worker.pending)
+
+
+def _wait(workers: Sequence[_Worker], seconds: float) -> list[_Worker]:
+    """The workers with something to read, as soon as one has, or after so many seconds."""
+    poll = select.poll()
+    for worker in workers:
+        poll.register(worker.fileno(), select.POLLIN)
+    # Rounded up: woken a moment early, the loop would spin.
+    ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000 + 1)}
+    return [worker for worker in workers if worker.fileno() in ready]
