@@ -1,5 +1,6 @@
 """The table, the numbers and the figure of replayed texts."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     replace_text(folder / "bins.csv", bins.to_csv(index=False))
     replace_text(folder / "pairs.csv", _pairs(table, rows).to_csv(index=False))
     with replacing(folder / "fidelity.png") as temporary:
-        _figure(table, bins).savefig(temporary, format="png", dpi=150)
+        fidelity_figure(table, bins).savefig(temporary, format="png", dpi=150)
     return f"{_text(table)}\n{NOTE}", folder
 
 
@@ -56,15 +57,25 @@ def _pairs(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found) if found else pd.DataFrame()
 
 
+def fidelity_table(run: Run) -> pd.DataFrame | None:
+    """The full cache's texts as every cell reads them, as texts for the page; None where nothing was replayed."""
+    rows = replay_rows(run)
+    return None if rows.empty else _shown(_named(run, fidelity(rows))).set_index("model | benchmark")
+
+
 def _text(table: pd.DataFrame) -> str:
-    shown = table[["model", "benchmark"]].copy()
+    return _shown(table).to_string(index=False)
+
+
+def _shown(table: pd.DataFrame) -> pd.DataFrame:
+    shown = pd.DataFrame({"model | benchmark": table["model"] + " | " + table["benchmark"]})
     shown["setting"] = [_setting(row) for row in table.itertuples()]
     for name in _SHOWN:
         shown[name] = [
             f"{value:.4f} ± {error:.4f}" for value, error in zip(table[name], table[f"{name}_se"], strict=True)
         ]
     shown["evictions"] = table["evictions"].round(1)
-    return shown.to_string(index=False)
+    return shown
 
 
 def _setting(row: Any) -> str:
@@ -72,7 +83,17 @@ def _setting(row: Any) -> str:
     return " ".join([str(row.policy), *(f"{number:g}" for number in numbers if pd.notna(number))])
 
 
-def _figure(table: pd.DataFrame, bins: pd.DataFrame) -> Figure:
+def drawn_fidelity(run: Run) -> Iterator[tuple[str, str, Figure]]:
+    """Model, its title and the figure of each model whose cells were fed the full cache's texts."""
+    rows, bins = replay_rows(run), fidelity_bins(run)
+    for (model, title), cells in run.cells.groupby(["model", "model_title"], sort=False):
+        own = rows[rows["cell_id"].isin(cells["cell_id"])]
+        if len(own):
+            table = _named(run, fidelity(own))
+            yield model, title, fidelity_figure(table, bins[bins["cell_id"].isin(table["cell_id"])])
+
+
+def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame) -> Figure:
     """KL of each cell with its error; KL by distance since the last eviction and by the full cache's entropy."""
     figure = Figure(figsize=(11, max(3.5, 0.22 * len(table))), layout="constrained")
     cells, distance, entropy = figure.subplots(1, 3, width_ratios=[2, 1, 1])
