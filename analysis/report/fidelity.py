@@ -1,5 +1,6 @@
 """The table, the numbers and the figure of replayed texts."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis.load import Run, load_run
 from kvsweep.analysis.numbers.fidelity import fidelity, fidelity_bins, paired_fidelity, replay_rows
+from kvsweep.base import records
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import make_folder, replace_text, replacing
 
@@ -58,9 +60,18 @@ def _pairs(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fidelity_table(run: Run) -> pd.DataFrame | None:
-    """The full cache's texts as every cell reads them, as texts for the page; None where nothing was replayed."""
-    rows = replay_rows(run)
-    return None if rows.empty else _shown(_named(run, fidelity(rows))).set_index("model | benchmark")
+    """Every cell's reading of each set of texts, as texts for the page; None where nothing was replayed."""
+    tables = [_shown(_named(run, fidelity(replay_rows(run, file)))) for file in _files(run)]
+    return pd.concat(tables).set_index("model | benchmark") if tables else None
+
+
+def _files(run: Run) -> list[str]:
+    """The files of replayed texts, the full cache's own first; shards count as their file."""
+    stem = records.REPLAY_FILE.removesuffix(".jsonl")
+    paths = [path for cell_id in run.cells["cell_id"] for path in (run.directory / cell_id).glob(f"{stem}*.jsonl")]
+    return sorted(
+        {re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name) for path in paths}, key=lambda name: (len(name), name)
+    )
 
 
 def _text(table: pd.DataFrame) -> str:
@@ -84,13 +95,15 @@ def _setting(row: Any) -> str:
 
 
 def drawn_fidelity(run: Run) -> Iterator[tuple[str, str, Figure]]:
-    """Model, its title and the figure of each model whose cells were fed the full cache's texts."""
-    rows, bins = replay_rows(run), fidelity_bins(run)
-    for (model, title), cells in run.cells.groupby(["model", "model_title"], sort=False):
-        own = rows[rows["cell_id"].isin(cells["cell_id"])]
-        if len(own):
-            table = _named(run, fidelity(own))
-            yield model, title, fidelity_figure(table, bins[bins["cell_id"].isin(table["cell_id"])])
+    """A file's stem, model's title and figure for each model and set of replayed texts."""
+    for file in _files(run):
+        rows, bins = replay_rows(run, file), fidelity_bins(run, file)
+        for (model, title), cells in run.cells.groupby(["model", "model_title"], sort=False):
+            own = rows[rows["cell_id"].isin(cells["cell_id"])]
+            if len(own):
+                table = _named(run, fidelity(own))
+                name = f"{file.removesuffix('.jsonl')}_{model}"
+                yield name, title, fidelity_figure(table, bins[bins["cell_id"].isin(table["cell_id"])])
 
 
 def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame) -> Figure:

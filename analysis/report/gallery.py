@@ -64,8 +64,8 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
             pictures.append(picture(figure, folder, f"{title}, {caption}", *name))
         if speeds := speed_figure(timed, found.metrics, model, look):
             pictures.append(picture(speeds, folder, f"{title}, Pass@1 against speed", "speed", model))
-    for model, title, figure in drawn_fidelity(found.run):
-        pictures.append(picture(figure, folder, f"{title}, KL of replayed texts", "fidelity", model))
+    for name, title, figure in drawn_fidelity(found.run):
+        pictures.append(picture(figure, folder, f"{title}, KL of replayed texts", "fidelity", name))
     return pictures
 
 

@@ -127,7 +127,8 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
     _replay(folder, [f"texts={file}", "slots=2", "rounds=2"], timed=True)
     batches = [(n, *batch) for n in range(2) for batch in (("one", 1), ("given", 2))]
     page = build_report(folder).read_text()
-    assert page.count("<h3>Seconds of each setting alone</h3>") == 1
+    assert page.count("Seconds of each setting alone</h2>") == 1
+    assert page.count('<h2 id="fidelity">') == 1
     timed = timings(load_run(folder))
     assert set(timed["slots"]) == {1, 2}
     assert set(timed["rounds"]) == {2}
