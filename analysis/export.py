@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from kvsweep.base.command_line import one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import markdown_text
 from kvsweep.base.files import digests, make_folder, read_file, replace_text, replacing
-from kvsweep.base.records import Completion, read_shards
+from kvsweep.base.records import Completion, Replay, read_shards
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
+REPLAYS_FILE = "replayed.parquet"
 CARD_FILE = "README.md"
 TAG = "kvsweep"
 GATED = "gated"  # The texts of problems whose licence says so may not be passed on.
@@ -97,6 +98,7 @@ def export(
     for stale in output.glob(f"{DATA_FOLDER}/*.parquet"):
         if stale.stem not in set(table["cell_id"]):
             stale.unlink()
+    _write_replays(directory, table["cell_id"], output / REPLAYS_FILE)
     replace_text(output / CARD_FILE, card(table, output / DATA_FOLDER, schema.names, problems=problems))
     return output, notices
 
@@ -128,6 +130,19 @@ def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]
         yield found
 
 
+def _write_replays(directory: Path, cell_ids: Iterable[str], path: Path) -> None:
+    """Write a row for each cell and text that was replayed (docs/report.md); no file where none was."""
+    rows = [
+        {"cell_id": cell_id, **row.to_dict()}
+        for cell_id in cell_ids
+        for row in read_shards(directory / cell_id, records.REPLAY_FILE, Replay, on_bad=records.ignore)
+    ]
+    path.unlink(missing_ok=True)
+    if rows:
+        with replacing(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows), temporary)
+
+
 def _utf8(text: str) -> str:
     """The text with a mark for each half of a surrogate pair, which a model may write and Parquet refuses."""
     return text.encode("utf-8", "replace").decode()
@@ -147,6 +162,9 @@ def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: b
     digest = (digests(files) or [""])[-1]
     # `datasets` names its cache by this front matter: without the digest it would open the rows of another export.
     config = {"config_name": "default", "data_files": f"{DATA_FOLDER}/*.parquet", "description": f"content {digest}"}
+    configs = [config]
+    if (data.parent / REPLAYS_FILE).exists():
+        configs.append({"config_name": "replayed", "data_files": REPLAYS_FILE})
     front = {
         "pretty_name": f"KV-cache compression of {', '.join(table['model_title'].unique())}",
         "license": "other",
@@ -154,7 +172,7 @@ def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: b
         "task_categories": ["text-generation"],
         "tags": [TAG, "kv-cache", "reasoning"],
         "size_categories": [next((name for size, name in SIZES.items() if rows < size), "n>10M")],
-        "configs": [config],
+        "configs": configs,
     }
     commits = [f"commit {name}" for name in table["revision"].unique() if name]
     return render(

@@ -97,7 +97,7 @@ class Run:
             return "running" if "done" in states else "waiting"
         begun = set(self.cells["cell_id"])
         all_begun = all(cell_id in begun for task in self.tasks for cell_id in task.cells)
-        return "done" if all_begun and (self.cells["status"] == "done").all() else "stopped"
+        return "done" if all_begun and self.cells["status"].isin(["done", "replayed"]).all() else "stopped"
 
 
 def load_texts(folder: Path, wanted: Container[Pair] | None = None) -> dict[Pair, Completion]:
@@ -271,7 +271,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),
-                "status": "done" if (cell.folder / records.DONE_FILE).exists() else "partial",
+                "status": _status(cell),
                 "completions": 0,
                 "expected": cell.provenance.get("expected"),
                 "draws": cell.provenance.get("draws"),
@@ -284,6 +284,13 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
     for column in (*AXES, "expected", "draws"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
+
+
+def _status(cell: _Cell) -> str:
+    """done, partial, or replayed: begun by a replay alone, which expects no completion."""
+    if (cell.folder / records.DONE_FILE).exists():
+        return "done"
+    return "replayed" if cell.provenance.get("expected") == 0 else "partial"
 
 
 def _cache(cell: dict[str, Any]) -> dict[str, Any]:

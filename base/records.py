@@ -36,6 +36,7 @@ GRADES_FILE = "grades.jsonl"
 STATS_FILE = "stats.jsonl"
 REPLAY_FILE = "replay.jsonl"
 SECONDS_FILE = "seconds.jsonl"
+SCREEN_FILE = "screen.json"
 DONE_FILE = "DONE"
 Pair = tuple[str, int]
 _T = TypeVar("_T")
@@ -278,6 +279,15 @@ class Replay(PairRow, frozen=True, kw_only=True):
 # The lower bounds of the bins.
 REPLAY_DISTANCES = (0, 1, 9, 33, 129)
 REPLAY_ENTROPIES = (0.0, 0.01, 0.1, 1.0)
+
+
+class Screened(Row, frozen=True, kw_only=True):
+    """Why a sweep did not decode a cell: the screen's rule, and means over its replayed texts, per token."""
+
+    rule: str
+    texts: Count
+    kl: float
+    loss: float
 
 
 class Timing(StoredRow, frozen=True, kw_only=True):
@@ -523,6 +533,14 @@ def check_run(run_directory: Path) -> None:
     for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
         with suppress(OSError, BrokenCell):
             read_cell(path.parent)
+
+
+def read_screen(directory: Path) -> dict[str, Screened]:
+    """The cells of a run directory that a screen left out, by cell_id; none where the file is missing or broken."""
+    try:
+        return decode(read_file(directory / SCREEN_FILE), dict[str, Screened])
+    except (OSError, ValueError):
+        return {}
 
 
 def read_provenance(path: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
         heartbeat: seconds since the epoch at the last sign of life.
         tokens, made: live tokens decoded, and completions stored, since `started`.
         error: the last lines of the error that ended the task.
+        replays: whether the task replays texts, which are counted in place of completions.
         command: the command that tries again; finished work is not repeated.
     """
 
@@ -59,6 +60,7 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     tokens: Count = 0
     made: Count = 0
     error: str | None = None
+    replays: bool = False
 
     @classmethod
     def read(cls, path: Path) -> Self:

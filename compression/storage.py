@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -46,6 +47,7 @@ class Slots(Protocol):
     step_positions: Tensor
     write_at: Tensor
     step_lengths: Tensor
+    lengths: np.ndarray
     needs_mass: bool
     invariant: bool
     operations: Operations
@@ -154,8 +156,9 @@ class WholeRows(Storage):
         how = {"scaling": scaling, "return_mass": cache.needs_mass}
         if piece.count == 1:
             return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
-        if not (cache.invariant or cache.operations.RAGGED):
-            return cache.operations.chunk_attention(query, keys[0], values[0], **how)
+        if not cache.invariant:
+            rows = int(cache.lengths[piece.slots.start])
+            return cache.operations.chunk_attention(query, keys[0, :, :rows], values[0, :, :rows], **how)
         # As many decode steps over the same rows, which round as if they came one after the other. Of rows that are not
         # copied as they lie, torch's product would make a copy that lies otherwise, and rounds otherwise.
         parts = []

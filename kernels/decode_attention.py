@@ -113,7 +113,7 @@ def _attend_chunk(
             v = tl.load(values + at, mask=live[:, None] & wide, other=0.0)
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
-            logits, top, weight, mixed = attend_rows(q, k, v, live, scaling, top, weight, mixed)
+            logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
         cell = heads * tl.num_programs(2) + chunk
@@ -124,12 +124,12 @@ def _attend_chunk(
 
 @triton.jit
 def attend_rows(q, k, v, live, scaling, top, weight, mixed):
-    """Take a block of rows into a running softmax per query head.
+    """Take a block of rows, of which each query sees those that are `live`, into a running softmax per query head.
 
     Returns its logits, then the largest logit so far, and relative to that the sum of weights and of weighted values.
     """
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
-    logits = tl.where(live[None, :], logits, float("-inf"))
+    logits = tl.where(live, logits, float("-inf"))
     above = tl.maximum(top, tl.max(logits, 1))
     p = tl.exp(logits - above[:, None])
     shrink = tl.exp(top - above)

@@ -109,7 +109,7 @@ def _attend_packed(
             old_v = _unpacked(packed, fields, at_old + stride_kind, dims, mask_old, DIM, BITS, SHARE)
             k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
             v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
-            logits, top, weight, mixed = attend_rows(q, k, v, live, scaling, top, weight, mixed)
+            logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
         cell = heads * tl.num_programs(2) + chunk

@@ -1,5 +1,6 @@
 """The operations of `kernels.reference` as Triton kernels, under the same names."""
 
+from kvsweep.kernels.chunk_attention import chunk_attention as chunk_attention
 from kvsweep.kernels.compact import compact_layers as compact_layers
 from kvsweep.kernels.decode_attention import decode_attention as decode_attention
 from kvsweep.kernels.importance_labels import causal_mass as causal_mass

@@ -1,4 +1,4 @@
-"""The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs, throughput."""
+"""The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs."""
 
 import json
 from math import ceil
@@ -25,7 +25,6 @@ ALIKE = 0.04
 
 # A mean over fewer completions depends more on which of them still write than on the step.
 MIN_LIVE = 10
-SPEED = "tokens/s"
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -65,12 +64,11 @@ class Curve(NamedTuple):
 
 @matplotlib.rc_context(style.STYLE)
 def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
-    """Draw cache length, KV memory and FLOPs against step for one benchmark's settings, and the throughput.
+    """Draw cache length, KV memory and FLOPs against step for one benchmark's settings.
 
-    The benchmark is the one with the longest texts. Cells that were decoded together have one throughput, which is no
-    property of any of them: it is drawn once. FLOPs need the shape of the model, from config.json where its provenance
-    says it lies: 2 per weight, and 4 per layer, head dimension and row. Without the shape there is no panel of FLOPs,
-    and without a compressed cell no figure.
+    The benchmark is the one with the longest texts. FLOPs need the shape of the model, from config.json where its
+    provenance says it lies: 2 per weight, and 4 per layer, head dimension and row. Without the shape there is no panel
+    of FLOPs, and without a compressed cell no figure.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
@@ -79,22 +77,17 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
     compared = compressed[compressed["condition"] == longest]
     curves = _curves(run, compared)
-    cells = ours[(ours["condition"] == longest) & ours["tokens_per_second"].notna()]
     shape = _shape(run, compared["cell_id"].iloc[0])
     titles = ["cache length (tokens)", "KV memory, full ÷ this"]
     titles += ["FLOPs of a step, full ÷ this"] if shape else []
-    titles += [SPEED] if len(cells) else []
-    columns = (2 if len(titles) == 4 else len(titles)) if look.width > 5 else 1
+    columns = len(titles) if look.width > 5 else 1
     figure = style.new_figure((look.width, 1.9 * ceil(len(titles) / columns) + 0.9))
     axes = dict(zip(titles, style.panels(figure, len(titles), columns), strict=True))
-    _lines([one for title, one in axes.items() if title != SPEED], curves, shape)
+    _lines(list(axes.values()), curves, shape)
     for title, one in axes.items():
         one.set_title(title)
         style.tidy(one)
-        if title != SPEED:
-            one.set_xlabel("decoding step")
-    if SPEED in axes:
-        _throughput(axes[SPEED], cells)
+        one.set_xlabel("decoding step")
     figure.legend(loc="outside lower center", ncols=min(columns, 2), frameon=False)
     benchmark = compared["benchmark_title"].iloc[0]
     title = f"{model_title(metrics, model)} | {benchmark}: the cost of a decoding step"
@@ -126,20 +119,6 @@ def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | N
             axes[2].plot((shape[0] + shape[1] * curve.full) / (shape[0] + shape[1] * curve.held), **look)
     longest = max((curve.full for curve in curves), key=len)
     axes[0].plot(longest, color="0.4", linewidth=1, label=format.policy_title("full"), zorder=1)
-
-
-def _throughput(axes: Axes, cells: pd.DataFrame) -> None:
-    alone = cells[cells["decoded_together"] == 1]
-    together = cells[cells["decoded_together"] > 1].drop_duplicates("tokens_per_second").sort_values("decoded_together")
-    bars = pd.concat([alone.sort_values("policy", key=lambda names: names != "full").head(MAX_LINES), together])
-    shown = axes.bar(np.arange(len(bars)), bars["tokens_per_second"], color="0.75", width=0.6)
-    axes.bar_label(shown, [format.decimal(speed, 0) for speed in bars["tokens_per_second"]], fontsize=6.5)
-    names = bars["policy"].map(format.policy_title).str.replace(" ", "\n")
-    several = bars["decoded_together"].map("{:g} cells\ntogether".format)
-    axes.set_xticks(np.arange(len(bars)), names.where(bars["decoded_together"] == 1, several), fontsize=6.5)
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlim(-0.8, max(len(bars) - 0.2, 0.8))
-    axes.margins(y=0.12)
 
 
 def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:

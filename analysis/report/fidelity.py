@@ -1,5 +1,7 @@
 """The table, the numbers and the figure of replayed texts."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis.load import Run, load_run
 from kvsweep.analysis.numbers.fidelity import fidelity, fidelity_bins, paired_fidelity, replay_rows
+from kvsweep.base import records
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import make_folder, replace_text, replacing
 
@@ -36,7 +39,7 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     replace_text(folder / "bins.csv", bins.to_csv(index=False))
     replace_text(folder / "pairs.csv", _pairs(table, rows).to_csv(index=False))
     with replacing(folder / "fidelity.png") as temporary:
-        _figure(table, bins).savefig(temporary, format="png", dpi=150)
+        fidelity_figure(table, bins).savefig(temporary, format="png", dpi=150)
     return f"{_text(table)}\n{NOTE}", folder
 
 
@@ -56,15 +59,34 @@ def _pairs(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found) if found else pd.DataFrame()
 
 
+def fidelity_table(run: Run) -> pd.DataFrame | None:
+    """Every cell's reading of each set of texts, as texts for the page; None where nothing was replayed."""
+    tables = [_shown(_named(run, fidelity(replay_rows(run, file)))) for file in _files(run)]
+    return pd.concat(tables).set_index("model | benchmark") if tables else None
+
+
+def _files(run: Run) -> list[str]:
+    """The files of replayed texts, the full cache's own first; shards count as their file."""
+    stem = records.REPLAY_FILE.removesuffix(".jsonl")
+    paths = [path for cell_id in run.cells["cell_id"] for path in (run.directory / cell_id).glob(f"{stem}*.jsonl")]
+    return sorted(
+        {re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name) for path in paths}, key=lambda name: (len(name), name)
+    )
+
+
 def _text(table: pd.DataFrame) -> str:
-    shown = table[["model", "benchmark"]].copy()
+    return _shown(table).to_string(index=False)
+
+
+def _shown(table: pd.DataFrame) -> pd.DataFrame:
+    shown = pd.DataFrame({"model | benchmark": table["model"] + " | " + table["benchmark"]})
     shown["setting"] = [_setting(row) for row in table.itertuples()]
     for name in _SHOWN:
         shown[name] = [
             f"{value:.4f} ± {error:.4f}" for value, error in zip(table[name], table[f"{name}_se"], strict=True)
         ]
     shown["evictions"] = table["evictions"].round(1)
-    return shown.to_string(index=False)
+    return shown
 
 
 def _setting(row: Any) -> str:
@@ -72,7 +94,19 @@ def _setting(row: Any) -> str:
     return " ".join([str(row.policy), *(f"{number:g}" for number in numbers if pd.notna(number))])
 
 
-def _figure(table: pd.DataFrame, bins: pd.DataFrame) -> Figure:
+def drawn_fidelity(run: Run) -> Iterator[tuple[str, str, Figure]]:
+    """A file's stem, model's title and figure for each model and set of replayed texts."""
+    for file in _files(run):
+        rows, bins = replay_rows(run, file), fidelity_bins(run, file)
+        for (model, title), cells in run.cells.groupby(["model", "model_title"], sort=False):
+            own = rows[rows["cell_id"].isin(cells["cell_id"])]
+            if len(own):
+                table = _named(run, fidelity(own))
+                name = f"{file.removesuffix('.jsonl')}_{model}"
+                yield name, title, fidelity_figure(table, bins[bins["cell_id"].isin(table["cell_id"])])
+
+
+def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame) -> Figure:
     """KL of each cell with its error; KL by distance since the last eviction and by the full cache's entropy."""
     figure = Figure(figsize=(11, max(3.5, 0.22 * len(table))), layout="constrained")
     cells, distance, entropy = figure.subplots(1, 3, width_ratios=[2, 1, 1])

@@ -14,13 +14,16 @@ from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import published_grid
+from kvsweep.analysis.numbers.seconds import timings
 from kvsweep.analysis.pictures.budget import budget_figure
 from kvsweep.analysis.pictures.bytes import bytes_figure
 from kvsweep.analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
 from kvsweep.analysis.pictures.cost import cost_figure
 from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure
 from kvsweep.analysis.pictures.noise import noise_figure
+from kvsweep.analysis.pictures.speed import speed_figure
 from kvsweep.analysis.pictures.style import save_figure
+from kvsweep.analysis.report.fidelity import drawn_fidelity
 from kvsweep.base.escape import file_name
 
 # A grid of several policies shares as many settings as it has points; only so many get a bar chart.
@@ -52,12 +55,17 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
     if floors:
         caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
         pictures.append(picture(noise_figure(floors, look), folder, caption, "noise"))
+    timed = timings(found.run)
     for model in found.models:
         title = model_title(found.metrics, model)
         grids = [grid for grid in found.grids if model in grid.models]
         figures = [_of_grid(found, grid, model, look) for grid in grids]
         for figure, caption, name in chain(*figures, _of_model(found, model, look)):
             pictures.append(picture(figure, folder, f"{title}, {caption}", *name))
+        if speeds := speed_figure(timed, found.metrics, model, look):
+            pictures.append(picture(speeds, folder, f"{title}, Pass@1 against speed", "speed", model))
+    for name, title, figure in drawn_fidelity(found.run):
+        pictures.append(picture(figure, folder, f"{title}, KL of replayed texts", "fidelity", name))
     return pictures
 
 
@@ -90,4 +98,4 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     if figure := bytes_figure(metrics, model, look):
         yield figure, "Pass@1 against bytes", ("bytes", model)
     if figure := cost_figure(found.run, metrics, model, look):
-        yield figure, "KV memory, FLOPs and throughput", ("cost", model)
+        yield figure, "KV memory and FLOPs", ("cost", model)

@@ -17,11 +17,12 @@ from kvsweep.analysis.question import TITLES
 from kvsweep.analysis.report import gallery
 from kvsweep.analysis.report.board import cell_data, heatmaps, policy_tables
 from kvsweep.analysis.report.drilldown import outcome_maps
+from kvsweep.analysis.report.fidelity import fidelity_table
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.report.tables import headline, holding_tables, progress, score_table, unanswered
+from kvsweep.analysis.report.tables import headline, holding_tables, progress, score_table, seconds_table, unanswered
 from kvsweep.base.escape import in_one_line, visible
-from kvsweep.base.records import content_hash, leaves
+from kvsweep.base.records import Screened, content_hash, leaves, read_screen
 
 # A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
 MAX_VALUES = 4
@@ -49,7 +50,7 @@ def run_page(
     """
     metrics, run = found.metrics, found.run
     name = run.directory.resolve().name
-    costs = [picture for picture in pictures if picture.name.startswith("cost")]
+    costs = [picture for picture in pictures if picture.name.startswith(("cost", "speed"))]
     data = {
         "files": files,
         "cell-data": cell_data(metrics),
@@ -75,6 +76,8 @@ def run_page(
         reload=reload if run.state in ("running", "waiting") else None,
         progress=_progress(found),
         failures=_failures(run, metrics),
+        fidelity=fidelity_table(run),
+        seconds=seconds_table(found),
         grade=f"kvsweep-grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
         concerns=_concerns(found),
         facts=_facts(run, metrics),
@@ -96,6 +99,7 @@ def _progress(found: Findings) -> dict[str, Any]:
     return {
         "cells": len(metrics),
         "done": int((metrics["status"] == "done").sum()),
+        "replayed": int((metrics["status"] == "replayed").sum()),
         "missing": sum(len(missing_cells(grid)) for grid in found.grids),
         "waiting": len(waiting),
         "stored": int(metrics["completions"].sum()),
@@ -122,12 +126,15 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
 def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     """A heading and its lines for everything that a reader must know before the numbers."""
     metrics = found.metrics
-    partial = metrics[metrics["status"] != "done"]
+    partial = metrics[~metrics["status"].isin(["done", "replayed"])]
+    screen = read_screen(found.run.directory)
+    out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
     ungraded = metrics[metrics["ungraded"] > 0]
     conditions = metrics.drop_duplicates("condition")
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
     concerns = [
         ("Unfinished cells", [f"{_cell(row)}: {progress(row)} completions" for row in partial.itertuples()]),
+        ("Screened out, not decoded", [f"{_cell(row)}: {_reason(screen[row.cell_id])}" for row in out.itertuples()]),
         ("Missing cells", _missing(found)),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
         ("Without answers", unanswered(found.run)),
@@ -136,6 +143,13 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
         ("Notices from reading the files", found.run.notices),
     ]
     return [(f"{heading}: {len(lines)}", _shortened(lines)) for heading, lines in concerns if lines]
+
+
+def _reason(out: Screened) -> str:
+    return (
+        f"{out.rule} after {out.texts} replayed texts, which lose {out.loss:.4f} nats of log-likelihood per token (KL "
+        f"{out.kl:.4f}); the setting may still hold, docs/report.md says how often such a screen errs"
+    )
 
 
 def _missing(found: Findings) -> list[str]:

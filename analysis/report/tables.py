@@ -9,7 +9,10 @@ import pandas as pd
 from kvsweep.analysis import format
 from kvsweep.analysis.format import LOSES, MARKS, MISSING, UNFINISHED, UNTOUCHED
 from kvsweep.analysis.load import Run, in_order, load_run
+from kvsweep.analysis.numbers.findings import Findings
+from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
+from kvsweep.analysis.numbers.seconds import timings
 from kvsweep.base.command_line import counted
 from kvsweep.base.escape import file_name
 
@@ -170,6 +173,26 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
         "mean, % of full": rows["kept_rows"].map(format.percent),
     }
     return pd.DataFrame(texts).set_axis(_settings(rows))
+
+
+def seconds_table(found: Findings) -> pd.DataFrame | None:
+    """Speed of each timed cell and batch (`numbers.seconds.timings`) as texts; None where nothing was timed."""
+    timed = found.metrics.drop(columns=["tokens_per_second"], errors="ignore").merge(timings(found.run), on="cell_id")
+    if timed.empty:
+        return None
+    peaks = [size(row.kv_bytes if format.missing(row.peak_bytes) else row.peak_bytes) for row in timed.itertuples()]
+    table = pd.DataFrame(
+        {
+            "setting": timed.apply(format.setting, axis=1),
+            "texts at once": timed["slots"].map(format.number),
+            "tokens/s": timed["tokens_per_second"].map(lambda value: format.decimal(value, 0)),
+            "× full": timed["times_full"].map(lambda value: format.decimal(value, 2)),
+            "ms per step": timed["ms_per_step"].map(lambda value: format.decimal(value, 2)),
+            "evictions": timed["eviction_share"].map(lambda value: f"{format.percent(value)}%"),
+            "memory": peaks,
+        }
+    )
+    return table.set_axis(pd.Index(timed["model_title"] + " | " + timed["benchmark_title"], name="model | benchmark"))
 
 
 def progress(cell: Any) -> str:

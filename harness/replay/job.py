@@ -71,7 +71,7 @@ class ReplayJob(Job):
     def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
         """The status of a task of its own, beside the one that decodes the cells."""
         status = super().status(state, decided)
-        status.task = f"replay-{status.task}"
+        status.task, status.replays = f"replay-{status.task}", True
         return status
 
 

@@ -56,23 +56,12 @@ def replay(
 
     Products need not have equal bits here, so they are torch's own; the same texts and cells give the same numbers.
     """
-    ids = {text.pair: (model.prompt_ids(text.prompt), text.ids(model, tokens)) for text in wanted}
-    longest = max(len(question) for question, _ in ids.values())
-    limit = max(len(text) for _, text in ids.values())
+    plain = {text.pair: text.request(model, tokens) for text in wanted}
+    longest = max(len(request.prompt_ids) for request in plain.values())
+    limit = max(len(request.forced) for request in plain.values())
 
     def requests(texts: Sequence[Text], cells: Mapping[Pair, Sequence[Branch]]) -> list[Request]:
-        return [
-            Request(
-                problem_id=text.pair[0],
-                draw=text.pair[1],
-                prompt_ids=ids[text.pair][0],
-                branches=tuple(cells[text.pair]),
-                forced=ids[text.pair][1],
-                replayed=True,
-            )
-            for text in texts
-            if cells.get(text.pair)
-        ]
+        return [replace(plain[t.pair], branches=tuple(cells[t.pair])) for t in texts if cells.get(t.pair)]
 
     def engine(asked: Sequence[Request], cache: CacheConfig) -> Engine:
         capacity = needed_capacity(asked, decoding)
@@ -109,7 +98,7 @@ def replay(
             for step in feeding.replay(requests(texts, part)):
                 _compare(model, references, step, tallies)
         for (cell_id, pair), tally in tallies.items():
-            question, text = ids[pair]
+            question, text = plain[pair].prompt_ids, plain[pair].forced
             yield cell_id, _row(pair, len(question), _answer_start(model, text), tally, references[pair])
 
 

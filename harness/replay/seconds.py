@@ -63,13 +63,10 @@ def measure_seconds(jobs: Sequence[ReplayJob], config: TimeConfig) -> None:
 
 
 def _turn(model: LoadedModel, job: ReplayJob, cell: Cell, config: TimeConfig, number: int) -> Iterator[Timing]:
-    texts = [(model.prompt_ids(text.prompt), text.ids(model, job.replay.tokens)) for text in job.texts]
-    branches = (Branch(cell_id=cell.cell_id, policy=cell.policy),)
-    requests = [
-        Request(problem_id=str(i), draw=0, prompt_ids=question, branches=branches, forced=text, replayed=True)
-        for i, (question, text) in enumerate(texts)
-    ]
-    decoding = replace(job.decoding, max_new_tokens=max(len(text) for _, text in texts), stop_on_loop=False)
+    branches = [Branch(cell_id=cell.cell_id, policy=cell.policy)]
+    requests = [text.request(model, job.replay.tokens, branches) for text in job.texts]
+    limit = max(len(request.forced) for request in requests)
+    decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
     capacity = needed_capacity(requests, decoding)
     batches: dict[Literal["one", "given", "memory"], int] = {"one": 1, "given": config.slots}
     if config.memory_gb is not None:

@@ -1,12 +1,17 @@
 """Start replays: alone, before a sweep decodes its cells, or to screen which cells are decoded at all."""
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+import msgspec
 
+from kvsweep.base import records
 from kvsweep.base.errors import UserError
+from kvsweep.base.files import replace_text
+from kvsweep.base.records import Screened
 from kvsweep.harness.replay.job import ReplayJob
 from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.sweep.launch.launch import launch
@@ -22,19 +27,39 @@ class ReplayPlan:
     Attributes:
         replay: true replays known texts through every cell before the cells decode; only decodes nothing but the full
             cache, whose texts these are.
-        screen: decode only so many cells beside the full cache, those of the lowest KL; None decodes all.
+        screen: decode beside the full cache only so many cells, those of the lowest KL, or ("loss:X") those whose texts
+            lose at most X nats of log-likelihood per token; None decodes all.
         texts: a file of texts in place of the full cache's own.
     """
 
     replay: Literal[True, False, "only"] = False
-    screen: Annotated[int, Field(ge=1, description="a number of cells")] | None = None
+    screen: int | str | None = None
     texts: str | None = None
 
     def __post_init__(self) -> None:
+        if self.screen is not None and not (self.most or (self.loss is not None and 0 <= self.loss < math.inf)):
+            raise UserError(
+                f"screen={self.screen} is unknown: give a number of cells, or loss:X for those whose texts lose at "
+                "most X nats of log-likelihood per token, such as loss:0.002."
+            )
         if self.screen is not None and self.replay == "only":
             raise UserError(f"screen={self.screen} chooses cells to decode, and replay=only decodes none: drop one.")
         if self.texts is not None and not self.wanted:
             raise UserError(f"texts={self.texts} goes with replay=true, replay=only or screen=N: add one of them.")
+
+    @property
+    def most(self) -> int | None:
+        """The most cells that are decoded beside the full cache."""
+        return self.screen if isinstance(self.screen, int) and self.screen > 0 else None
+
+    @property
+    def loss(self) -> float | None:
+        """The most nats of log-likelihood per token that the texts of a decoded cell lose."""
+        kind, _, bound = str(self.screen).partition(":")
+        try:
+            return float(bound) if kind == "loss" else None
+        except ValueError:
+            return None
 
     @property
     def wanted(self) -> bool:
@@ -56,28 +81,39 @@ def launch_replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -
     replays = [ReplayJob.of(job, ReplayConfig(texts=plan.texts)) for job in jobs]
     start_replay(replays, launcher)
     if plan.replay != "only":
-        launch(
-            jobs if plan.screen is None else list(map(_screened, jobs, replays, [plan.screen] * len(jobs))), launcher
-        )
+        chosen = [_screened(job, one, plan) for job, one in zip(jobs, replays, strict=True)]
+        launch([job for job in chosen if job.cells], launcher)
 
 
 def _full(job: Job) -> tuple[Cell, ...]:
     return tuple(cell for cell in job.cells if cell.policy.name == "full")
 
 
-def _screened(job: Job, replayed: ReplayJob, most: int) -> Job:
-    """The job with the full cache and the `most` cells of the lowest mean KL."""
+def _screened(job: Job, replayed: ReplayJob, plan: ReplayPlan) -> Job:
+    """The job with the full cache and the cells that the plan's screen leaves; the run's folder gets the other ones."""
     from kvsweep.analysis.numbers.fidelity import fidelity, rows_of_cells
 
     rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replayed.replay.file)
-    ranked = fidelity(rows).sort_values("kl")["cell_id"].tolist()
-    full = {cell.cell_id for cell in _full(job)}
-    chosen = {*full, *[cell_id for cell_id in ranked if cell_id not in full][:most]}
-    print(
-        f"{job.name}: screen={most} decodes {len(chosen)} of {len(job.cells)} cells, those of the lowest KL over "
-        f"{len(replayed.texts)} replayed texts; a cell left out may still hold."
-    )
-    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in chosen))
+    table = fidelity(rows).sort_values("kl", kind="stable")
+    table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]
+    kept = table if plan.loss is None else table[-table["change"] <= plan.loss]
+    kept = kept if plan.most is None else kept[: plan.most]
+    out = table[~table["cell_id"].isin(kept["cell_id"])]
+    path = job.run_directory / records.SCREEN_FILE
+    noted = records.read_screen(job.run_directory)
+    known = {cell_id: note for cell_id, note in noted.items() if cell_id not in set(table["cell_id"])}
+    known |= {
+        row.cell_id: Screened(rule=f"screen={plan.screen}", texts=row.texts, kl=row.kl, loss=-row.change)
+        for row in out.itertuples()
+    }
+    if known != noted:
+        replace_text(path, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
+    if plan.screen is not None:
+        print(
+            f"{job.name}: screen={plan.screen} leaves out {len(out)} of {len(job.cells)} cells after "
+            f"{len(replayed.texts)} replayed texts; a cell left out may still hold."
+        )
+    return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in set(out["cell_id"])))
 
 
 def start_replay(jobs: Sequence[ReplayJob], launcher: Launcher) -> None:

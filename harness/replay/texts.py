@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvsweep.base import records
 from kvsweep.base.errors import BrokenCell, UserError
 from kvsweep.base.files import digests
 from kvsweep.base.records import Completion, Pair, Problem, Row, read_rows, read_shards
+from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.sweep.plan.job import Job
 
 if TYPE_CHECKING:
@@ -53,9 +55,18 @@ class Text:
     token_ids: tuple[int, ...] = ()
     words: str = ""
 
-    def ids(self, model: LoadedModel, tokens: int | None) -> tuple[int, ...]:
-        """The text's token ids, at most `tokens`."""
-        return (self.token_ids or tuple(model.tokenizer(self.words, add_special_tokens=False).input_ids))[:tokens]
+    def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
+        """The request that replays the text's first tokens, at most `tokens`, in each branch."""
+        ids = self.token_ids or tuple(model.tokenizer(self.words, add_special_tokens=False).input_ids)
+        name, draw = self.pair
+        return Request(
+            problem_id=name,
+            draw=draw,
+            prompt_ids=model.prompt_ids(self.prompt),
+            branches=tuple(branches),
+            forced=ids[:tokens],
+            replayed=True,
+        )
 
 
 class _Line(Row, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Known texts in chunks against the same texts token by token, in one run: CPU seconds of one thread.
+"""Known texts in chunks against the same texts token by token, in one run: CPU seconds of one thread, or a GPU's.
 
 `python scripts/bench/bench_replay.py` takes an embedded model and a Llama of 100 million random parameters. Both ways
 feed the same tokens to the same engine with the same evictions, `--rounds` times in turn; a chunk ends after `--chunk`
@@ -34,11 +34,12 @@ LLAMA = {
 }
 
 
-def models(names: list[str]) -> dict[str, LoadedModel]:
+def models(names: list[str], device: str) -> dict[str, LoadedModel]:
     """The models to measure."""
     found = {}
     for name in names:
-        node = compose_config(f"model={'toy_llama' if name == 'llama_100m' else name}").model
+        weights = ["model.random_weights=true"] if name.startswith("r1") else []
+        node = compose_config(f"model={'toy_llama' if name == 'llama_100m' else name}", *weights).model
         if name == "llama_100m":
             node = compose_config(
                 "model=r1_llama_8b",
@@ -46,12 +47,12 @@ def models(names: list[str]) -> dict[str, LoadedModel]:
                 "model.dtype=float32",
                 *(f"++model.config.{key}={value}" for key, value in LLAMA.items()),
             ).model
-        found[name] = load_model(build(ModelConfig, "model", {**plain(node), "threads": 1, "device": "cpu"}))
+        found[name] = load_model(build(ModelConfig, "model", {**plain(node), "threads": 1, "device": device}))
     return found
 
 
 def measure(model: LoadedModel, policy: object, tokens: int, *, chunked: bool) -> float:
-    """CPU seconds to feed a text of random tokens in one slot."""
+    """Seconds to feed a text of random tokens in one slot: of the CPU, or by the clock on a GPU."""
     dice = random.Random(0)
     ids = tuple(dice.randrange(3, min(96, model.network.config.vocab_size)) for _ in range(tokens))
     request = Request(
@@ -64,19 +65,24 @@ def measure(model: LoadedModel, policy: object, tokens: int, *, chunked: bool) -
     )
     decoding = DecodingConfig(name="bench", max_new_tokens=tokens, sampling=SamplingConfig(temperature=0))
     engine = Engine.sized_for([request], model, decoding=decoding, seed=0, slots=1, invariant=False)
-    begin = time.process_time()
+    on_gpu = model.device.type == "cuda"
+    clock = time.perf_counter if on_gpu else time.process_time
+    begin = clock()
     if chunked:
         fed = sum(len(model.logits(part.hidden)) for step in engine.replay([request]) for part in step)
     else:
         fed = sum(completion.num_tokens for _, completion in engine.generate([request]))
     assert fed == tokens
-    return time.process_time() - begin
+    if on_gpu:
+        torch.cuda.synchronize()
+    return clock() - begin
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["toy_qwen", "llama_100m"])
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--chunk", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
@@ -85,17 +91,22 @@ def main() -> None:
     engine_module._MOST_FED = given.chunk
     results = {}
     kinds = StreamingLLM(name="streaming_llm", sinks=4, budget=160, **RULE), H2O(name="h2o", budget=160, **RULE)
-    for name, model in models(given.models).items():
+    for name, model in models(given.models, given.device).items():
         for policy in kinds:
             measure(model, policy, 64, chunked=True)
             rounds = [
                 [measure(model, policy, given.tokens, chunked=c) for c in (False, True)] for _ in range(given.rounds)
             ]
             steps, chunks = (statistics.median(column) for column in zip(*rounds, strict=True))
-            results[f"{name} {policy.name}"] = {"steps": steps, "chunks": chunks, "times": steps / chunks}
+            results[f"{name} {policy.name}"] = {
+                "steps": steps,
+                "chunks": chunks,
+                "times": steps / chunks,
+                "chunked_tokens_per_second": given.tokens / chunks,
+            }
             line = f"token by token {steps:7.2f} s, chunks {chunks:6.2f} s: {steps / chunks:.1f} times"
             print(f"{name:12} {policy.name:14} {line}", flush=True)
-    print(json.dumps({"tokens": given.tokens, "chunk": given.chunk, "cpu_seconds": results}))
+    print(json.dumps({"tokens": given.tokens, "chunk": given.chunk, "seconds": results}))
 
 
 if __name__ == "__main__":

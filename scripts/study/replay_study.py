@@ -18,11 +18,22 @@ from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS, TASKS = ("toy_qwen", "toy_llama"), ("toy_chain", "toy_regs", "toy_groups", "toy_add")
+PANEL, SIZES, METHODS = (
+    ["experiment", "model", "benchmark"],
+    ["keep_ratio", "local_window", "budget"],
+    ("spearman", "pearson"),
+)
+# The published folders of experiments with another name.
+FOLDERS = {"bytes_toy": "bits"}
+MARGIN, BOUNDS = 0.05, (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02)
+COLORS = {"holds": "tab:green", "open": "tab:orange", "loses": "tab:red"}
 # The sign makes every number larger for a cell that is nearer to the full cache.
 SIGNS = {"kl": -1, "change": 1, "flips": -1, "answer_change": 1, "first_other": 1}
 
 
-def jobs(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]]) -> Iterator:
+def jobs(
+    out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str] = ()
+) -> Iterator:
     """The replay of each panel, after its full cache has written the texts."""
     from dataclasses import replace
 
@@ -34,19 +45,25 @@ def jobs(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
 
     for model, task in panels:
         where = [f"results_dir={out}", f"run_name={experiment}", f"benchmark.limit={texts}", "draws=1"]
-        job = make_job(compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where))
-        full = tuple(cell for cell in job.cells if cell.policy.name == "full")
-        if failed := run([replace(job, cells=full)]):
+        job = make_job(
+            compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where, *overrides)
+        )
+        # The texts are those of the unpacked full cache.
+        unpacked = [] if job.cache.bits == 16 else ["cache.bits=16"]
+        names = [f"experiment={experiment}", f"model={model}", f"benchmark={task}"]
+        plain = make_job(compose_config(*names, *where, *overrides, *unpacked))
+        full = tuple(cell for cell in plain.cells if cell.policy.name == "full")
+        if failed := run([replace(plain, cells=full)]):
             raise failed[0]
         yield ReplayJob.of(job, ReplayConfig(limit=texts))
 
 
-def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]]) -> None:
+def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Replay every panel, and note its CPU seconds."""
     from kvsweep.harness.sweep.run.decode_cells import loaded
     from kvsweep.harness.sweep.run.execute import run
 
-    for job in jobs(out, texts, experiment, panels):
+    for job in jobs(out, texts, experiment, panels, overrides):
         if not job.unfinished_cells():
             continue
         loaded(job.model)
@@ -59,8 +76,8 @@ def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, s
         print(note, flush=True)
 
 
-def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]]) -> None:
-    """Decode each panel's whole grid, all cells forked from shared texts, then replay it three times, in one process."""
+def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
+    """Decode each panel's whole grid with forks, then replay it three times, in one process; note CPU seconds."""
     from kvsweep.harness.replay.job import ReplayJob
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
@@ -76,7 +93,9 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
 
     for model, task in panels:
         where = [f"results_dir={out}", f"run_name=cost_{model}_{task}", "benchmark.limit=100", "draws=1"]
-        job = make_job(compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where))
+        job = make_job(
+            compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where, *overrides)
+        )
         replayed = ReplayJob.of(job, ReplayConfig(limit=texts))
         loaded(job.model)
         decoded, rounds = seconds(job), []
@@ -91,102 +110,126 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
 
 
 def joined(out: Path, experiment: str) -> pd.DataFrame:
-    """Fidelity of every compressed cell beside its published Pass@1 and decision."""
+    """Fidelity of every cell beside its published Pass@1 and decision."""
     from kvsweep.analysis.load import load_run
     from kvsweep.analysis.numbers.fidelity import fidelity, replay_rows
 
     run = load_run(out / experiment)
     found = fidelity(replay_rows(run)).merge(run.cells, on="cell_id")
-    published = pd.read_csv(ROOT / "results/published" / experiment / "cells.csv")
-    full = published[published["policy"] == "full"].set_index(["model", "benchmark"])["pass_at_1"]
-    keys = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget"]
-    for name in keys[3:]:
-        found[name] = pd.to_numeric(found[name], errors="coerce")
+    published = pd.read_csv(ROOT / "results/published" / FOLDERS.get(experiment, experiment) / "cells.csv")
+    keys = [*PANEL[1:], "policy", *SIZES, "bits"]
+    for table in (found, published):
+        table[SIZES] = table[SIZES].apply(pd.to_numeric, errors="coerce")
     table = found[[*keys, "texts", *SIGNS]].merge(published[[*keys, "pass_at_1", "decision", "mean_tokens"]], on=keys)
-    table["lost"] = [full[row.model, row.benchmark] - row.pass_at_1 for row in table.itertuples()]
-    table["rank"] = table.groupby(["model", "benchmark"])["kl"].rank(method="first").astype(int)
-    return table
+    return table.assign(experiment=experiment)
 
 
-def correlations(table: pd.DataFrame) -> pd.DataFrame:
+def completed(table: pd.DataFrame) -> pd.DataFrame:
+    """The cells with what they lose of the full cache's Pass@1, and their rank in KL among the compressed ones."""
+    full = table[table["policy"] == "full"].set_index(PANEL)["pass_at_1"]
+    table["lost"] = full.reindex(pd.MultiIndex.from_frame(table[PANEL])).to_numpy() - table["pass_at_1"]
+    ranks = table[table["policy"] != "full"].groupby(PANEL)["kl"].rank(method="first")
+    return table.assign(rank=ranks).sort_values([*PANEL, "kl"], ignore_index=True)
+
+
+def correlations(cells: pd.DataFrame) -> pd.DataFrame:
     """Spearman and Pearson of each number with Pass@1 per panel: all cells, and those that lose at most 10 points."""
     rows = []
-    for (model, task), panel in table.groupby(["model", "benchmark"]):
-        for cohort, cells in (("all", panel), ("near", panel[panel["lost"] <= 0.10])):
+    for names, panel in cells.groupby(PANEL):
+        for cohort, some in (("all", panel), ("near", panel[panel["lost"] <= 0.10])):
             for name, sign in SIGNS.items():
-                known = len(cells) >= 5 and cells[name].nunique() > 1 and cells["pass_at_1"].nunique() > 1
-                pair = (sign * cells[name], cells["pass_at_1"])
-                rows.append(
-                    {
-                        "model": model,
-                        "benchmark": task,
-                        "cohort": cohort,
-                        "cells": len(cells),
-                        "number": name,
-                        "spearman": stats.spearmanr(*pair).statistic if known else np.nan,
-                        "pearson": stats.pearsonr(*pair).statistic if known else np.nan,
-                    }
-                )
+                known = len(some) >= 5 and some[name].nunique() > 1 and some["pass_at_1"].nunique() > 1
+                pair = (sign * some[name], some["pass_at_1"])
+                values = [
+                    function(*pair).statistic if known else np.nan for function in (stats.spearmanr, stats.pearsonr)
+                ]
+                own = {"cohort": cohort, "cells": len(some), "number": name}
+                rows.append(dict(zip(PANEL, names, strict=True)) | own | dict(zip(METHODS, values, strict=True)))
     return pd.DataFrame(rows)
+
+
+def outcome(table: pd.DataFrame, kept: pd.Series) -> dict[str, float]:
+    """What a screen finds of the cells that hold and of those whose Pass@1 lies within 5 points, and its tokens."""
+    compressed = table["policy"] != "full"
+    holds, near = table["decision"] == "holds", compressed & (table["lost"] <= MARGIN)
+    decoded = table["mean_tokens"].where(kept | ~compressed, 0)
+    return {
+        "holding": int(holds.sum()),
+        "holding_found": int((holds & kept).sum()),
+        "within_5_points": int(near.sum()),
+        "within_5_points_found": int((near & kept).sum()),
+        "share_of_tokens": decoded.sum() / table["mean_tokens"].sum(),
+    }
 
 
 def screening(table: pd.DataFrame) -> pd.DataFrame:
-    """For each size of the screen: the cells that hold, those it finds, and the panels whose best cell it keeps."""
-    rows = []
-    panels = [panel for _, panel in table.groupby(["model", "benchmark"])]
-    for most in range(1, 21):
-        kept = [panel[panel["rank"] <= most] for panel in panels]
-        holds = sum(int((panel["decision"] == "holds").sum()) for panel in panels)
-        found = sum(int((panel["decision"] == "holds").sum()) for panel in kept)
-        best = sum(
-            chosen["pass_at_1"].max() >= panel["pass_at_1"].max() for chosen, panel in zip(kept, panels, strict=True)
-        )
-        loss = [
-            panel["pass_at_1"].max() - chosen["pass_at_1"].max() for chosen, panel in zip(kept, panels, strict=True)
-        ]
-        share = sum(c["mean_tokens"].sum() for c in kept) / sum(p["mean_tokens"].sum() for p in panels)
-        rows.append(
-            {
-                "screen": most,
-                "holding": holds,
-                "found": found,
-                "panels_with_best": int(best),
-                "panels": len(panels),
-                "worst_loss_of_best": max(loss),
-                "share_of_cell_tokens": share,
-            }
-        )
-    return pd.DataFrame(rows)
+    """The outcome of each screen over all panels of each experiment."""
+    rules = {f"screen={most}": table["rank"] <= most for most in (1, 2, 4, 6, 8, 10, 12, 16)}
+    rules |= {f"screen=loss:{bound:g}": -table["change"] <= bound for bound in BOUNDS}
+    found = []
+    for experiment in [*table["experiment"].unique(), "all"]:
+        own = table["experiment"].isin([experiment]) | (experiment == "all")
+        for rule, kept in rules.items():
+            found.append({"experiment": experiment, "rule": rule} | outcome(table[own], kept[own]))
+    return pd.DataFrame(found)
 
 
-def tables(out: Path, experiment: str) -> None:
-    """Write the tables and the figure."""
+def halves(table: pd.DataFrame, rounds: int = 300) -> pd.DataFrame:
+    """A bound on the loss, calibrated on a random half of the panels and tried on the other half.
+
+    The bound keeps nine of ten cells of the first half whose Pass@1 lies within 5 points of the full cache's, or is two
+    or four times as large.
+    """
+    groups = [panel for _, panel in table.groupby(PANEL)]
+    dice, found = np.random.default_rng(0), []
+    for _ in range(rounds):
+        order = dice.permutation(len(groups))
+        first, second = (pd.concat([groups[i] for i in part]) for part in np.array_split(order, 2))
+        near = first[(first["policy"] != "full") & (first["lost"] <= MARGIN)]
+        bound = (-near["change"]).clip(lower=0).quantile(0.9)
+        for factor in (1, 2, 4):
+            kept = -second["change"] <= factor * bound
+            found.append({"factor": factor, "bound": factor * bound} | outcome(second, kept))
+    return pd.DataFrame(found)
+
+
+def tables(out: Path, experiments: Sequence[str]) -> None:
+    """Put the replayed experiments among the published cells, and write the tables and the figure again."""
     from matplotlib.figure import Figure
 
-    folder = out / "published"
-    folder.mkdir(exist_ok=True)
-    table = joined(out, experiment)
+    folder = ROOT / "results/published/replay"
+    new = [joined(out / name, name) for name in experiments]
+    known = pd.read_csv(folder / "cells.csv")
+    fresh = pd.concat([pd.DataFrame(columns=PANEL), *new])[PANEL].apply(tuple, axis=1)
+    kept = known[~known[PANEL].apply(tuple, axis=1).isin(set(fresh))]
+    table = completed(pd.concat([kept, *new], ignore_index=True))
     table.round(6).to_csv(folder / "cells.csv", index=False)
-    found = correlations(table)
+    cells = table[table["policy"] != "full"]
+    found = correlations(cells)
     found.round(4).to_csv(folder / "correlations.csv", index=False)
-    screening(table).round(4).to_csv(folder / "screening.csv", index=False)
-    figure = Figure(figsize=(11, 5.5), layout="constrained")
-    for axis, ((model, task), panel) in zip(
-        figure.subplots(2, 4).flat, table.groupby(["model", "benchmark"]), strict=True
-    ):
-        axis.scatter(panel["kl"], 100 * panel["pass_at_1"], s=14, c=panel["keep_ratio"], cmap="viridis")
+    screens, tried = screening(table), halves(table)
+    screens.round(4).to_csv(folder / "screening.csv", index=False)
+    tries = tried.groupby("factor")
+    summary = tries["bound"].quantile([0.05, 0.5, 0.95]).unstack().add_prefix("bound_")
+    for name in ("holding", "within_5_points"):
+        summary[f"{name}_screened_out"] = 1 - tries[f"{name}_found"].sum() / tries[name].sum()
+    summary["share_of_tokens"] = tries["share_of_tokens"].mean()
+    summary.round(5).to_csv(folder / "halves.csv")
+    panels = list(cells.groupby(PANEL))
+    figure = Figure(figsize=(11, 2.75 * -(-len(panels) // 4)), layout="constrained")
+    for axis, (names, panel) in zip(figure.subplots(-(-len(panels) // 4), 4).flat, panels, strict=False):
+        axis.scatter(panel["kl"], 100 * panel["pass_at_1"], s=14, c=panel["decision"].map(COLORS).fillna("grey"))
         axis.set_xscale("log")
         axis.axhline(100 * (panel["pass_at_1"] + panel["lost"]).iloc[0], lw=0.8, ls="--", color="grey")
-        value = found.query("model == @model and benchmark == @task and cohort == 'all' and number == 'kl'")[
-            "spearman"
-        ].iloc[0]
-        axis.set_title(f"{model} {task}: Spearman {value:.2f}", fontsize=9)
+        value = stats.spearmanr(-panel["kl"], panel["pass_at_1"]).statistic
+        axis.set_title(f"{' '.join(names)}: Spearman {value:.2f}", fontsize=8)
         axis.set_xlabel("KL per token", fontsize=8)
         axis.set_ylabel("Pass@1 in %", fontsize=8)
-    figure.savefig(folder / "kl_and_pass_at_1.png", dpi=130)
-    wide = found.pivot_table(index=["model", "benchmark"], columns=["cohort", "number"], values="spearman")
+    figure.savefig(folder / "kl_and_pass_at_1.png", dpi=110)
+    wide = found.pivot_table(index=PANEL, columns=["cohort", "number"], values="spearman")
     print(wide.round(2).to_string())
-    print(screening(table).round(3).to_string(index=False))
+    print(screens[screens["experiment"] == "all"].round(3).to_string(index=False))
+    print(summary.round(4).to_string())
 
 
 def main() -> None:
@@ -196,12 +239,13 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=20)
     parser.add_argument("--experiment", default="demo")
     parser.add_argument("--panels", nargs="*", default=[f"{m}/{t}" for m in MODELS for t in TASKS])
+    parser.add_argument("--overrides", nargs="*", default=[])
     given = parser.parse_args()
     panels = [tuple(panel.split("/")) for panel in given.panels]
     if given.stage != "tables":
-        {"replay": replay, "cost": cost}[given.stage](given.out, given.texts, given.experiment, panels)
+        {"replay": replay, "cost": cost}[given.stage](given.out, given.texts, given.experiment, panels, given.overrides)
     else:
-        tables(given.out, given.experiment)
+        tables(given.out, given.experiment.split(",") if given.experiment else [])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kvsweep.kernels import (
+    chunk_attention,
     compact,
     decode_attention,
     importance_labels,
@@ -30,7 +31,7 @@ from kvsweep.kernels import (
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 TYPES = {"bf16": False, "fp32": True}
-ATTENTION = (decode_attention._attend_chunk, packed_attention._attend_packed)
+ATTENTION = (decode_attention._attend_chunk, chunk_attention._attend, packed_attention._attend_packed)
 
 
 def power(number):
@@ -58,6 +59,14 @@ def variants():
             constants |= {"MASS": mass, "UPCAST": up}
             name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, decode_attention._attend_chunk, types, constants, 4
+            types = dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}") | {
+                "mass": "*fp32",
+                "scaling": "fp32",
+            }
+            at_once = chunk_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
+            del constants["CHUNK"], constants["DEPTH"]
+            name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
+            yield name, chunk_attention._attend, types, {**constants, "TOKENS": at_once}, 4
         if group == 4:
             types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
             yield f"join_chunks {dtype} D={dim}", decode_attention._join_chunks, types, common, 4

@@ -57,6 +57,30 @@ def test_decode_attention(group, dim, capacity, lengths, dtype):
 
 
 @inside
+@DTYPES
+@pytest.mark.parametrize(
+    ("group", "dim", "rows", "tokens"), [(1, 8, 1, 1), (4, 96, 130, 33), (7, 128, 150, 150), (16, 64, 70, 5)]
+)
+def test_chunk_attention(group, dim, rows, tokens, dtype):
+    from kvsweep.kernels.chunk_attention import chunk_attention
+
+    torch.manual_seed(group)
+    query = torch.randn(tokens, 2 * group, dim).to(dtype)
+    memory = torch.full((2, 2, rows + 9, dim), torch.nan).to(dtype)  # rows behind the chunk's are never read
+    memory[:, :, :rows] = torch.randn(2, 2, rows, dim).to(dtype)
+    keys, values = memory[:, :, :rows]
+    output, mass = chunk_attention(query, keys, values, scaling=dim**-0.5, return_mass=True)
+    # The same tokens one after the other, each over its own rows alone.
+    for token in range(tokens):
+        seen = rows - tokens + token + 1
+        exact = [tensor.double()[None] for tensor in (query[token], keys, values)]
+        expected = reference.decode_attention(*exact, torch.tensor([seen]), scaling=dim**-0.5, return_mass=True)
+        close(output[token], expected[0][0], dtype)
+        close(mass[token], expected[1][0], dtype)
+    assert torch.equal(chunk_attention(query, keys, values, scaling=dim**-0.5)[0], output)
+
+
+@inside
 def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
     from kvsweep.kernels.decode_attention import decode_attention
 

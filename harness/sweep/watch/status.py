@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -72,6 +72,7 @@ class SweepStatus:
 
     Attributes:
         state: running or queued if a task is; else done if all cells are, else stopped.
+        replayed, to_replay: numbers of rows of replayed texts that are stored, and that there will be.
         tokens_per_second: live tokens of the tasks that run now.
         seconds: the time during which at least one task worked, of each task's last start.
         seconds_left: time for the missing completions at the pace of the tasks that run now; None without such a pace.
@@ -84,6 +85,8 @@ class SweepStatus:
     tasks: list[TaskStatus]
     finished: int
     expected: int
+    replayed: int
+    to_replay: int
     tokens_per_second: float
     seconds: float
     seconds_left: float | None
@@ -95,7 +98,14 @@ def read_sweep(directory: Path) -> SweepStatus:
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
     tasks = tasks_now(directory)
-    cells = _cells_of_tasks(directory, tasks)
+    replaying = [task for task in tasks if task.replays]
+    cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
+    # A cell that is replayed and not decoded expects no completion; its state is that of its replay.
+    for cell_id, cell in _cells_of_tasks(directory, replaying).items():
+        state = cell.state if cell.finished < cell.expected else "done"
+        cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
+    rows = [row for task in replaying for row in task.cells.values()]
+    replayed, to_replay = (sum(getattr(row, name) for row in rows) for name in ("finished", "expected"))
     for path in directory.glob(f"*/{records.CELL_FILE}"):
         if path.parent.name not in cells:
             with suppress(BrokenCell, OSError, KeyError, TypeError):
@@ -107,20 +117,27 @@ def read_sweep(directory: Path) -> SweepStatus:
     running = [(task, max(task.heartbeat - task.started, 1e-9)) for task in tasks if task.state == "running"]
     pace = sum(task.made / seconds for task, seconds in running)
     finished, expected = (sum(getattr(cell, name) for cell in cells.values()) for name in ("finished", "expected"))
+    left = expected - finished + to_replay - replayed
     return SweepStatus(
         directory=directory,
-        state=_state({cell.state for cell in cells.values()}),
+        state=_state({c.state for c in cells.values()} | {t.state for t in replaying} & {"running", "queued"}),
         cells=sorted(cells.values(), key=lambda c: (c.model, c.benchmark, c.policy != "full", c.policy, c.cell_id)),
         tasks=tasks,
         finished=finished,
         expected=expected,
+        replayed=replayed,
+        to_replay=to_replay,
         tokens_per_second=sum(task.tokens / seconds for task, seconds in running),
         seconds=_seconds_at_work(tasks),
-        seconds_left=(expected - finished) / pace if pace else None if expected > finished else 0.0,
+        seconds_left=left / pace if pace else None if left > 0 else 0.0,
         failed=[
             task
             for task in tasks
-            if task.state in ("failed", "stopped") and any(cells[cell_id].state != "done" for cell_id in task.cells)
+            if task.state in ("failed", "stopped")
+            and any(
+                row.finished < row.expected if task.replays else cells[cell_id].state != "done"
+                for cell_id, row in task.cells.items()
+            )
         ],
     )
 
@@ -237,7 +254,7 @@ def _watch(directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
         while True:
             sweep = read_sweep(directory)
             live.update(render(sweep, per_cell=per_cell))
-            if not any(cell.state in ("running", "queued") for cell in sweep.cells):
+            if sweep.state not in ("running", "queued"):
                 return sweep
             time.sleep(max(interval, 0.1))
 
@@ -255,6 +272,8 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
     counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
+    if sweep.to_replay:
+        counts.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
     left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
     pace = f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else ""
     bar = Table.grid(padding=(0, 1))

@@ -2,11 +2,17 @@
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
 
+from kvsweep.analysis.export import export
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.seconds import timings
+from kvsweep.analysis.report.build import build_report
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, read_rows
 from kvsweep.harness.replay.command import _replay
+from kvsweep.harness.sweep.watch.status import as_json, read_sweep
 
 SWEEP = [
     "benchmark=toy_chain",
@@ -80,6 +86,36 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     full, nearest, farthest = sorted(kl, key=kl.__getitem__)
     assert decoded(folder) == {full, nearest}
     assert kl[full] == 0 < kl[farthest]
+    noted = json.loads((folder / "screen.json").read_text())
+    assert noted.keys() == {farthest}
+    assert noted[farthest]["kl"] == pytest.approx(kl[farthest] / 4)
+
+    status = as_json(read_sweep(folder))
+    assert (status["state"], status["finished"], status["expected"]) == ("done", 8, 8)
+    assert (status["replayed"], status["to_replay"]) == (12, 12)
+    page = build_report(folder).read_text()
+    assert "Screened out, not decoded: 1" in page
+    assert "Unfinished cells" not in page
+    assert page.count("Replayed texts") == 1
+    replayed = pq.read_table(export(folder)[0] / "replayed.parquet").to_pylist()
+    assert {row["cell_id"]: 4 for row in replayed} == dict.fromkeys(kl, 4)
+    assert sum(row["kl_mean"] for row in replayed if row["cell_id"] == farthest) == pytest.approx(kl[farthest])
+
+    # A bound on the loss, and then no screen, decode what the first screen left out.
+    lost = {name: note["loss"] for name, note in noted.items()}
+    sweep("screened", f"screen=loss:{lost[farthest] + 1e-6}")
+    assert decoded(folder) == {full, nearest, farthest}
+    assert json.loads((folder / "screen.json").read_text()) == {}
+
+
+def test_tasks_of_their_own_replay_like_one(sweep):
+    folder = sweep("tasks", "replay=only")
+    whole = rows(folder)
+    for path in folder.glob("*/replay.jsonl"):
+        path.unlink()
+    _replay(folder, ["launcher=local", "launcher.shards=2", "launcher.parallel=1"], timed=False)
+    assert_same(rows(folder), whole)
+    assert {path.name for path in folder.glob("*/replay*.jsonl")} == {"replay-1of2.jsonl", "replay-2of2.jsonl"}
 
 
 def test_texts_of_a_file_and_seconds(sweep, tmp_path):
@@ -90,6 +126,14 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
     assert all(set(found) == {("t0", 0), ("t1", 0)} for found in rows(folder).values())
     _replay(folder, [f"texts={file}", "slots=2", "rounds=2"], timed=True)
     batches = [(n, *batch) for n in range(2) for batch in (("one", 1), ("given", 2))]
+    page = build_report(folder).read_text()
+    assert page.count("Seconds of each setting alone</h2>") == 1
+    assert page.count('<h2 id="fidelity">') == 1
+    timed = timings(load_run(folder))
+    assert set(timed["slots"]) == {1, 2}
+    assert set(timed["rounds"]) == {2}
+    full = timed[timed["times_full"] == 1]
+    assert len(full) == 2
     for path in folder.glob("*/cell.yaml"):
         found = list(read_rows(path.with_name(SECONDS_FILE), Timing))
         assert [(row.round, row.why, row.slots) for row in found] == batches
