@@ -276,7 +276,8 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
-                "bits": _cache(cell.settings)["bits"],
+                "bits": _bits(_cache(cell.settings)),
+                "unpacked_rows": _unpacked_rows(_cache(cell.settings)),
                 **{name: policy.get(name) for name in AXES},
                 "question": str(policy.get("question") or ""),
                 "variant": variant,
@@ -293,7 +294,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    for column in (*AXES, "expected", "draws"):
+    for column in (*AXES, "expected", "draws", "unpacked_rows"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
 
@@ -303,10 +304,22 @@ def _cache(cell: dict[str, Any]) -> dict[str, Any]:
     return cell.get("cache") or {"bits": 16}
 
 
+def _bits(stored: dict[str, Any]) -> float:
+    """Bits of a stored number, in the mean over keys and values."""
+    return stored["bits"] if "bits" in stored else (stored["key_bits"] + stored["value_bits"]) / 2
+
+
+def _unpacked_rows(stored: dict[str, Any]) -> int | None:
+    """The longest cache in which no row is packed; None where rows are never packed."""
+    if stored.get("residual") is None:
+        return None
+    return int(stored["residual"] + (stored["group"] - 1 if stored.get("scheme") == "kivi" else 0))
+
+
 def _policy_name(cell: dict[str, Any]) -> str:
     """The policy's name. A full cache of packed rows has one of its own: all others are compared with the unpacked."""
     name = str(cell["policy"]["name"])
-    return "full_packed" if name == "full" and _cache(cell)["bits"] != 16 else name
+    return "full_packed" if name == "full" and cell.get("cache") else name
 
 
 def _title(section: dict[str, Any]) -> str:

@@ -48,6 +48,7 @@ class CellStatus:
 
     Attributes:
         finished, expected, graded: numbers of completions that are stored, that there will be, and that have a grade.
+        packed: whether a row of any completion was packed; None where rows are never packed, or unknown.
         pass_at_1, error: Pass@1 of the graded completions and its standard error; None where unknown.
     """
 
@@ -59,6 +60,7 @@ class CellStatus:
     finished: int
     expected: int
     random_weights: bool = False
+    packed: bool | None = None
     graded: int = 0
     pass_at_1: float | None = None
     error: float | None = None
@@ -147,6 +149,7 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         done = (directory / cell_id / records.DONE_FILE).exists()
         states = {task.state for task in parts}
         named = newest.cells[cell_id]
+        packed = {task.cells[cell_id].packed for task in parts}
         # Several experiments may share a cell; they count its completions each.
         shards: dict[str, list[CellProgress]] = defaultdict(list)
         for task in parts:
@@ -164,6 +167,7 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
             finished=expected if done else finished,
             expected=expected,
             random_weights=named.random_weights,
+            packed=None if packed == {None} else True in packed,
         )
     return cells
 
@@ -280,6 +284,8 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
     counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
+    unpacked = sum(cell.packed is False for cell in sweep.cells)
+    counts += [f"{unpacked} with no row packed"] * (unpacked > 0)
     left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
     pace = f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else ""
     bar = Table.grid(padding=(0, 1))
@@ -302,7 +308,8 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
         for cell in panel:
-            table.add_row(cell.policy, cell.state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
+            state = cell.state + (", no row packed" if cell.packed is False else "")
+            table.add_row(cell.policy, state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
     return table
 
 
