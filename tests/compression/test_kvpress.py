@@ -98,7 +98,9 @@ def kept_by_kvpress(press, ids):
     """The rows that kvpress itself leaves of a prefill, [layers, kv_heads, kept], found by their keys."""
     from transformers import AutoModelForCausalLM, DynamicCache
 
-    network = AutoModelForCausalLM.from_pretrained(WEIGHTS / "toy_qwen", attn_implementation="eager", dtype=torch.float32)
+    network = AutoModelForCausalLM.from_pretrained(
+        WEIGHTS / "toy_qwen", attn_implementation="eager", dtype=torch.float32
+    )
     whole, pruned = DynamicCache(), DynamicCache()
     network(ids, past_key_values=whole)
     with press(network):
