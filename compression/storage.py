@@ -25,6 +25,8 @@ _Attended = tuple[Tensor, Tensor | None]
 # Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
 _COPIED_TOKENS = 16
 
+_FORTH, _BACK = 0, 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -229,7 +231,7 @@ class PackedRows(Storage):
         self.counts[slot], self.newest[slot] = old, 0
         lie = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
-            rows = self._forth(torch.stack([keys, values]))
+            rows = self._rotated(torch.stack([keys, values]), _FORTH)
             self.packed[slot, layer, :, :old] = self._packed(rows[..., :old, :])
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
 
@@ -263,13 +265,13 @@ class PackedRows(Storage):
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows, rotated, among the newest."""
-        rows = self._forth(torch.cat([keys, values], dim=2))  # [tokens or more, kv_heads, 2, head_dim]
+        rows = self._rotated(torch.cat([keys, values], dim=2), _FORTH)  # [tokens or more, kv_heads, 2, head_dim]
         self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
 
     def attend(self, layer: int, query: Tensor, scaling: float) -> tuple[Tensor, list[Tensor | None]]:
         """Attend in the rotated space over the packed and the newest rows."""
-        output, masses = super().attend(layer, self._back(query), scaling)
-        return self._back(output), masses
+        output, masses = super().attend(layer, self._rotated(query, _BACK), scaling)
+        return self._rotated(output, _BACK), masses
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
         cache = self.cache
@@ -297,7 +299,7 @@ class PackedRows(Storage):
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         rows = whole_rows(*self._rows(layer, slice(slot, slot + 1), length), forms=self.forms)
-        keys, values = self._back(rows[:, 0])
+        keys, values = self._rotated(rows[:, 0], _BACK)
         return keys, values
 
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -313,12 +315,6 @@ class PackedRows(Storage):
     def _packed(self, rows: Tensor) -> Tensor:
         """Bytes [..., bytes] of keys and values [2, ..., head_dim]."""
         return torch.cat([pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)], dim=-1)
-
-    def _forth(self, rows: Tensor) -> Tensor:
-        return self._rotated(rows, 0)
-
-    def _back(self, rows: Tensor) -> Tensor:
-        return self._rotated(rows, 1)
 
     def _rotated(self, rows: Tensor, by: int) -> Tensor:
         if not self._rotation:

@@ -51,10 +51,12 @@ def unpack_rows(packed: Tensor, form: RowFormat, real: Tensor, out: Tensor) -> N
 
     Rows that are not `real`, [...] or broadcast to it, become zeros whatever their bytes are.
     """
-    fields = packed[..., form.level_bytes :].view(torch.float16).float().masked_fill_(~real[..., None], 0)
+    # On the CPU each conversion is several times as fast from contiguous memory.
+    levels, fields = (part.contiguous() for part in packed.tensor_split([form.level_bytes], dim=-1))
+    fields = fields.view(torch.float16).float().masked_fill_(~real[..., None], 0)
     zero, step = fields[..., None].split(form.groups, dim=-2)  # [..., groups, 1]
     # In words of four bytes, in which all levels of one place are cut out at once.
-    words = packed.view(torch.int32)[..., : form.level_bytes // 4]
+    words = levels.view(torch.int32)
     if form.bits < 8:
         mask = form.top * 0x01010101
         words = torch.cat([words >> shift & mask for shift in range(0, 8, form.bits)], dim=-1)

@@ -1,7 +1,7 @@
 """The presses of NVIDIA/kvpress that score rows, under this cache, budget and clocks."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
@@ -22,61 +22,26 @@ class NeedsMoreError(Exception):
 
 
 class _Absent:
-    """Stands for an input of a press that a policy does not have; whatever is done with it says so."""
+    """Stands for an input of a press of which a policy has only what is `known`; any other use says so."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, **known: Any) -> None:
         self._what = what
+        self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsMoreError(self._what)
 
     def __getitem__(self, key: Any) -> Any:
-        raise NeedsMoreError(self._what)
+        return _hidden(self.queries[key])
 
 
-_MODULE, _HIDDEN = _Absent("the attention module"), _Absent("hidden states")
-_ATTENTIONS, _ARGUMENTS = _Absent("attention weights"), _Absent("the arguments of the model's forward")
+def _hidden(queries: Tensor) -> _Absent:
+    """Hidden states of which only the queries are known, [1, tokens, q_heads * head_dim]."""
+    return _Absent("hidden states themselves", queries=queries, shape=queries.shape)
 
 
-class _Paid(_Absent):
-    """Attention weights [1, kv_heads, queries, rows] of which only the sum over the queries is known."""
-
-    def __init__(self, paid: Tensor) -> None:
-        super().__init__("attention weights of single queries")
-        self.paid, self.device, self.dtype = paid, paid.device, paid.dtype
-
-    def sum(self, dim: int) -> Tensor:
-        if dim != 2:
-            raise NeedsMoreError("attention weights of single queries")
-        return self.paid
-
-
-class _Hidden(_Absent):
-    """Hidden states of the newest tokens, of which only the queries are known, [1, tokens, q_heads * head_dim]."""
-
-    def __init__(self, queries: Tensor) -> None:
-        super().__init__("hidden states themselves")
-        self.queries, self.shape = queries, queries.shape
-
-    def __getitem__(self, key: Any) -> "_Hidden":
-        return _Hidden(self.queries[key])
-
-
-class _Module(_Absent):
-    """A layer's attention module, of which queries before rotation and the rotation are known."""
-
-    def __init__(self, q_heads: int, kv_heads: int, head_dim: int, rotation: Callable[[Tensor], Rotation]) -> None:
-        super().__init__("more of the attention module than queries and rotation")
-        self.config = SimpleNamespace(num_attention_heads=q_heads, num_key_value_heads=kv_heads)
-        self.head_dim, self.rotation = head_dim, rotation
-
-    def q_proj(self, hidden: _Hidden) -> Tensor:
-        if not isinstance(hidden, _Hidden):
-            raise NeedsMoreError("the projection of other numbers than hidden states")
-        return hidden.queries
-
-    def rotary_emb(self, like: Tensor, positions: Tensor) -> Rotation:
-        return self.rotation(positions)
+_NOTHING = ("the attention module", "hidden states", "attention weights", "the arguments of the model's forward")
+_MODULE, _HIDDEN, _ATTENTIONS, _ARGUMENTS = map(_Absent, _NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,16 +101,13 @@ class KVPress(HeadPolicy):
 
     def scores(self, view: CacheView) -> Tensor:
         kept = self.length_after(view.length, view.question_length, view.evictions)
-        newest = int(view.positions.flatten()[-1])
-        statistics = None
-        if isinstance(self._wanted, RecentQueries):
-            statistics = read_statistics(str(self.statistics), view.positions.device)
-        layers = []
-        for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):
-            recorded = view.signals[self._wanted][layer] if self._wanted else None
-            positions = view.positions.expand(len(view.keys), len(keys), -1)[layer]
-            given = _inputs(self._wanted, recorded, positions, newest, statistics)
-            layers.append(self._score(keys[None], values[None], kept, given)[0])
+        newest, rotated = int(view.positions.flatten()[-1]), isinstance(self._wanted, RecentQueries)
+        statistics = read_statistics(str(self.statistics), view.positions.device) if rotated else {}
+        recorded = view.signals[self._wanted] if self._wanted else view.positions
+        layers = [
+            self._score(k[None], v[None], kept, _inputs(self._wanted, numbers, positions, newest, statistics))[0]
+            for k, v, numbers, positions in zip(view.keys, view.values, recorded, view.positions, strict=True)
+        ]
         return torch.stack(layers).float()
 
     def identity(self) -> dict[str, Any]:
@@ -156,10 +118,9 @@ class KVPress(HeadPolicy):
 
     def _score(self, keys: Tensor, values: Tensor, kept: int, given: tuple[Any, ...]) -> Tensor:
         scorer: Any = self.__dict__["_scorer"]
-        module, hidden, attentions, arguments = given
         # Half a row more, so that no rounding makes the press count a row less.
         scorer.compression_ratio = max(0.0, 1 - (kept + 0.5) / keys.shape[2])
-        return scorer.score(module, hidden, keys, values, attentions, arguments)
+        return scorer.score(*given[:2], keys, values, *given[2:])
 
     def _make_press(self) -> Any:
         kvpress = _import_kvpress()
@@ -186,7 +147,7 @@ class KVPress(HeadPolicy):
         positions = torch.arange(count).expand(2, -1)
         statistics = {"inverse_frequencies": torch.ones(8).double(), "attention_scaling": torch.tensor(1.0)}
         recorded = {
-            None: None,
+            None: rows,
             AttentionMass(): torch.rand(2, count, generator=generator),
             RecentQueries(self.queries): torch.randn(4, self.queries, 16, generator=generator),
         }
@@ -217,7 +178,7 @@ class KVPress(HeadPolicy):
 
 
 def _inputs(
-    signal: Signal | None, recorded: Any, positions: Tensor, newest: int, statistics: Mapping[str, Tensor] | None
+    signal: Signal | None, recorded: Any, positions: Tensor, newest: int, statistics: Mapping[str, Tensor]
 ) -> tuple[Any, ...]:
     """What a press gets beside a layer's keys and values: module, hidden states, attention weights, arguments.
 
@@ -228,22 +189,29 @@ def _inputs(
     if isinstance(signal, AttentionMass):
         # A press divides by the queries behind each row, and counts them as if no row had been evicted between.
         counted = torch.arange(recorded.shape[-1], 0, -1, device=recorded.device)
-        return _MODULE, _HIDDEN, _Paid((recorded * counted / (newest + 1 - positions))[None]), _ARGUMENTS
-    assert statistics is not None
+        sums = {2: (recorded * counted / (newest + 1 - positions))[None]}
+        known = {"sum": sums.__getitem__, "device": recorded.device, "dtype": recorded.dtype}
+        return _MODULE, _HIDDEN, _Absent("attention weights of single queries", **known), _ARGUMENTS
     frequencies, scaling = (statistics[name].double() for name in ("inverse_frequencies", "attention_scaling"))
-    known = min(recorded.shape[1], newest + 1)
+    count = min(recorded.shape[1], newest + 1)
 
     def rotation(at: Tensor) -> Rotation:
         angles = (at.double()[..., None] * frequencies).repeat(1, 1, 2)
         return (angles.cos() * scaling).float(), (angles.sin() * scaling).float()
 
-    at = torch.arange(newest + 1 - known, newest + 1, device=recorded.device)
-    pairs = torch.complex(*recorded[:, -known:].double().chunk(2, dim=-1))
-    turned = pairs * torch.polar(1 / scaling.expand(known, len(frequencies)), -at[:, None] * frequencies)
+    at = torch.arange(newest + 1 - count, newest + 1, device=recorded.device)
+    pairs = torch.complex(*recorded[:, -count:].double().chunk(2, dim=-1))
+    turned = pairs * torch.polar(1 / scaling.expand(count, len(frequencies)), -at[:, None] * frequencies)
     queries = torch.cat([turned.real, turned.imag], dim=-1).float().transpose(0, 1).flatten(1)[None]
     # A press counts positions from the first of the hidden states.
-    module = _Module(len(recorded), len(positions), recorded.shape[-1], lambda given: rotation(given + at[0]))
-    return module, _Hidden(queries), None, {"position_embeddings": rotation(at[None])}
+    module = _Absent(
+        "more of the attention module than queries and rotation",
+        config=SimpleNamespace(num_attention_heads=len(recorded), num_key_value_heads=len(positions)),
+        head_dim=recorded.shape[-1],
+        q_proj=lambda hidden: hidden.queries,
+        rotary_emb=lambda _, given: rotation(given + at[0]),
+    )
+    return module, _hidden(queries), None, {"position_embeddings": rotation(at[None])}
 
 
 def _import_kvpress() -> Any:
