@@ -300,20 +300,28 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
 
 
 def _cache(cell: dict[str, Any]) -> dict[str, Any]:
-    """The precision of the stored rows: 16 bits, the model's own, where cell.yaml names none."""
-    return cell.get("cache") or {"bits": 16}
+    """The precision of the stored rows: 16 bits, the model's own, where cell.yaml names none; else bits and scheme.
+
+    `bits` is a number, or "4/2" for keys of 4 and values of 2 bits.
+    """
+    if not (stored := cell.get("cache")):
+        return {"bits": 16}
+    bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
+    sizes = {name: stored[name] for name in ("group", "residual") if name in stored}
+    return {"bits": bits, "scheme": stored.get("scheme", "rotated"), **sizes}
 
 
 def _bits(stored: dict[str, Any]) -> float:
     """Bits of a stored number, in the mean over keys and values."""
-    return stored["bits"] if "bits" in stored else (stored["key_bits"] + stored["value_bits"]) / 2
+    widths = [int(width) for width in str(stored["bits"]).split("/")]
+    return sum(widths) / len(widths)
 
 
 def _unpacked_rows(stored: dict[str, Any]) -> int | None:
     """The longest cache in which no row is packed; None where rows are never packed."""
-    if stored.get("residual") is None:
+    if stored["bits"] == 16:
         return None
-    return int(stored["residual"] + (stored["group"] - 1 if stored.get("scheme") == "kivi" else 0))
+    return int(stored["residual"] + (stored["group"] - 1 if stored["scheme"] == "kivi" else 0))
 
 
 def _policy_name(cell: dict[str, Any]) -> str:

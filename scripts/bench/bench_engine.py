@@ -358,7 +358,7 @@ def packed(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def alternating(runs: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
-    """Tokens per second of CPU time of two contenders, and the median of the first's by the second's over the rounds."""
+    """Tokens per second of CPU time of two contenders, and their ratio, each the median over the rounds."""
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name in sorted(runs, reverse=number % 2 > 0):
