@@ -68,7 +68,7 @@ class CacheConfig:
         return peak_length >= self.whole_rows + (self.scheme != "kivi") if self.is_packed else None
 
     def check_implementation(self, impl: str) -> None:
-        """Raise ValueError where an implementation has no kernel for these rows."""
+        """Raise ValueError where there is no kernel for these rows."""
         if self.is_packed and self.scheme == "kivi" and impl == "triton":
             raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
 
@@ -85,17 +85,15 @@ class CacheConfig:
                 f"cache.scheme=rotated needs heads of a power of two, and the model's have {head_dim} numbers: "
                 "choose plain or kivi."
             )
-        key_bits, value_bits = self.widths
-        if self.scheme == "kivi" and self.group * key_bits % 32:
+        keys, values = self.widths
+        if self.scheme == "kivi" and self.group * keys % 32:
             raise ValueError(
-                f"cache.group={self.group} does not fill whole words of 4 bytes with {key_bits} bits a key: choose a "
-                f"multiple of {32 // key_bits}."
+                f"cache.group={self.group} does not fill whole words of 4 bytes with {keys} bits a key: choose a "
+                f"multiple of {32 // keys}."
             )
-        key_length = self.group if self.scheme == "kivi" else head_dim
-        return (
-            RowFormat(bits=key_bits, group=self.group, head_dim=key_length),
-            RowFormat(bits=value_bits, group=self.group, head_dim=head_dim),
-        )
+        sizes = ((keys, self.group if self.scheme == "kivi" else head_dim), (values, head_dim))
+        key, value = (RowFormat(bits=bits, group=self.group, head_dim=numbers) for bits, numbers in sizes)
+        return key, value
 
     def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:
         """Bytes of keys and values that one slot of `capacity` rows takes: layers * kv_heads times those of a head.
@@ -107,9 +105,8 @@ class CacheConfig:
         forms, whole = self.forms(head_dim), 2 * head_dim * itemsize
         if not forms:
             return layers * kv_heads * capacity * whole
-        packed = capacity * (forms[0].row_bytes + forms[1].row_bytes)
-        if self.scheme == "kivi":
-            packed = capacity // self.group * (head_dim * forms[0].row_bytes + self.group * forms[1].row_bytes)
+        rows, keys = (self.group, head_dim) if self.scheme == "kivi" else (1, 1)
+        packed = capacity // rows * (keys * forms[0].row_bytes + rows * forms[1].row_bytes)
         return layers * kv_heads * (packed + self.whole_rows * whole)
 
     def identity(self) -> dict[str, Any]:

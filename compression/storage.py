@@ -387,7 +387,9 @@ class KiviRows(Storage):
         counts = (lengths - self.residual).clamp(min=0) // self.group * self.group
         stored, seen = self._rows(layer, piece.slots, cache.seen(piece.slots)), cache.seen(piece.slots)
         if piece.count == 1:
-            output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, forms=self.forms, **how)
+            output, mass = cache.operations.kivi_attention(
+                query, *stored, counts, lengths=lengths, forms=self.forms, **how
+            )
             return output, None if mass is None else mass[..., :seen]
         # Each token sees a row as it was then: whole until its own step, packed from there on.
         packed = whole_kivi_rows(*stored, counts[-1:], forms=self.forms)[:, 0, :, :seen]

@@ -174,35 +174,20 @@ def packed_attention(
 
 
 def kivi_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    newest: Tensor,
-    counts: Tensor,
-    lengths: Tensor,
-    *,
-    forms: RowForms,
-    scaling: float,
-    return_mass: bool = False,
+    query: Tensor, *stored: Tensor, lengths: Tensor, forms: RowForms, scaling: float, return_mass: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """`decode_attention` over rows as `whole_kivi_rows` describes them; the rest as in `packed_attention`."""
-    stored = (keys, values, newest, counts)
+    """`decode_attention` over rows stored as `whole_kivi_rows` describes them; the rest as in `packed_attention`."""
     return _attend_unpacked(partial(whole_kivi_rows, forms=forms), stored, query, lengths, scaling, return_mass)
 
 
 def _attend_unpacked(
-    unpack: Callable[..., Tensor],
-    stored: Sequence[Tensor],
-    query: Tensor,
-    lengths: Tensor,
-    scaling: float,
-    return_mass: bool,
+    unpack: Callable[..., Tensor], stored: Sequence[Tensor], query: Tensor, lengths: Tensor, scaling: float, mass: bool
 ) -> tuple[Tensor, Tensor | None]:
     parts = [
-        decode_attention(few, *unpack(*rows), ends, scaling=scaling, return_mass=return_mass)
+        decode_attention(few, *unpack(*rows), ends, scaling=scaling, return_mass=mass)
         for few, ends, *rows in zip(*(one.split(_UNPACKED_SLOTS) for one in (query, lengths, *stored)), strict=True)
     ]
-    return torch.cat([output for output, _ in parts]), torch.cat([mass for _, mass in parts]) if return_mass else None
+    return torch.cat([output for output, _ in parts]), torch.cat([one for _, one in parts]) if mass else None
 
 
 def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms) -> Tensor:

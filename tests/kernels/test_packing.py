@@ -148,8 +148,8 @@ def test_attention_over_keys_packed_by_channel(bits, group, dim):
                 for channel in range(dim):
                     numbers = by_definition(keys[slot, head, first // group, channel], forms[0])[0]
                     stored[0, slot, head, part, channel] = numbers
-    given = (keys, values, newest, torch.tensor(counts), torch.tensor(lengths))
-    output, mass = kivi_attention(query, *given, forms=forms, scaling=dim**-0.5, return_mass=True)
+    how = {"lengths": torch.tensor(lengths), "forms": forms, "scaling": dim**-0.5, "return_mass": True}
+    output, mass = kivi_attention(query, keys, values, newest, torch.tensor(counts), **how)
     assert output.isfinite().all()
     torch.testing.assert_close(mass.sum(-1), torch.full((3, 2), 3.0))
     for slot, length in enumerate(lengths):
