@@ -12,7 +12,7 @@ from kvsweep.base.escape import markdown_text
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
 
-MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNSURE = "–", "*", "?", "=", "‡"
+MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED, UNSURE = "–", "*", "?", "=", "§", "‡"
 HOLDS, COSTS, LOSES = "✓", "(✓)", "†"
 MARKS = {
     MISSING: "no result yet",
@@ -22,6 +22,7 @@ MARKS = {
     COSTS: "holds, but is shown to lose something",
     LOSES: "loses accuracy",
     UNTOUCHED: "nothing was evicted: the full cache itself",
+    UNPACKED: "no row was packed: all in the model's precision",
     UNSURE: "readings of the published figure differ",
 }
 # The marks of the verdicts on a setting, and their words, from the best verdict to the worst.
@@ -175,8 +176,9 @@ def untouched(row: Any) -> bool:
 
 
 def state_marks(row: Any) -> str:
-    """The marks behind a cell's score: nothing was evicted, not finished."""
-    return UNTOUCHED * untouched(row) + UNFINISHED * (row.status != "done")
+    """The marks behind a cell's score: nothing was evicted, nothing was packed, not finished."""
+    unpacked = getattr(row, "packed", None) == 0
+    return UNTOUCHED * untouched(row) + UNPACKED * unpacked + UNFINISHED * (row.status != "done")
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

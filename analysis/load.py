@@ -264,7 +264,8 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
-                "bits": _cache(cell.settings)["bits"],
+                "bits": _bits(_cache(cell.settings)),
+                "unpacked_rows": _unpacked_rows(_cache(cell.settings)),
                 **{name: policy.get(name) for name in AXES},
                 "question": str(policy.get("question") or ""),
                 "variant": variant,
@@ -281,7 +282,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    for column in (*AXES, "expected", "draws"):
+    for column in (*AXES, "expected", "draws", "unpacked_rows"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
 
@@ -294,14 +295,34 @@ def _status(cell: _Cell) -> str:
 
 
 def _cache(cell: dict[str, Any]) -> dict[str, Any]:
-    """The precision of the stored rows: 16 bits, the model's own, where cell.yaml names none."""
-    return cell.get("cache") or {"bits": 16}
+    """The precision of the stored rows: 16 bits, the model's own, where cell.yaml names none; else bits and scheme.
+
+    `bits` is a number, or "4/2" for keys of 4 and values of 2 bits.
+    """
+    if not (stored := cell.get("cache")):
+        return {"bits": 16}
+    bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
+    sizes = {name: stored[name] for name in ("group", "residual") if name in stored}
+    return {"bits": bits, "scheme": stored.get("scheme", "rotated"), **sizes}
+
+
+def _bits(stored: dict[str, Any]) -> float:
+    """Bits of a stored number, in the mean over keys and values."""
+    widths = [int(width) for width in str(stored["bits"]).split("/")]
+    return sum(widths) / len(widths)
+
+
+def _unpacked_rows(stored: dict[str, Any]) -> int | None:
+    """The longest cache in which no row is packed; None where rows are never packed."""
+    if stored["bits"] == 16:
+        return None
+    return int(stored["residual"] + (stored["group"] - 1 if stored["scheme"] == "kivi" else 0))
 
 
 def _policy_name(cell: dict[str, Any]) -> str:
     """The policy's name. A full cache of packed rows has one of its own: all others are compared with the unpacked."""
     name = str(cell["policy"]["name"])
-    return "full_packed" if name == "full" and _cache(cell)["bits"] != 16 else name
+    return "full_packed" if name == "full" and cell.get("cache") else name
 
 
 def _title(section: dict[str, Any]) -> str:

@@ -24,7 +24,8 @@ LOST_AFTER_S = 60.0
 class CellProgress(msgspec.Struct, kw_only=True):
     """One cell within a task: its names for people, and how many of its completions are stored.
 
-    A model with `random_weights` has no Pass@1, because its answers mean nothing.
+    A model with `random_weights` has no Pass@1, because its answers mean nothing. `packed` says whether a row of any
+    completion was packed; None where rows are never packed.
     """
 
     model: str
@@ -33,6 +34,7 @@ class CellProgress(msgspec.Struct, kw_only=True):
     finished: Count
     expected: Count
     random_weights: bool = False
+    packed: bool | None = None
 
 
 class TaskStatus(msgspec.Struct, kw_only=True):

@@ -19,7 +19,7 @@ from kvsweep.compression.policy import Selection
 from kvsweep.compression.recorders import Memory, keep_columns
 from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.compression.signals import Signal
-from kvsweep.compression.storage import PackedRows, Piece, Storage, WholeRows
+from kvsweep.compression.storage import KiviRows, PackedRows, Piece, Storage, WholeRows
 from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation, operations
 
@@ -79,7 +79,7 @@ class SlotCache(Cache):
         config: the precision of the stored rows.
 
     Raises:
-        ValueError: heads of this width cannot be packed so.
+        ValueError: heads of this width cannot be packed so, or not with this implementation.
     """
 
     def __init__(
@@ -111,12 +111,10 @@ class SlotCache(Cache):
         memory = Memory(**sizes, operations=self.operations, linear=self.linear)
         self.recorders = {signal: signal.allocate(memory) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
-        form = config.form(shape.head_dim)
-        self.storage: Storage = (
-            PackedRows(self, shape, capacity, device, form, config.residual)
-            if form
-            else WholeRows(self, shape, capacity, device)
-        )
+        config.check_implementation(impl)
+        kinds = {"kivi": KiviRows, "plain": PackedRows, "rotated": PackedRows}
+        kind = kinds[config.scheme] if config.is_packed else WholeRows
+        self.storage: Storage = kind(self, shape, capacity, device, config)
         self.slot_layers = [SlotLayer(self, index) for index in range(shape.layers)]
         super().__init__(layers=list(self.slot_layers))
 

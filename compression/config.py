@@ -1,11 +1,14 @@
 """The precision in which a cache stores its rows. Importing this does not import torch."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvsweep.kernels.row_format import RowFormat
+from kvsweep.kernels.row_format import RowFormat, RowForms
+
+Scheme = Literal["rotated", "plain", "kivi"]
+Width = Literal[8, 4, 2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,31 +17,106 @@ class CacheConfig:
 
     Attributes:
         bits: of a stored number; 16 stores every row in the model's own precision, and the other fields do nothing.
-        group: neighbouring numbers of a row that share a zero and a step.
-        residual: newest tokens of a text whose rows stay in the model's own precision.
+        key_bits, value_bits: of a key's and of a value's numbers, where they differ from `bits`.
+        scheme: what is rounded together. "plain": neighbouring numbers of a row. "rotated": the same after a Hadamard
+            rotation of the head, which spreads outliers (QuaRot, 2404.00456, section 3). "kivi": each channel of the
+            keys over neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3).
+        group: neighbouring numbers that share a zero and a step.
+        residual: newest tokens of a text whose rows stay in the model's own precision; with "kivi" newest rows, and
+            the older rows are packed `group` at a time.
+
+    Raises:
+        ValueError: bits of keys alone or of values alone.
     """
 
     bits: Literal[16, 8, 4, 2] = 16
+    key_bits: Width | None = None
+    value_bits: Width | None = None
+    scheme: Scheme = "rotated"
     group: Annotated[int, Field(ge=1)] = 32
     residual: Annotated[int, Field(ge=1, description="a number of tokens")] = 128
 
-    def form(self, head_dim: int) -> RowFormat | None:
-        """The bytes of a packed row, None where no row is packed."""
-        return None if self.bits == 16 else RowFormat(bits=self.bits, group=self.group, head_dim=head_dim)
+    def __post_init__(self) -> None:
+        if 16 in self.widths and self.is_packed:
+            raise ValueError(
+                f"cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits} leave one of the two at 16 "
+                "bits: give both, or cache.bits below 16."
+            )
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Bits of the keys' and of the values' numbers."""
+        return self.key_bits or self.bits, self.value_bits or self.bits
+
+    @property
+    def is_packed(self) -> bool:
+        return self.widths != (16, 16)
+
+    @property
+    def title(self) -> str:
+        """The bits and the scheme behind a name: "", " 4 bits", " 4 and 2 bits, kivi"."""
+        bits = " and ".join(map(str, dict.fromkeys(self.widths)))
+        return f" {bits} bits{'' if self.scheme == 'rotated' else f', {self.scheme}'}" if self.is_packed else ""
+
+    @property
+    def whole_rows(self) -> int:
+        """The most rows that a slot holds in the model's own precision, if any row is packed."""
+        return self.residual + (self.group if self.scheme == "kivi" else 0)
+
+    def packs(self, peak_length: int) -> bool | None:
+        """Whether a row is packed in a cache that is so long at its longest; None where rows are never packed."""
+        return peak_length >= self.whole_rows + (self.scheme != "kivi") if self.is_packed else None
+
+    def check_implementation(self, impl: str) -> None:
+        """Raise ValueError where there is no kernel for these rows."""
+        if self.is_packed and self.scheme == "kivi" and impl == "triton":
+            raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
+
+    def forms(self, head_dim: int) -> RowForms | None:
+        """The bytes of a key and of a value, with "kivi" those of a channel of `group` keys; None if none is packed.
+
+        Raises:
+            ValueError: heads of this width, or groups of this size, cannot be packed so.
+        """
+        if not self.is_packed:
+            return None
+        if self.scheme == "rotated" and head_dim & (head_dim - 1):
+            raise ValueError(
+                f"cache.scheme=rotated needs heads of a power of two, and the model's have {head_dim} numbers: "
+                "choose plain or kivi."
+            )
+        keys, values = self.widths
+        if self.scheme == "kivi" and self.group * keys % 32:
+            raise ValueError(
+                f"cache.group={self.group} does not fill whole words of 4 bytes with {keys} bits a key: choose a "
+                f"multiple of {32 // keys}."
+            )
+        sizes = ((keys, self.group if self.scheme == "kivi" else head_dim), (values, head_dim))
+        key, value = (RowFormat(bits=bits, group=self.group, head_dim=numbers) for bits, numbers in sizes)
+        return key, value
 
     def bytes_per_slot(self, *, layers: int, kv_heads: int, head_dim: int, itemsize: int, capacity: int) -> int:
-        """Bytes of keys and values that one slot of `capacity` rows takes.
+        """Bytes of keys and values that one slot of `capacity` rows takes: layers * kv_heads times those of a head.
 
-        Unpacked: 2 * layers * kv_heads * capacity * head_dim * itemsize. Packed: 2 * layers * kv_heads * (capacity *
-        row_bytes + residual * head_dim * itemsize), where row_bytes = head_dim * bits / 8 + 4 * head_dim / group.
+        Unpacked: 2 * capacity * head_dim * itemsize. Packed: capacity * (bytes of a key + bytes of a value) + 2 *
+        whole_rows * head_dim * itemsize, where a key or value takes head_dim * bits / 8 + 4 * head_dim / group; with
+        "kivi" only whole groups of the capacity count.
         """
-        form, whole = self.form(head_dim), head_dim * itemsize
-        one = capacity * form.row_bytes + self.residual * whole if form else capacity * whole
-        return 2 * layers * kv_heads * one
+        forms, whole = self.forms(head_dim), 2 * head_dim * itemsize
+        if not forms:
+            return layers * kv_heads * capacity * whole
+        rows, keys = (self.group, head_dim) if self.scheme == "kivi" else (1, 1)
+        packed = capacity // rows * (keys * forms[0].row_bytes + rows * forms[1].row_bytes)
+        return layers * kv_heads * (packed + self.whole_rows * whole)
 
     def identity(self) -> dict[str, Any]:
         """The settings that change completions, for `cell_id`: none where no row is packed."""
-        return {} if self.bits == 16 else {"cache": asdict(self)}
+        if not self.is_packed:
+            return {}
+        keys, values = self.widths
+        widths = {"bits": keys} if keys == values else {"key_bits": keys, "value_bits": values}
+        scheme = {} if self.scheme == "rotated" else {"scheme": self.scheme}
+        return {"cache": widths | {"group": self.group, "residual": self.residual} | scheme}
 
 
 UNPACKED = CacheConfig()

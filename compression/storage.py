@@ -6,23 +6,26 @@ The cache says which slots step, which rows stay and how long a slot is; a stora
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.kernels.implementation import Operations
 from kvsweep.kernels.packing import pack_rows, rotation
-from kvsweep.kernels.reference import whole_rows
-from kvsweep.kernels.row_format import RowFormat
+from kvsweep.kernels.reference import whole_kivi_rows, whole_rows
+from kvsweep.kernels.row_format import RowForms
 
 _Attended = tuple[Tensor, Tensor | None]
 
 # Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
 _COPIED_TOKENS = 16
+
+_FORTH, _BACK = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,7 @@ class Slots(Protocol):
 
     slots: int
     positions: Tensor
+    lengths: np.ndarray
     pieces: list[Piece]
     step_slots: Tensor
     step_positions: Tensor
@@ -123,7 +127,9 @@ class WholeRows(Storage):
     Dead rows must be finite, since attention gives them a weight of zero, and zero times NaN is NaN.
     """
 
-    def __init__(self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device, config: CacheConfig = UNPACKED
+    ) -> None:
         super().__init__(cache)
         size = (cache.slots, shape.kv_heads, capacity, shape.head_dim)
         self.keys, self.values = (
@@ -190,27 +196,31 @@ class PackedRows(Storage):
     """The rows of the newest `residual` tokens of a text in the model's own precision, all older rows packed.
 
     A row is packed when its token is `residual` tokens old, and never again: so its bytes depend on its own sequence
-    alone, and an eviction moves them as they are. Rows are stored rotated (`kernels.packing.rotation`), their rotary
-    embedding on; the query of a step is rotated as the keys are, and the output back.
+    alone, and an eviction moves them as they are. With `scheme=rotated` rows are stored rotated
+    (`kernels.packing.rotation`), their rotary embedding on; the query of a step is rotated as the keys are, and the
+    output back.
 
     Attributes:
-        packed: keys and values as bytes, [slots, layers, 2, kv_heads, capacity, row_bytes].
-        newest: those of the newest tokens, [slots, layers, 2, kv_heads, residual, head_dim]; the token at position p
-            lies at p % residual, where an eviction leaves it.
+        packed: bytes of key and value, [slots, layers, kv_heads, capacity, bytes].
+        newest: keys and values of the newest tokens, [slots, layers, 2, kv_heads, residual, head_dim]; the token at
+            position p lies at p % residual, where an eviction leaves it.
         counts: packed rows of each slot, [slots, 1, 1], or [slots, layers, kv_heads] where each head keeps rows of its
             own. They come first: rows lie in the order of their positions.
     """
 
     def __init__(
-        self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device, form: RowFormat, residual: int
+        self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device, config: CacheConfig
     ) -> None:
         self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=device)
         super().__init__(cache, self.counts)
-        self.form, self.residual = form, residual
-        size = (cache.slots, shape.layers, 2, shape.kv_heads)
-        self.packed = torch.zeros(*size, capacity, form.row_bytes, dtype=torch.uint8, device=device)
-        self.newest = torch.zeros(*size, residual, shape.head_dim, dtype=shape.dtype, device=device)
-        self._forth, self._back = (m.to(device, shape.dtype) for m in rotation(shape.head_dim))
+        self.forms, self.residual = _forms(config, shape), config.residual
+        size, row_bytes = (cache.slots, shape.layers), sum(form.row_bytes for form in self.forms)
+        self.packed = torch.zeros(*size, shape.kv_heads, capacity, row_bytes, dtype=torch.uint8, device=device)
+        room = (2, shape.kv_heads, self.residual, shape.head_dim)
+        self.newest = torch.zeros(*size, *room, dtype=shape.dtype, device=device)
+        self._rotation: tuple[Tensor, ...] = ()
+        if config.scheme == "rotated":
+            self._rotation = tuple(m.to(device, shape.dtype) for m in rotation(shape.head_dim))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -223,8 +233,8 @@ class PackedRows(Storage):
         self.counts[slot], self.newest[slot] = old, 0
         lie = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
-            rows = self._rotated(torch.stack([keys, values]), self._forth)
-            self.packed[slot, layer, :, :, :old] = pack_rows(rows[..., :old, :], self.form)
+            rows = self._rotated(torch.stack([keys, values]), _FORTH)
+            self.packed[slot, layer, :, :old] = self._packed(rows[..., :old, :])
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
 
     @property
@@ -246,46 +256,43 @@ class PackedRows(Storage):
             # An eviction may have dropped older rows; then the next ones are younger, and fewer leave.
             left = (behind < written)[..., None] & (known[..., None] + self.residual <= now)
             counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
-            lie = _per_head(known % self.residual, self.newest)
-            old = self.newest[slots].gather(4, lie.expand(*lie.shape[:-1], self.newest.shape[-1]))
+            at, lie = (one.expand(-1, *self.packed.shape[1:3], -1)[..., None] for one in (at, known % self.residual))
+            lie = lie[:, :, None].expand(-1, -1, 2, -1, -1, self.newest.shape[-1])
+            old = self.newest[slots].gather(4, lie)
             # A row that stays is packed in vain behind the packed rows, where nobody reads it.
-            to = _per_head(at, self.packed).expand(*lie.shape[:-1], self.form.row_bytes)
-            self.packed[slots].scatter_(4, to, pack_rows(old, self.form))
-            self._leaving.append((counts, _per_head(at, self.newest), old))
+            packed = self._packed(old.transpose(0, 2)).transpose(0, 1)
+            self.packed[slots].scatter_(3, at.expand(packed.shape), packed)
+            self._leaving.append((counts, at, old))
             self.counts[slots] = counts[..., -1]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows, rotated, among the newest."""
-        rows = self._rotated(torch.cat([keys, values], dim=2), self._forth)  # [tokens or more, kv_heads, 2, head_dim]
+        rows = self._rotated(torch.cat([keys, values], dim=2), _FORTH)  # [tokens or more, kv_heads, 2, head_dim]
         self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
 
     def attend(self, layer: int, query: Tensor, scaling: float) -> tuple[Tensor, list[Tensor | None]]:
         """Attend in the rotated space over the packed and the newest rows."""
-        output, masses = super().attend(layer, self._rotated(query, self._back), scaling)
-        return self._rotated(output, self._back), masses
+        output, masses = super().attend(layer, self._rotated(query, _BACK), scaling)
+        return self._rotated(output, _BACK), masses
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
         cache = self.cache
         stored = self._rows(layer, piece.slots, cache.seen(piece.slots))
         lengths, how = cache.step_lengths[piece.tokens], {"scaling": scaling, "return_mass": cache.needs_mass}
         if piece.count == 1:
-            return cache.operations.packed_attention(query, *stored, lengths, form=self.form, **how)
+            return cache.operations.packed_attention(query, *stored, lengths, forms=self.forms, **how)
         # Each token sees a row as it was then: whole until its own step, packed from there on.
-        counts, at, old = (part[0, min(layer, part.shape[1] - 1)] for part in self._leaving[cache.pieces.index(piece)])
-        packed = whole_rows(*stored, form=self.form)[:, 0]  # [2, kv_heads, rows, head_dim]
+        counts, at, old = self._leaving[cache.pieces.index(piece)]
+        counts, at, old = counts[0, min(layer, counts.shape[1] - 1)], at[0, layer], old[0, layer]
+        packed = whole_rows(*stored, forms=self.forms)[:, 0]  # [2, kv_heads, rows, head_dim]
         leaves, at = at < counts[..., -1, None, None], at.clamp(max=packed.shape[2] - 1).expand(old.shape)
         whole = packed.scatter(2, at, torch.where(leaves, old, packed.gather(2, at)))
-        numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
-        for few, then, ends in _few(query, counts.T, lengths):
-            is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
-            keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
-            parts.append(cache.operations.decode_attention(few, keys, values, ends, **how))
-        return _joined(parts)
+        return _attend_then(cache, query, packed, whole, counts.T, lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         """Compact the packed rows. Rows in `newest` stay where they are; the cache moves their positions."""
         # `keep` also names rows that are not packed; the bytes that move for them lie behind the packed rows, unread.
-        self.cache.operations.compact_layers(list(self.packed[slot].flatten(0, 1)), keep)
+        self.cache.operations.compact_layers(list(self.packed[slot]), keep)
         self.counts[slot] = (keep < self.counts[slot, ..., None]).sum(-1)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -293,23 +300,173 @@ class PackedRows(Storage):
         self.newest[target] = self.newest[source]
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        rows = whole_rows(*self._rows(layer, slice(slot, slot + 1), length), form=self.form)
-        keys, values = self._rotated(rows[:, 0], self._back)
+        rows = whole_rows(*self._rows(layer, slice(slot, slot + 1), length), forms=self.forms)
+        keys, values = self._rotated(rows[:, 0], _BACK)
         return keys, values
 
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The first `seen` rows of a layer, as `packed_attention` is given them: packed, newest, positions, counts."""
         kv_heads, index = self.newest.shape[3], min(layer, self.counts.shape[1] - 1)
         return (
-            self.packed[slots, layer, :, :, :seen],
+            self.packed[slots, layer, :, :seen],
             self.newest[slots, layer],
             self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1),
             self.counts[slots, index].expand(-1, kv_heads),
         )
 
-    def _rotated(self, rows: Tensor, by: Tensor) -> Tensor:
+    def _packed(self, rows: Tensor) -> Tensor:
+        """Bytes [..., bytes] of keys and values [2, ..., head_dim]."""
+        return torch.cat([pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)], dim=-1)
+
+    def _rotated(self, rows: Tensor, by: int) -> Tensor:
+        if not self._rotation:
+            return rows
         # With `invariant` the number of rows is a multiple of TOKEN_BLOCK, or the rows are those of a single slot.
-        return self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
+        return self.cache.linear(rows.reshape(-1, rows.shape[-1]), self._rotation[by]).view(rows.shape)
+
+
+class KiviRows(Storage):
+    """The newest rows in the model's own precision, older keys packed channel by channel, older values token by token.
+
+    KIVI (2402.02750, section 3): a zero and a step for each channel of `group` neighbouring keys. Rows are packed
+    `group` at a time, as soon as `residual` rows follow them: so the number of packed rows follows from the length. An
+    eviction tears groups apart, so it makes new groups of the kept rows and packs those keys again that are not a whole
+    group of before; values move as they are. KIVI itself does not evict.
+
+    Attributes:
+        keys: the bytes of a channel of each group, [slots, layers, kv_heads, groups, head_dim, bytes].
+        values: the bytes of as many values, [slots, layers, kv_heads, rows, bytes].
+        newest: keys and values of the other rows, [slots, layers, 2, kv_heads, room, head_dim]; row i lies at i % room.
+    """
+
+    def __init__(
+        self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device, config: CacheConfig
+    ) -> None:
+        super().__init__(cache)
+        self.forms, self.group, self.residual = _forms(config, shape), config.group, config.residual
+        size, groups, head_dim = (cache.slots, shape.layers), capacity // self.group, shape.head_dim
+        memory = [(groups, head_dim, self.forms[0].row_bytes), (groups * self.group, self.forms[1].row_bytes)]
+        self.keys, self.values = (
+            torch.zeros(*size, shape.kv_heads, *one, dtype=torch.uint8, device=device) for one in memory
+        )
+        room = (2, shape.kv_heads, config.whole_rows, head_dim)
+        self.newest = torch.zeros(*size, *room, dtype=shape.dtype, device=device)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.keys, self.values, self.newest]
+
+    @property
+    def longest_chunk(self) -> int | None:
+        """As many tokens as stay in their own precision, so that no row of a chunk is packed before the next chunk."""
+        return self.residual
+
+    def admit(self, slot: int, prefill: Prefill) -> None:
+        self.newest[slot] = 0
+        for layer, rows in enumerate(prefill.rows):
+            self._lay(slot, layer, torch.stack(rows))
+
+    def place(self) -> None:
+        """Pack the groups that the new tokens complete, whose places the new rows take."""
+        cache, self._leaving = self.cache, dict[int, tuple[int, Tensor]]()
+        for piece in cache.pieces:
+            for slot in range(*piece.slots.indices(cache.slots)):
+                first, end = (self._packed_rows(int(cache.lengths[slot]) - more) for more in (piece.count, 0))
+                if first < end:
+                    rows = self.newest[slot].index_select(-2, self._lies(first, end))
+                    self._leaving[slot] = (first, rows)
+                    for layer, one in enumerate(rows):
+                        self._pack(slot, layer, first, one)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write the rows among the newest."""
+        at, rows = self.cache.write_at % self.newest.shape[-2], torch.cat([keys, values], dim=2).transpose(1, 2)
+        self.newest[self.cache.step_slots, layer, :, :, at] = rows[: len(at)]
+
+    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+        cache = self.cache
+        lengths, how = cache.step_lengths[piece.tokens], {"scaling": scaling, "return_mass": cache.needs_mass}
+        counts = (lengths - self.residual).clamp(min=0) // self.group * self.group
+        stored, seen = self._rows(layer, piece.slots, cache.seen(piece.slots)), cache.seen(piece.slots)
+        if piece.count == 1:
+            output, mass = cache.operations.kivi_attention(
+                query, *stored, counts, lengths=lengths, forms=self.forms, **how
+            )
+            return output, None if mass is None else mass[..., :seen]
+        # Each token sees a row as it was then: whole until its own step, packed from there on.
+        packed = whole_kivi_rows(*stored, counts[-1:], forms=self.forms)[:, 0, :, :seen]
+        first, rows = self._leaving.get(piece.slots.start, (0, self.newest[0, :, :, :, :0]))
+        whole = packed.clone()
+        whole[:, :, first : first + rows.shape[-2]] = rows[layer]
+        return _attend_then(cache, query, packed, whole, counts[:, None], lengths, how)
+
+    def keep(self, slot: int, keep: Tensor) -> None:
+        """Lay the kept rows out anew."""
+        length, kept = int(self.cache.lengths[slot]), keep.shape[-1]
+        old, count = self._packed_rows(length), self._packed_rows(kept)
+        for layer in range(self.keys.shape[1]):
+            index = keep.expand(self.keys.shape[2], -1) if keep.dim() == 1 else keep[layer]
+            keys, values = self.keys[slot, layer].clone(), self.values[slot, layer].clone()
+            rows = torch.stack(self.read(layer, slot, length))
+            self._lay(slot, layer, rows.gather(2, index[None, ..., None].expand(2, -1, -1, rows.shape[-1])))
+            index = index[:, :count, None]
+            moved = values.gather(1, index.clamp(max=values.shape[1] - 1).expand(-1, -1, values.shape[-1]))
+            self.values[slot, layer, :, :count] = moved.where(index < old, self.values[slot, layer, :, :count])
+            in_place = (index == torch.arange(count, device=index.device)[:, None]) & (index < old)
+            same, groups = in_place.unflatten(1, (-1, self.group)).all(2)[..., None], count // self.group
+            self.keys[slot, layer, :, :groups] = keys[:, :groups].where(same, self.keys[slot, layer, :, :groups])
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        for tensor in self.tensors:
+            tensor[target] = tensor[source]
+
+    def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        stored, counts = self._rows(layer, slice(slot, slot + 1), length), torch.tensor([self._packed_rows(length)])
+        rows = whole_kivi_rows(*stored, counts.to(self.newest.device), forms=self.forms)
+        keys, values = rows[:, 0, :, :length]
+        return keys, values
+
+    def _packed_rows(self, length: int) -> int:
+        return max(0, length - self.residual) // self.group * self.group
+
+    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer's groups of the first `seen` rows, and all newest."""
+        groups = min(-(-seen // self.group), self.keys.shape[3])
+        rows = self.values[slots, layer, :, : groups * self.group]
+        return self.keys[slots, layer, :, :groups], rows, self.newest[slots, layer]
+
+    def _lies(self, first: int, end: int) -> Tensor:
+        return torch.arange(first, end, device=self.newest.device) % self.newest.shape[-2]
+
+    def _lay(self, slot: int, layer: int, rows: Tensor) -> None:
+        """Write all rows of a slot, [2, kv_heads, length, head_dim]."""
+        count = self._packed_rows(rows.shape[-2])
+        self._pack(slot, layer, 0, rows[..., :count, :])
+        self.newest[slot, layer].index_copy_(-2, self._lies(count, rows.shape[-2]), rows[..., count:, :])
+
+    def _pack(self, slot: int, layer: int, first: int, rows: Tensor) -> None:
+        """Pack whole groups of rows, [2, kv_heads, rows, head_dim], to row `first` on."""
+        keys, end = rows[0].unflatten(1, (-1, self.group)).transpose(-1, -2), first + rows.shape[-2]
+        self.keys[slot, layer, :, first // self.group : end // self.group] = pack_rows(keys, self.forms[0])
+        self.values[slot, layer, :, first:end] = pack_rows(rows[1], self.forms[1])
+
+
+def _forms(config: CacheConfig, shape: CacheShape) -> RowForms:
+    forms = config.forms(shape.head_dim)
+    assert forms is not None, "rows are packed"
+    return forms
+
+
+def _attend_then(
+    cache: Slots, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: dict[str, Any]
+) -> _Attended:
+    """Attend over a slot's rows [2, kv_heads, rows, head_dim], of which `counts` [tokens, kv_heads or 1] are packed."""
+    numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
+    for few, then, ends in _few(query, counts, lengths):
+        is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
+        keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
+        parts.append(cache.operations.decode_attention(few, keys, values, ends, **how))
+    return _joined(parts)
 
 
 def _few(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -320,8 +477,3 @@ def _few(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _joined(parts: Iterable[_Attended]) -> _Attended:
     outputs, masses = zip(*parts, strict=True)
     return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
-
-
-def _per_head(rows: Tensor, stored: Tensor) -> Tensor:
-    """Rows [slots, layers or 1, kv_heads or 1, count] as [slots, layers, 2, kv_heads, count, 1], as they are stored."""
-    return rows.expand(-1, stored.shape[1], stored.shape[3], -1)[:, :, None, :, :, None].expand(-1, -1, 2, -1, -1, -1)

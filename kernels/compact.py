@@ -42,6 +42,7 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         first.stride(0) * size // (4 * unit),
         first.stride(1) * size // (4 * unit),
         words // unit,
+        len(rows) // len(keep),
         UNIT=unit,
         SHARED=keep.dim() == 1,
         BLOCK=BLOCK,
@@ -59,7 +60,7 @@ def _on_device(pointers: tuple[int, ...], device: torch.device) -> Tensor:
 
 @triton.jit
 def _move_rows(
-    pointers, keep, kept, stride_head, stride_row, units,
+    pointers, keep, kept, stride_head, stride_row, units, per_layer,
     UNIT: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
     # Strides and widths come in units of 16 bytes (four words of 32 bits), so that the compiler sees the alignment; in
@@ -71,8 +72,7 @@ def _move_rows(
     if SHARED:  # noqa: SIM108, to the compiler the two differ in type
         own = keep
     else:
-        # `rows` lists the keys and the values of each layer in turn.
-        own = keep + ((tensor // 2) * tl.num_programs(1) + head) * kept
+        own = keep + ((tensor // per_layer) * tl.num_programs(1) + head) * kept
     words = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
     inside = (words // UNIT) < units
     for first in range(0, kept, BLOCK):

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join
-from kvsweep.kernels.row_format import RowFormat
+from kvsweep.kernels.row_format import RowForms
 from kvsweep.kernels.tiles import padded, upcast
 
 BLOCK = 16  # rows per product; with more, the numbers of two unpacked tiles do not fit into the registers
@@ -24,39 +24,42 @@ def packed_attention(
     counts: Tensor,
     lengths: Tensor,
     *,
-    form: RowFormat,
+    forms: RowForms,
     scaling: float,
     return_mass: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The reference's operation; dead rows are never read and may hold any bytes."""
-    slots, _, kv_heads, capacity, _ = packed.shape
+    slots, kv_heads, capacity, _ = packed.shape
+    keys, values = forms
     assert packed.stride(-1) == newest.stride(-1) == positions.stride(-1) == 1, "the numbers of a row are contiguous"
-    assert newest.stride(-2) == form.head_dim, "the newest rows of a head are contiguous"
+    assert newest.stride(-2) == values.head_dim, "the newest rows of a head are contiguous"
     query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
 
     def scratch(*shape: int) -> Tensor:
         return torch.empty(slots, q_heads, *shape, dtype=torch.float32, device=query.device)
 
-    part, peak, total = scratch(chunks, form.head_dim), scratch(chunks), scratch(chunks)
+    part, peak, total = scratch(chunks, values.head_dim), scratch(chunks), scratch(chunks)
     logits = scratch(capacity if return_mass else 1)
     group = q_heads // kv_heads
     _attend_packed[(slots, kv_heads, chunks)](
         *(query, packed, packed.view(torch.float16), newest, positions, counts, per_head),
         *(part, peak, total, logits, scaling, capacity),
-        *packed.stride()[:4],
+        *packed.stride()[:3],
         *newest.stride()[:3],
         *positions.stride()[:2],
         *counts.stride(),
         *per_head.stride(),
         GROUP=group,
         GROUP_PADDED=1 << (group - 1).bit_length(),
-        DIM=form.head_dim,
-        DIM_PADDED=padded(form.head_dim),
+        DIM=values.head_dim,
+        DIM_PADDED=padded(values.head_dim),
         CHUNK=CHUNK,
         BLOCK=BLOCK,
-        BITS=form.bits,
-        SHARE=form.group,
+        KEY_BITS=keys.bits,
+        VALUE_BITS=values.bits,
+        KEY_BYTES=keys.row_bytes,
+        SHARE=values.group,
         RESIDUAL=newest.shape[3],
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
@@ -69,11 +72,11 @@ def packed_attention(
 @triton.jit
 def _attend_packed(
     query, packed, fields, newest, positions, counts, lengths, part, peak, total, logits_out, scaling, capacity,
-    stride_slot, stride_kind, stride_head, stride_row, newest_slot, newest_kind, newest_head,
+    stride_slot, stride_head, stride_row, newest_slot, newest_kind, newest_head,
     position_slot, position_head, count_slot, count_head, stride_length_slot, stride_length_head,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, BITS: tl.constexpr, SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr,
-    UPCAST: tl.constexpr,
+    BLOCK: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, KEY_BYTES: tl.constexpr,
+    SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
@@ -105,8 +108,8 @@ def _attend_packed(
             v = tl.load(newest + newest_kind + at_new, mask=mask_new, other=0.0)
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
-            old_k = _unpacked(packed, fields, at_old, dims, mask_old, DIM, BITS, SHARE)
-            old_v = _unpacked(packed, fields, at_old + stride_kind, dims, mask_old, DIM, BITS, SHARE)
+            old_k = _unpacked(packed, fields, at_old, dims, mask_old, DIM, KEY_BITS, SHARE)
+            old_v = _unpacked(packed, fields, at_old + KEY_BYTES, dims, mask_old, DIM, VALUE_BITS, SHARE)
             k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
             v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
             logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed)

@@ -6,7 +6,7 @@ them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` 
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_
 
 from kvsweep.kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.packing import unpack_rows
-from kvsweep.kernels.row_format import RowFormat
+from kvsweep.kernels.row_format import RowForms
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
@@ -148,52 +148,95 @@ def packed_attention(
     counts: Tensor,
     lengths: Tensor,
     *,
-    form: RowFormat,
+    forms: RowForms,
     scaling: float,
     return_mass: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`decode_attention` over rows of which the oldest are packed. Query, rows and output are all rotated.
+    """`decode_attention` over rows of which the oldest are packed. Query, rows and output are all rotated, or none is.
 
     Args:
         query: [slots, q_heads, head_dim].
-        packed: keys and values of the first `counts` rows, [slots, 2, kv_heads, capacity, row_bytes].
+        packed: the bytes of key and value, one behind the other, of the first `counts` rows, [slots, kv_heads,
+            capacity, bytes].
         newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim]; the row of the token at
             position p lies at p % residual.
         positions: the position of each row in its text, [slots, kv_heads, capacity].
         counts: packed rows, [slots, kv_heads].
         lengths: [slots], each from 1 to capacity.
-        form: the bytes of a packed row.
+        forms: the bytes of a packed key and of a packed value.
         scaling, return_mass: as in `decode_attention`.
 
     Returns:
         As `decode_attention`. Dead packed rows may hold any bytes; all of `newest` must be finite.
     """
-    outputs: list[Tensor] = []
-    masses: list[Tensor] = []
-    for start in range(0, len(query), _UNPACKED_SLOTS):
-        few = slice(start, start + _UNPACKED_SLOTS)
-        keys, values = whole_rows(packed[few], newest[few], positions[few], counts[few], form=form)
-        output, mass = decode_attention(
-            query[few], keys, values, lengths[few], scaling=scaling, return_mass=return_mass
-        )
-        outputs.append(output)
-        masses += [] if mass is None else [mass]
-    return torch.cat(outputs), torch.cat(masses) if masses else None
+    stored = (packed, newest, positions, counts)
+    return _attend_unpacked(partial(whole_rows, forms=forms), stored, query, lengths, scaling, return_mass)
 
 
-def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, form: RowFormat) -> Tensor:
+def kivi_attention(
+    query: Tensor, *stored: Tensor, lengths: Tensor, forms: RowForms, scaling: float, return_mass: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """`decode_attention` over rows stored as `whole_kivi_rows` describes them; the rest as in `packed_attention`."""
+    return _attend_unpacked(partial(whole_kivi_rows, forms=forms), stored, query, lengths, scaling, return_mass)
+
+
+def _attend_unpacked(
+    unpack: Callable[..., Tensor], stored: Sequence[Tensor], query: Tensor, lengths: Tensor, scaling: float, mass: bool
+) -> tuple[Tensor, Tensor | None]:
+    parts = [
+        decode_attention(few, *unpack(*rows), ends, scaling=scaling, return_mass=mass)
+        for few, ends, *rows in zip(*(one.split(_UNPACKED_SLOTS) for one in (query, lengths, *stored)), strict=True)
+    ]
+    return torch.cat([output for output, _ in parts]), torch.cat([one for _, one in parts]) if mass else None
+
+
+def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms) -> Tensor:
     """The rows of `packed_attention` in the precision of `newest`, [2, slots, kv_heads, capacity, head_dim]."""
-    slots, _, kv_heads, capacity, _ = packed.shape
+    slots, kv_heads, capacity, _ = packed.shape
     residual = newest.shape[3]
     # At most `residual` rows follow the packed ones, so `residual` rows of room behind them hold all.
-    rows = newest.new_empty(2, slots, kv_heads, capacity + residual, form.head_dim)
+    rows = newest.new_empty(2, slots, kv_heads, capacity + residual, newest.shape[-1])
     real = torch.arange(capacity, device=counts.device) < counts[..., None]  # [slots, kv_heads, capacity]
-    unpack_rows(packed.transpose(0, 1), form, real, out=rows[..., :capacity, :])
+    for part, form, out in zip(packed.split([form.row_bytes for form in forms], dim=-1), forms, rows, strict=True):
+        unpack_rows(part, form, real, out=out[..., :capacity, :])
     at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
-    lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
-    slot, head = torch.arange(slots, device=at.device)[:, None, None], torch.arange(kv_heads, device=at.device)[:, None]
-    rows[:, slot, head, at] = newest.transpose(0, 1)[:, slot, head, lies]
+    _fill(rows, newest, at, positions.gather(-1, at.clamp(max=capacity - 1)) % residual)
     return rows[..., :capacity, :]
+
+
+def whole_kivi_rows(keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, forms: RowForms) -> Tensor:
+    """The rows of a cache whose keys are packed channel by channel, [2, slots, kv_heads, capacity, head_dim].
+
+    Args:
+        keys: the bytes of a channel of each group of keys, [slots, kv_heads, groups, head_dim, bytes].
+        values: the bytes of as many values, [slots, kv_heads, rows, bytes].
+        newest: keys and values of the rows from `counts` on, [slots, 2, kv_heads, room, head_dim]; row i lies at
+            i % room, and all numbers are finite.
+        counts: packed rows, whole groups, [slots].
+        forms: the bytes of a channel and of a value.
+    """
+    slots, kv_heads, packed, _ = values.shape
+    room = newest.shape[3]
+    rows = newest.new_zeros(2, slots, kv_heads, packed + room, newest.shape[-1])
+    real = (torch.arange(packed, device=counts.device) < counts[:, None])[:, None]  # [slots, 1, rows]
+    channels = newest.new_empty(*keys.shape[:-1], forms[0].head_dim)
+    unpack_rows(keys, forms[0], real[..., :: forms[0].head_dim, None], out=channels)
+    rows[0, ..., :packed, :] = channels.transpose(-1, -2).flatten(2, 3)
+    unpack_rows(values, forms[1], real, out=rows[1, ..., :packed, :])
+    at = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, kv_heads, -1)
+    _fill(rows, newest, at, at % room)
+    return rows
+
+
+def _fill(rows: Tensor, newest: Tensor, at: Tensor, lies: Tensor) -> None:
+    """Write the newest rows that lie at `lies` to `at`, [slots, kv_heads, rows] each."""
+    # Row by row of flat memory, which is copied several times as fast as by an index for each dimension.
+    base = torch.arange(2 * at.shape[0] * at.shape[1], device=at.device)[:, None]
+    at, lies = (
+        (base * size + one.repeat(2, 1, 1).flatten(0, 1)).flatten()
+        for one, size in ((at, rows.shape[3]), (lies, newest.shape[3]))
+    )
+    rows.view(-1, rows.shape[-1]).index_copy_(0, at, newest.transpose(0, 1).reshape(-1, rows.shape[-1])[lies])
 
 
 def compact(rows: Tensor, keep: Tensor) -> None:
@@ -214,11 +257,12 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     """Compact one slot in all layers.
 
     Args:
-        rows: the keys and the values of each layer in turn, [kv_heads, capacity, head_dim], changed in place.
+        rows: as many tensors for each layer in turn, such as its keys and its values, [kv_heads, capacity, width],
+            changed in place.
         keep: sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
     """
     for index, tensor in enumerate(rows):
-        compact(tensor, keep if keep.dim() == 1 else keep[index // 2])
+        compact(tensor, keep if keep.dim() == 1 else keep[index * len(keep) // len(rows)])
 
 
 def observation_scores(

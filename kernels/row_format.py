@@ -57,3 +57,7 @@ class RowFormat:
     def top(self) -> int:
         """The highest level."""
         return 2**self.bits - 1
+
+
+# Of a key and of a value.
+RowForms = tuple[RowFormat, RowFormat]

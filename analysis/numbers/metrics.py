@@ -39,7 +39,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         decide_cells(run.cells, graded, run.provenance, margin),
         _outcome_shares(graded),
         _tokens_spent(graded),
-        _completion_means(run.completions),
+        _completion_means(run),
         _kept_of_full(run.cells, run.completions),
         looping(run),
         _throughput(run.stats),
@@ -54,7 +54,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 def cell_scores(run: Run) -> pd.DataFrame:
     """The cells of a run with Pass@1, its standard error and what eviction did: needs neither scipy nor statsmodels."""
     scores = run.cells.set_index("cell_id").join(pass_at_1(graded_rows(run)))
-    return scores.join(_completion_means(run.completions)[["evicted", "mean_length_after"]]).reset_index()
+    return scores.join(_completion_means(run)[["evicted", "mean_length_after", "packed"]]).reset_index()
 
 
 def model_title(metrics: pd.DataFrame, model: str) -> str:
@@ -258,8 +258,11 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
     return happened.groupby(graded["cell_id"], observed=True).mean()
 
 
-def _completion_means(completions: pd.DataFrame) -> pd.DataFrame:
+def _completion_means(run: Run) -> pd.DataFrame:
+    completions = run.completions
+    unpacked = completions["cell_id"].astype("str").map(run.cells.set_index("cell_id")["unpacked_rows"])
     rows = completions.assign(
+        packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
         evicted=completions["evictions"] > 0,
         # The last token of a text is drawn but never enters the cache.
@@ -272,6 +275,7 @@ def _completion_means(completions: pd.DataFrame) -> pd.DataFrame:
         max_peak_length=("peak_length", "max"),
         mean_evictions=("evictions", "mean"),
         evicted=("evicted", "mean"),
+        packed=("packed", "mean"),
         full_length=("full_length", "mean"),
     )
     table["kept_memory_own"] = (table["mean_peak_length"] / table.pop("full_length")).clip(upper=1.0)

@@ -1,4 +1,4 @@
-"""Pass@1 against the bytes of keys and values, a curve per number of bits: fewer rows or fewer bits."""
+"""Pass@1 against the bytes of keys and values, a curve per number of bits and scheme: fewer rows or fewer bits."""
 
 from typing import Any
 
@@ -31,13 +31,15 @@ def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -
     policies = [name for name in points["policy"].unique() if name not in ALL_ROWS]
     figure = style.new_figure((look.width, 4.4))
     axes = figure.add_subplot()
-    for (policy, width), line in points.groupby(["policy", "bits"], sort=False):
+    schemes = points["variant"].str.extract(r"scheme=(\w+)", expand=False).fillna("")
+    for (policy, width, scheme), line in points.groupby(["policy", "bits", schemes], sort=False):
         all_rows = policy in ALL_ROWS
         own: dict[str, Any] = {"color": style.LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
         own["marker"] = "*" if all_rows else style.MARKERS[policies.index(policy) % len(style.MARKERS)]
         name = "all rows" if all_rows else format.policy_title(str(policy))
         score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
-        axes.errorbar(line["kv_bytes_mean"], score, error, label=f"{name}, {width:.0f} bits", markersize=5, **own)
+        own["label"] = ", ".join(filter(None, (name, f"{width:g} bits", scheme)))
+        axes.errorbar(line["kv_bytes_mean"], score, error, markersize=5, **own)
     for row in points[points["policy"] == "full"].head(1).itertuples():
         style.full_cache_level(axes, row, format.policy_title("full"))
     front = pareto_front(points.assign(mean_cache_length=points["kv_bytes_mean"]))

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis import format
-from kvsweep.analysis.format import LOSES, MARKS, MISSING, UNFINISHED, UNTOUCHED
+from kvsweep.analysis.format import LOSES, MARKS, MISSING, UNFINISHED, UNPACKED, UNTOUCHED
 from kvsweep.analysis.load import Run, in_order, load_run
 from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.kv_bytes import size
@@ -16,7 +16,7 @@ from kvsweep.analysis.numbers.seconds import timings
 from kvsweep.base.command_line import counted
 from kvsweep.base.escape import file_name
 
-MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED))
+MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
 SUMMARY_NOTE = (
     "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; kept: rows after an eviction, the "
@@ -201,7 +201,7 @@ def progress(cell: Any) -> str:
 
 def _aligned(table: pd.DataFrame) -> str:
     # Every text ends with a mark or a space, so that the digits line up.
-    padded = table.map(lambda text: text if text.endswith((UNFINISHED, UNTOUCHED)) else f"{text} ")
+    padded = table.map(lambda text: text if text.endswith((UNFINISHED, UNTOUCHED, UNPACKED)) else f"{text} ")
     named = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
     lines = named.to_string().splitlines()
     return "\n".join(line.rstrip() for line in lines)
@@ -216,7 +216,8 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
         caption=CAPTION.replace("%", r"\%"),
         label=f"tab:{file_name(model)}",
     )
-    signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$", UNTOUCHED: "$^{=}$"}
+    signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
+    signs |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$"}
     for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
         text = text.replace(sign, code)
     return text

@@ -13,8 +13,9 @@ class LongFlow(HeadPolicy):
     """Attention of the newest query times the 1-norm of the value, summed over the heads of a layer.
 
     All heads of a layer keep the same rows. In the released code (models/ours.py) one row goes at every step, in whose
-    place the newest is written, so the newest stays; here many rows go at the budget. How sure: the sum was read in the
-    released code; its pruning of long prompts by SnapKV is left out.
+    place the next is written; here many rows go at the budget, and the newest stays. Scores and the row that goes are
+    held to the released kernel (triton_kernel/attention.py), where the newest row competes too. Its pruning of long
+    prompts by SnapKV is left out.
     """
 
     signals = (RecentQueries(1),)

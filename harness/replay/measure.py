@@ -75,7 +75,9 @@ def replay(
     everything = list(wanted)
     branches = {text.pair: [Branch(cell_id=c.cell_id, policy=c.policy) for c in wanted[text]] for text in everything}
     # A cell that grows with the text needs slots as long as the text; the full cache is its own reference.
-    full = {b.cell_id for group in branches.values() for b in group if b.policy.name == "full" and job.cache.bits == 16}
+    full = {
+        b.cell_id for group in branches.values() for b in group if b.policy.name == "full" and not job.cache.is_packed
+    }
     grown = {b.cell_id for group in branches.values() for b in group if grows(b.policy, longest, limit)} - full
     parts = [
         {

@@ -5,6 +5,7 @@
     python scripts/bench/bench_engine.py --sizes 50 2000  # tokens/s and memory against the number of problems
     python scripts/bench/bench_engine.py --workers 2     # two processes on shards beside one process
     python scripts/bench/bench_engine.py --invariance --slots 1 20 64  # beside false, in CPU time
+    python scripts/bench/bench_engine.py --packed --slots 64 --model smollm2_135m  # packed rows beside unpacked ones
 
 All contenders decode the same problems with the same sampling on one thread, one after the other in each round;
 figures are medians over rounds. Only tokens that end up in a completion count, not those that a padded batch computes
@@ -38,6 +39,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from kvsweep.base.records import Shard
+from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.predictor import load_predictor
@@ -64,6 +66,8 @@ def main() -> None:
         report(args, {"tokens_per_second": workers(args)})
     elif args.invariance:
         report(args, {"invariance": invariance(args)})
+    elif args.packed:
+        report(args, {"packed": packed(args)})
     elif args.sizes:
         report(args, {"by_problems": sizes(args)})
     else:
@@ -121,11 +125,12 @@ def ours(
     slots: int,
     shares: dict[str, float],
     invariant: bool = True,
+    cache: CacheConfig = UNPACKED,
 ) -> Callable[[], int]:
-    requests = ask(prompts, policy)
+    requests, how = ask(prompts, policy), {"seed": 0, "slots": slots, "invariant": invariant, "cache": cache}
 
     def run() -> int:
-        engine = Engine.sized_for(requests, model, decoding=job.decoding, seed=0, slots=slots, invariant=invariant)
+        engine = Engine.sized_for(requests, model, decoding=job.decoding, **how)
         tokens = sum(completion.num_tokens for _, completion in engine.generate(requests))
         shares.update({part: getattr(engine.clock, part) / engine.clock.wall for part in PARTS})
         return tokens
@@ -326,20 +331,43 @@ def invariance(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     found = {}
     for cell, slots in itertools.product(job.cells, args.slots):
         asked = prompts[: max(4, slots)]
-        runs = {flag: ours(job, model, asked, cell.policy, slots, {}, flag) for flag in (True, False)}
-        rates: dict[bool, list[float]] = {flag: [] for flag in runs}
-        for number in range(args.rounds + 1):
-            for flag in sorted(runs, reverse=number % 2 > 0):
-                start = time.process_time()
-                rates[flag].append(runs[flag]() / (time.process_time() - start))
-        ratios = [with_ / without for with_, without in zip(rates[True][1:], rates[False][1:], strict=True)]
-        label = f"{cell.policy.name}, {slots} slots"
-        found[label] = {
-            "with": statistics.median(rates[True][1:]),
-            "without": statistics.median(rates[False][1:]),
-            "ratio": statistics.median(ratios),
-        }
-        print(f"{label:20}" + "".join(f"{name:>10} {value:8.3f}" for name, value in found[label].items()), flush=True)
+        runs = {name: ours(job, model, asked, cell.policy, slots, {}, name == "with") for name in ("with", "without")}
+        found[f"{cell.policy.name}, {slots} slots"] = alternating(runs, args.rounds)
+    return found
+
+
+def packed(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Live tokens per second of CPU time with packed rows and with unpacked ones, in alternating rounds; medians.
+
+    All rows, and a window in a budget of 128. The ratio is that of the times, the median of the rounds' ratios.
+    """
+    settings = [f"model={args.model}", "benchmark=toy_chain", f"benchmark.count={args.problems}", "policy=window"]
+    settings += ["policy.budget=128", "policy.local_window=64", "policy.keep_ratio=0.5", "grid.policy=[full,window]"]
+    job = make_job(compose_config(*settings, f"decoding.max_new_tokens={args.tokens}"))
+    model = load_model(replace(job.model, threads=1))
+    prompts = [model.prompt_ids(p.prompt) for p in job.benchmark.problems]
+    found = {}
+    for cell, slots in itertools.product(job.cells, args.slots):
+        for scheme in ("rotated", "plain", "kivi"):
+            caches = {"unpacked": UNPACKED, "4 bits": CacheConfig(bits=4, scheme=scheme, residual=job.cache.residual)}
+            runs = {name: ours(job, model, prompts, cell.policy, slots, {}, True, c) for name, c in caches.items()}
+            label = f"{cell.policy.name}, {slots} slots, {scheme}"
+            print(label, end="", flush=True)
+            found[label] = alternating(runs, args.rounds)
+    return found
+
+
+def alternating(runs: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
+    """Tokens per second of CPU time of two contenders, and their ratio, each the median over the rounds."""
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name in sorted(runs, reverse=number % 2 > 0):
+            start = time.process_time()
+            rates[name].append(runs[name]() / (time.process_time() - start))
+    ratios = [one / other for one, other in zip(*(figures[1:] for figures in rates.values()), strict=True)]
+    found = {name: statistics.median(figures[1:]) for name, figures in rates.items()}
+    found["ratio"] = statistics.median(ratios)
+    print("".join(f"{name:>10} {value:8.3f}" for name, value in found.items()), flush=True)
     return found
 
 
@@ -392,6 +420,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--output", help="picture of the curve")
     parser.add_argument("--workers", type=int, metavar="N")
     parser.add_argument("--invariance", action="store_true")
+    parser.add_argument("--packed", action="store_true")
+    parser.add_argument("--tokens", type=int, default=448, help="at most so many new tokens, with --packed")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PROBLEMS")
     return parser.parse_args()
 

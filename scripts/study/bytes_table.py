@@ -33,13 +33,13 @@ def main() -> None:
 
 
 def _table(settings: pd.DataFrame) -> str:
-    head = ["policy", "budget", "keep ratio", "bits", "bytes, mean", "bytes, peak", "Pass@1 (%)", "completions"]
+    head = ["policy", "budget", "keep ratio", "stored", "bytes, mean", "bytes, peak", "Pass@1 (%)", "completions"]
     lines = [
         [
             format.policy_title(row.policy),
             format.number(row.budget),
             format.number(row.keep_ratio),
-            f"{row.bits}",
+            str(row.variant) or f"{row.bits:g} bits",
             size(row.kv_bytes_mean),
             size(row.kv_bytes_peak),
             format.percent_pm(row.pass_at_1, row.se),
@@ -80,7 +80,8 @@ def _cell_ids(cells: pd.DataFrame, row: dict[str, object]) -> dict[str, str]:
 
 def _name(row: dict[str, object]) -> str:
     sizes = format.axes({name: row[name] for name in ("keep_ratio", "budget")})
-    return ", ".join(part for part in (format.policy_title(str(row["policy"])), sizes, f"{row['bits']} bits") if part)
+    stored = str(row["variant"]) or f"{row['bits']:g} bits"
+    return ", ".join(part for part in (format.policy_title(str(row["policy"])), sizes, stored) if part)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
 """The adapter to kvpress: what it refuses, and where kvpress is installed, what its presses keep."""
 
 import pickle
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 import torch
 
+from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policies import kvpress_adapter
 from kvsweep.compression.policies.keydiff import KeyDiff
 from kvsweep.compression.policies.kvpress_adapter import KVPress
 from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.signals import AttentionMass
+from kvsweep.harness.decode.prefill import Prefiller
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
+from kvsweep.harness.decode.view import view_slot
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.toy.paths import WEIGHTS
@@ -37,13 +42,14 @@ def test_without_kvpress_one_sentence_says_how_to_get_it(monkeypatch):
 @pytest.mark.parametrize(
     ("press", "arguments", "said"),
     [
-        ("SnapKVPress", {}, "SnapKVPress needs the attention module"),
-        ("ExpectedAttentionPress", {}, "needs hidden states"),
-        ("ObservedAttentionPress", {}, "needs attention weights"),
+        ("SnapKVPress", {"window_size": 8}, "policy.statistics is not set .* `kvsweep-predictor statistics`"),
+        ("ExpectedAttentionPress", {}, "policy.statistics is not set .* `kvsweep-predictor statistics`"),
+        ("KVzapPress", {}, "cannot score 65 rows from what is recorded here"),
+        ("LeverageScorePress", {}, "LeverageScorePress needs"),
         ("AdaKVPress", {}, "AdaKVPress is no ScorerPress"),
         ("NoSuchPress", {}, "NoSuchPress is no ScorerPress"),
         ("RandomPress", {}, "draws random numbers that differ from call to call"),
-        ("QFilterPress", {}, "cannot score 65 rows from keys and values"),
+        ("QFilterPress", {}, "cannot score 65 rows from what is recorded here"),
         ("LagKVPress", {"lag": 3}, "do not fit LagKVPress .*unexpected keyword argument"),
         ("KnormPress", {"compression_ratio": 0.5}, "press_args.compression_ratio contradicts"),
     ],
@@ -86,3 +92,71 @@ def test_keydiff_through_the_adapter_writes_the_same_texts():
         one, other = (completions[cell, request.problem_id, 0] for cell in ("press", "ours"))
         assert one == other
         assert one.evictions
+
+
+def kept_by_kvpress(press, ids):
+    """The rows that kvpress itself leaves of a prefill, [layers, kv_heads, kept], found by their keys."""
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    network = AutoModelForCausalLM.from_pretrained(
+        WEIGHTS / "toy_qwen", attn_implementation="eager", dtype=torch.float32
+    )
+    whole, pruned = DynamicCache(), DynamicCache()
+    network(ids, past_key_values=whole)
+    with press(network):
+        network(ids, past_key_values=pruned, cache_position=torch.arange(ids.shape[1]))
+    same = [
+        (few.keys[0, :, :, None] == all_.keys[0, :, None]).all(-1)
+        for few, all_ in zip(pruned.layers, whole.layers, strict=True)
+    ]
+    return torch.stack([one.float().argmax(-1).sort().values for one in same])
+
+
+@installed
+@pytest.mark.parametrize(
+    ("press", "arguments"),
+    [
+        ("ObservedAttentionPress", {}),
+        ("ExpectedAttentionPress", {"n_future_positions": 64}),
+        ("ExpectedAttentionPress", {"use_covariance": False, "n_sink": 2, "epsilon": 0.01}),
+        ("SnapKVPress", {"window_size": 16}),
+        ("TOVAPress", {}),
+        ("KeyDiffPress", {}),
+    ],
+)
+@torch.no_grad()
+def test_of_a_prefill_a_press_keeps_what_kvpress_itself_keeps(press, arguments):
+    import kvpress
+
+    model = load_model(ModelConfig(name="toy_qwen", title="Toy", path=str(WEIGHTS / "toy_qwen"), threads=1))
+    text = [token for problem in problems("chain")[:6] for token in model.prompt_ids(problem.question)][:300]
+    assert len(text) == 300
+    policy = KVPress(
+        name="kvpress",
+        press=press,
+        press_args=arguments,
+        keep_ratio=0.4,
+        local_window=1,
+        budget=299,
+        queries=300,
+        statistics=str(WEIGHTS / "statistics" / "toy_qwen.safetensors"),
+    )
+    prefiller = Prefiller(model, keep_queries=True)
+    prefiller.advance([tuple(text)])
+    cache = SlotCache(model.shape, slots=1, capacity=300, device=model.device, signals=policy.signals, per_head=True)
+    slot, ids = cache.admit(prefiller.done[tuple(text)]), torch.tensor([*text, 0])
+    named = {"problem_id": "p", "draw": 0, "question_length": 300, "answer_start": None, "stream": 0}
+    view = view_slot(model, cache, slot, policy, text_ids=ids, **named)
+    ours = policy.select(view).keep
+    theirs = getattr(kvpress, press)(compression_ratio=1 - (ours.shape[-1] + 0.5) / 300, **arguments)
+    assert torch.equal(ours, kept_by_kvpress(theirs, ids[None, :300]))
+
+
+@installed
+def test_evicted_rows_do_not_change_what_the_others_received():
+    """A press that averages over the queries behind a row is told of the queries behind evicted rows too."""
+    policy = adapted("ObservedAttentionPress")
+    view = make_view(65, 6, seed=1, per_head=True, group=4)
+    view = replace(view, positions=(torch.arange(65) * 3 + 5).expand(view.positions.shape))
+    mass, queries = view.signals[AttentionMass()].double(), 64 * 3 + 6 - (torch.arange(65) * 3 + 5)
+    torch.testing.assert_close(policy.scores(view).double(), mass / queries, rtol=1e-5, atol=1e-7)

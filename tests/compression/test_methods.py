@@ -14,6 +14,7 @@ from kvsweep.compression.policies.caote import CAOTE
 from kvsweep.compression.policies.gkv import GKV
 from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.last_use import LazyEviction
+from kvsweep.compression.policies.longflow import LongFlow
 from kvsweep.compression.policies.rpc import RPC
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
 from kvsweep.compression.policy import CacheView
@@ -41,6 +42,8 @@ def policy_of(case, given):
         return LagKV(name=rule, sinks=told["n_sink"], lag=told["lag_size"], **size)
     if rule == "caote":
         return CAOTE(name=rule, observation_window=window, pooling=5 if told["smooth"] else 1, **size)
+    if rule == "longflow":
+        return LongFlow(name=rule, **size)
     if rule == "lazyeviction":
         return LazyEviction(name=rule, threshold=told["alpha"], **sized(length, total, window))
     assert rule == "triattention"
@@ -128,8 +131,8 @@ def test_gkv_remembers_what_its_authors_code_remembers(held):
     torch.testing.assert_close(written, FILE.get(case["id"], "written"), rtol=0, atol=1e-6)
 
 
-def test_six_methods_are_held_at_first_and_later_evictions():
+def test_seven_methods_are_held_at_first_and_later_evictions():
     rules = {case["rule"] for case in FILE.cases.values()}
-    assert rules == {"gkv", "rpc", "lagkv", "caote", "lazyeviction", "triattention"}
+    assert rules == {"gkv", "rpc", "lagkv", "caote", "lazyeviction", "triattention", "longflow"}
     later = {case["rule"] for case in FILE.cases.values() if case["parameters"].get("eviction", 1) > 1}
     assert later == {"gkv", "rpc", "lazyeviction"}

@@ -22,15 +22,16 @@ class Text:
     The bytes of a row are set when its token is `residual` tokens old, and never change.
     """
 
-    def __init__(self, form, residual):
-        self.form, self.residual = form, residual
+    def __init__(self, config):
+        self.config, self.forms, self.residual = config, config.forms(16), config.residual
         self.rows = [[[] for _ in range(SHAPE.kv_heads)] for _ in range(SHAPE.layers)]
         self.length = 0
+        self.forth, self.back = (FORTH, BACK) if config.scheme == "rotated" else (torch.eye(16), torch.eye(16))
 
     def append(self, layer, keys, values):
         """A layer's rows of one token, [kv_heads, head_dim]; the token is over with the last layer."""
         for head in range(SHAPE.kv_heads):
-            self.rows[layer][head].append([self.length, torch.stack([keys[head], values[head]]) @ FORTH, None])
+            self.rows[layer][head].append([self.length, torch.stack([keys[head], values[head]]) @ self.forth, None])
         self.length += layer == SHAPE.layers - 1
 
     def age(self):
@@ -38,7 +39,7 @@ class Text:
             for rows in heads:
                 for row in rows:
                     if row[2] is None and row[0] < self.length - self.residual:
-                        row[2] = pack_rows(row[1], self.form)
+                        row[2] = torch.cat([pack_rows(n, f) for n, f in zip(row[1], self.forms, strict=True)])
 
     def keep(self, keep):
         for layer, heads in enumerate(self.rows):
@@ -47,32 +48,93 @@ class Text:
                 heads[head] = [rows[i] for i in chosen.tolist()]
 
     def copied(self):
-        other = Text(self.form, self.residual)
+        other = type(self)(self.config)
         other.length = self.length
         other.rows = [[[list(row) for row in rows] for rows in heads] for heads in self.rows]
         return other
 
+    def check(self, cache, slot):
+        """The bytes of the slot are the text's own, and so are its newest rows, bit for bit."""
+        storage, n = cache.storage, len(self.rows[0][0])
+        for layer, heads in enumerate(self.rows):
+            read = torch.stack(storage.read(layer, slot, n))
+            assert read.isfinite().all()
+            for head, rows in enumerate(heads):
+                where = (slot, layer, head) if cache.positions.shape[1] > 1 else (slot, 0, 0)
+                count = int(storage.counts[where])
+                assert [row[2] is not None for row in rows] == [True] * count + [False] * (n - count)
+                for i, (position, whole, packed) in enumerate(rows):
+                    if packed is not None:
+                        assert torch.equal(storage.packed[slot, layer, head, i], packed)
+                    else:
+                        lies = storage.newest[slot, layer, :, head, position % self.residual]
+                        torch.testing.assert_close(lies, whole, rtol=1e-6, atol=1e-6)
+                        torch.testing.assert_close(read[:, head, i], whole @ self.back, rtol=1e-5, atol=1e-5)
 
-def check(cache, slot, text):
-    """The bytes of the slot are the text's own, and so are its newest rows, bit for bit."""
-    storage, n = cache.storage, len(text.rows[0][0])
-    assert cache.lengths[slot] == cache.device_lengths[slot] == n
-    per_head = cache.positions.shape[1] > 1
-    for layer, heads in enumerate(text.rows):
-        read = torch.stack(storage.read(layer, slot, n))
-        for head, rows in enumerate(heads):
-            where = (slot, layer, head) if per_head else (slot, 0, 0)
-            assert cache.positions[where][:n].tolist() == [row[0] for row in rows]
-            count = int(storage.counts[where])
-            assert [row[2] is not None for row in rows] == [True] * count + [False] * (n - count)
-            for i, (position, whole, packed) in enumerate(rows):
-                if packed is not None:
-                    assert torch.equal(storage.packed[slot, layer, :, head, i], packed)
-                else:
-                    lies = storage.newest[slot, layer, :, head, position % text.residual]
-                    torch.testing.assert_close(lies, whole, rtol=1e-6, atol=1e-6)
-                    torch.testing.assert_close(read[:, head, i], whole @ BACK, rtol=1e-5, atol=1e-5)
-    assert read.isfinite().all()
+
+def most(numbers, dim, bits):
+    """The most that rounding to 2^bits levels between the extremes of a dimension changes each number, in float64."""
+    low, high = numbers.double().aminmax(dim=dim, keepdim=True)
+    step = ((high - low) * 1.0025 + torch.maximum(low.abs(), high.abs()) / 400) / (2**bits - 1)
+    return (step * 0.501 + 1e-6).expand(numbers.shape)
+
+
+class KiviText(Text):
+    """The same for `scheme=kivi`: a row's last entry is how much its numbers may have changed since they were checked.
+
+    Row by row the length says what is packed, `group` rows at a time. Once rounded, a value never changes again, and a
+    key never as long as an eviction leaves its group whole.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.packed = 0
+
+    def target(self):
+        return max(0, len(self.rows[0][0]) - self.residual) // self.config.group * self.config.group
+
+    def age(self):
+        if len({len(rows) for heads in self.rows for rows in heads}) == 1:
+            self.round([[list(range(len(rows))) for rows in heads] for heads in self.rows])
+
+    def keep(self, keep):
+        kept = keep.expand(SHAPE.layers, SHAPE.kv_heads, -1).tolist()
+        super().keep(keep)
+        self.round(kept)
+
+    def round(self, came_from):
+        """Note how far rows may change that came from these places, of which the first `packed` were packed."""
+        group, (key_bits, value_bits) = self.config.group, self.config.widths
+        for layer, heads in enumerate(self.rows):
+            for head, rows in enumerate(heads):
+                origin = came_from[layer][head]
+                for first in range(0, self.target(), group):
+                    part = rows[first : first + group]
+                    numbers = torch.stack([row[1] for row in part], dim=1)  # [2, group, head_dim]
+                    rounded = torch.zeros_like(numbers, dtype=torch.float64)
+                    stays = origin[first : first + group] == list(range(first, first + group))
+                    if not (stays and first + group <= self.packed):
+                        rounded[0] = most(numbers[0], 0, key_bits)
+                    wide = most(numbers[1].unflatten(-1, (-1, group)), -1, value_bits).flatten(-2)
+                    fresh = torch.tensor(origin[first : first + group]) >= self.packed
+                    rounded[1] = wide.where(fresh[:, None], 0)
+                    for i, row in enumerate(part):
+                        row[2] = rounded[:, i] if row[2] is None else row[2] + rounded[:, i]
+        self.packed = self.target()
+
+    def copied(self):
+        other = super().copied()
+        other.packed = self.packed
+        return other
+
+    def check(self, cache, slot):
+        for layer, heads in enumerate(self.rows):
+            read = torch.stack(cache.storage.read(layer, slot, len(heads[0])))
+            for head, rows in enumerate(heads):
+                for i, row in enumerate(rows):
+                    allowed = torch.zeros(2, 16) if row[2] is None else row[2]
+                    assert ((read[:, head, i].double() - row[1].double()).abs() <= allowed).all()
+                    row[1:] = read[:, head, i].clone(), None
 
 
 def selection(dice, length, per_head):
@@ -83,26 +145,38 @@ def selection(dice, length, per_head):
     return torch.tensor(one)
 
 
-@pytest.mark.parametrize(("bits", "residual", "per_head"), [(8, 1, False), (4, 5, True), (4, 7, False), (2, 40, True)])
-def test_every_operation_on_packed_slots(bits, residual, per_head):
+@pytest.mark.parametrize(
+    ("settings", "residual", "per_head"),
+    [
+        ({"bits": 8}, 1, False),
+        ({"bits": 4}, 5, True),
+        ({"bits": 4, "value_bits": 2, "scheme": "plain"}, 7, False),
+        ({"key_bits": 8, "value_bits": 2}, 40, True),
+        ({"bits": 4, "scheme": "kivi"}, 1, False),
+        ({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True),
+        ({"bits": 2, "scheme": "kivi", "group": 16}, 3, True),
+    ],
+)
+def test_every_operation_on_packed_slots(settings, residual, per_head):
     """Random admissions, steps, evictions, copies, swaps and ends, over memory that begins as junk."""
-    dice, numbers = random.Random(bits + residual), torch.Generator().manual_seed(bits)
-    config = CacheConfig(bits=bits, group=8, residual=residual)
+    dice, numbers = random.Random(residual), torch.Generator().manual_seed(residual)
+    config = CacheConfig(**{"group": 8, **settings}, residual=residual)
+    kind = KiviText if config.scheme == "kivi" else Text
     cache = SlotCache(
         SHAPE, slots=SLOTS, capacity=CAPACITY, device=torch.device("cpu"), per_head=per_head, config=config
     )
-    cache.storage.packed.fill_(0xFF)
-    cache.storage.newest.fill_(torch.nan)
-    form, texts = config.form(16), []
+    for tensor in cache.storage.tensors:
+        tensor.fill_(0xFF if tensor.dtype == torch.uint8 else torch.nan)
+    texts = []
 
     def draw(*shape):
         return torch.randn(*shape, generator=numbers)
 
     for _ in range(100):
-        kind = dice.choice(["step"] * 5 + ["chunks"] * 2 + ["admit", "evict", "copy", "swap", "end"])
+        what = dice.choice(["step"] * 5 + ["chunks"] * 2 + ["admit", "evict", "copy", "swap", "end"])
         slot = dice.randrange(len(texts)) if texts else 0
-        if kind == "admit" and len(texts) < SLOTS:
-            text, prefill = Text(form, residual), Prefill()
+        if what == "admit" and len(texts) < SLOTS:
+            text, prefill = kind(config), Prefill()
             length = dice.randint(0, CAPACITY - 1)
             layers = [draw(2, 1, SHAPE.kv_heads, length, 16) for _ in range(SHAPE.layers)]
             for keys, values in layers if length else []:
@@ -113,7 +187,7 @@ def test_every_operation_on_packed_slots(bits, residual, per_head):
             text.age()
             assert cache.admit(prefill) == len(texts)
             texts.append(text)
-        elif kind == "step" and texts and cache.longest < CAPACITY:
+        elif what == "step" and texts and cache.longest < CAPACITY:
             cache.begin_step(torch.tensor([text.length for text in texts]))
             for layer in range(SHAPE.layers):
                 keys, values = draw(2, len(texts), SHAPE.kv_heads, 1, 16)
@@ -122,7 +196,7 @@ def test_every_operation_on_packed_slots(bits, residual, per_head):
                     text.append(layer, keys[index, :, 0], values[index, :, 0])
             for text in texts:
                 text.age()
-        elif kind == "chunks" and texts:
+        elif what == "chunks" and texts:
             counts = {i: dice.randint(1, residual) for i in range(len(texts)) if dice.random() < 0.7}
             counts = {i: min(n, CAPACITY - int(cache.lengths[i])) for i, n in counts.items()}
             counts = {i: n for i, n in counts.items() if n}
@@ -137,34 +211,44 @@ def test_every_operation_on_packed_slots(bits, residual, per_head):
                 for layer, (keys, values) in enumerate(rows):
                     texts[index].append(layer, keys[token, :, 0], values[token, :, 0])
                 texts[index].age()
-        elif kind == "evict" and texts and cache.lengths[slot]:
+        elif what == "evict" and texts and cache.lengths[slot]:
             keep = selection(dice, int(cache.lengths[slot]), per_head)
             cache.evict(slot, Selection(keep=keep))
             texts[slot].keep(keep)
-        elif kind == "copy" and texts and len(texts) < SLOTS:
+        elif what == "copy" and texts and len(texts) < SLOTS:
             cache.copy(slot, len(texts))
             cache.live += 1
             texts.append(texts[slot].copied())
-        elif kind == "swap" and texts:
+        elif what == "swap" and texts:
             other = dice.randrange(len(texts))
             cache.swap(slot, other)
             texts[slot], texts[other] = texts[other], texts[slot]
-        elif kind == "end" and len(texts) > 1:
+        elif what == "end" and len(texts) > 1:
             cache.live -= 1
             cache.copy(len(texts) - 1, slot)
             texts[slot] = texts[-1]
             texts.pop()
         for index, text in enumerate(texts):
             if len(text.rows[0][0]):
-                check(cache, index, text)
+                n = len(text.rows[0][0])
+                assert cache.lengths[index] == cache.device_lengths[index] == n
+                for layer, head in [(x, y) for x in range(SHAPE.layers) for y in range(SHAPE.kv_heads)]:
+                    where = (index, layer, head) if per_head else (index, 0, 0)
+                    assert cache.positions[where][:n].tolist() == [row[0] for row in text.rows[layer][head]]
+                text.check(cache, index)
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4, 2])
+@pytest.mark.parametrize("bits", [(16, 16), (8, 8), (4, 4), (2, 2), (4, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype):
+@pytest.mark.parametrize("scheme", ["rotated", "plain", "kivi"])
+def test_memory_equals_the_arithmetic_to_the_byte(bits, dtype, scheme):
     shape = CacheShape(layers=3, q_heads=4, kv_heads=2, head_dim=32, dtype=dtype)
-    config = CacheConfig(bits=bits, group=16, residual=6)
-    cache = SlotCache(shape, slots=5, capacity=64, device=torch.device("cpu"), config=config)
+    widths = {} if bits[0] == 16 else dict(zip(("key_bits", "value_bits"), bits, strict=True))
+    config = CacheConfig(group=16, residual=6, scheme=scheme, **widths)
+    cache = SlotCache(shape, slots=5, capacity=70, device=torch.device("cpu"), config=config)
     whole = 32 * dtype.itemsize
-    slot = 64 * whole if bits == 16 else 64 * (32 * bits // 8 + 2 * (2 + 2)) + 6 * whole
-    assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 64, config) == 5 * 3 * 2 * 2 * slot
+    # A zero and a step of 2 bytes each per 16 numbers; only whole groups of 16 rows are packed channel by channel.
+    rows, newest = (64, 6 + 16) if scheme == "kivi" else (70, 6)
+    packed = sum(rows * (32 * width // 8 + 2 * (2 + 2)) + newest * whole for width in bits)
+    slot = 2 * 70 * whole if bits[0] == 16 else packed
+    assert cache.kv_bytes == 5 * SlotCache.bytes_per_slot(shape, 70, config) == 5 * 3 * 2 * slot

@@ -74,13 +74,14 @@ def variants():
         "stride_length_slot": "i64",
         "stride_length_head": "i64",
     }
-    for (dtype, up), bits in itertools.product(TYPES.items(), (8, 4, 2)):
+    for (dtype, up), (keys, bits) in itertools.product(TYPES.items(), ((8, 8), (4, 4), (2, 2), (4, 2))):
         types = dict.fromkeys(("query", "newest"), f"*{dtype}") | {"packed": "*u8", "fields": "*fp16"} | places
         types |= dict.fromkeys(("part", "peak", "total", "logits_out"), "*fp32") | {"scaling": "fp32"}
-        constants = {"GROUP": 7, "GROUP_PADDED": 8, **shape_of(128, dtype), "BITS": bits, "SHARE": 32}
+        constants = {"GROUP": 7, "GROUP_PADDED": 8, **shape_of(128, dtype), "SHARE": 32}
+        constants |= {"KEY_BITS": keys, "VALUE_BITS": bits, "KEY_BYTES": 128 * keys // 8 + 16}
         constants |= {"CHUNK": decode_attention.CHUNK, "BLOCK": packed_attention.BLOCK}
         constants |= {"RESIDUAL": 128, "MASS": True, "UPCAST": up}
-        name = f"attend_packed {dtype} bits={bits}"
+        name = f"attend_packed {dtype} bits={keys} {bits}"
         yield name, packed_attention._attend_packed, types, constants, 4
     for (dtype, up), outs in itertools.product(TYPES.items(), (3584, 152064)):
         tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))

@@ -123,15 +123,17 @@ def check_packed_attention(device, dtype, sizes, bits):
     """Slots of every length, of which all but the newest 32 rows are packed; the other bytes are those of NaN."""
     from kvsweep.kernels.packed_attention import packed_attention
 
-    form, residual, shape = RowFormat(bits=bits, group=8, head_dim=sizes.head_dim), 32, (sizes.slots, 2, sizes.kv_heads)
+    forms, residual = tuple(RowFormat(bits=n, group=8, head_dim=sizes.head_dim) for n in bits), 32
+    shape = (sizes.slots, 2, sizes.kv_heads)
     query, _, _, lengths = cache_of(device, dtype, sizes, sizes.slots)
-    packed = pack_rows(normal(device, dtype, *shape, sizes.capacity, sizes.head_dim, seed=1), form)
+    kinds = normal(device, dtype, *shape, sizes.capacity, sizes.head_dim, seed=1).unbind(1)
+    packed = torch.cat([pack_rows(one, form) for one, form in zip(kinds, forms, strict=True)], dim=-1)
     newest = normal(device, dtype, *shape, residual, sizes.head_dim, seed=2)
     rows = torch.arange(sizes.capacity, device=device)
     positions = (rows + 1000).expand(sizes.slots, sizes.kv_heads, -1)
     counts = (lengths - residual).clamp(min=0)[:, None].expand(-1, sizes.kv_heads)
-    packed.masked_fill_((rows >= counts[..., None])[:, None, ..., None], 0xFF)
-    inputs, how = (packed, newest, positions, counts, lengths), {"form": form, "scaling": sizes.head_dim**-0.5}
+    packed.masked_fill_((rows >= counts[..., None])[..., None], 0xFF)
+    inputs, how = (packed, newest, positions, counts, lengths), {"forms": forms, "scaling": sizes.head_dim**-0.5}
     output, mass = packed_attention(query, *inputs, **how, return_mass=True)
     assert torch.equal(packed_attention(query, *inputs, **how)[0], output)
     for slot in range(sizes.slots):
@@ -324,7 +326,7 @@ def test_decode_attention(sizes, dtype):
 @on_gpu
 @DTYPES
 @MODELS
-@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("bits", [(8, 8), (4, 4), (2, 2), (4, 2)])
 def test_packed_attention(bits, sizes, dtype):
     check_packed_attention(CUDA, dtype, sizes, bits)
 
@@ -400,7 +402,7 @@ def test_the_slot_cache_takes_the_memory_computed_for_it(sizes):
 @DTYPES
 def test_in_small(dtype):
     check_decode_attention(CPU, dtype, SMALL)
-    check_packed_attention(CPU, dtype, SMALL, 4)
+    check_packed_attention(CPU, dtype, SMALL, (4, 2))
     check_a_slot_alone_and_in_a_batch(CPU, dtype, SMALL, (1, 2))
     check_replay(CPU, dtype, SMALL, mass=True)
     check_importance_labels(CPU, dtype, SMALL, 70, "later")

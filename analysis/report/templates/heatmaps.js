@@ -3,7 +3,7 @@
 const SCORES = ["#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8"];
 const DIFFERENCES = ["#b2182b", "#d6604d", "#f4a582", "#fddbc7", "#f7f7f7", "#d1e5f0", "#92c5de", "#4393c3", "#2166ac"];
 const DECISIONS = { holds: "✓", costs: "(✓)", loses: "†" };
-const MARKED = { "=": "nothing was evicted, so this is the full cache", "*": "not finished" };
+const MARKED = { "=": "nothing was evicted, so this is the full cache", "§": "no row was packed", "*": "not finished" };
 const boards = document.getElementById("boards"), scale = document.getElementById("scale");
 
 const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));

@@ -167,8 +167,10 @@ def _memory(job: Job, question: int) -> str:
         f"({counted(count, 'cell')})"
         for rows, count in sorted(Counter(capacities).items())
     ]
-    form, row = job.cache.form(head_dim), f"{head_dim} x {itemsize}"
-    formula = f"2 x {layers} layers x {heads} heads x {form.row_bytes if form else row} bytes"
-    newest = f", and {job.cache.residual} rows of {row} a slot" if form else ""
+    newest, many = (job.cache.bytes_per_slot(**sizes, capacity=rows) for rows in (0, job.cache.group))
+    formula, newest_rows = f"2 x {layers} layers x {heads} heads x {head_dim} x {itemsize} bytes", ""
+    if job.cache.is_packed:
+        formula = f"{layers} layers x {heads} heads x {(many - newest) / job.cache.group / (layers * heads):g} bytes"
+        newest_rows = f", and {job.cache.whole_rows} rows of 2 x {head_dim} x {itemsize} a slot"
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
-    return f"{', '.join(parts)}; {formula} a token{newest}, a question of about {question} tokens; {slots}"
+    return f"{', '.join(parts)}; {formula} a token{newest_rows}, a question of about {question} tokens; {slots}"

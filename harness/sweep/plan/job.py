@@ -75,8 +75,7 @@ class Job:
     @property
     def name(self) -> str:
         """Model and benchmark, and bits where rows are packed, for progress and messages."""
-        bits = f" {self.cache.bits} bits" if self.cache.bits != 16 else ""
-        return f"{self.model.name} {self.benchmark.name}{bits}"
+        return f"{self.model.name} {self.benchmark.name}{self.cache.title}"
 
     @property
     def problem_ids(self) -> list[str]:
@@ -168,15 +167,15 @@ def make_job(config: DictConfig) -> Job:
     policies = build_policies(config)
     margin = build(ReportConfig, "report", config.get("report", {})).margin
     rounds = rounds_until(config.get("until"), draws, policies)
-    if rounds and cache.bits != 16:
+    if rounds and cache.is_packed:
         raise UserError(
-            "until=decided compares cells with the full cache of unpacked rows, which cache.bits="
-            f"{cache.bits} does not decode: give until=null, or cache.bits=16."
+            "until=decided compares cells with the full cache of unpacked rows, which a job of"
+            f"{cache.title} does not decode: give until=null, or cache.bits=16."
         )
     benchmark = load_problems(benchmark_config)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
-    check_packing(model, cache, policies, decoding.max_new_tokens)
+    check_packing(model, cache, impl, policies, decoding.max_new_tokens)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": seed, "impl": impl, "cache": cache}
     problems: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
     cells = [Cell(policy=policy, **problems, **shared) for policy in policies]
@@ -269,18 +268,21 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
             )
 
 
-def check_packing(model: ModelConfig, cache: CacheConfig, policies: Sequence[Policy], max_new_tokens: int) -> None:
+def check_packing(
+    model: ModelConfig, cache: CacheConfig, impl: Implementation, policies: Sequence[Policy], max_new_tokens: int
+) -> None:
     """Refuse a precision in which rows cannot be stored, or take no less memory than unpacked rows."""
     spec = read_spec(model)
     sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": 4 if model.dtype == "float32" else 2}
     try:
-        cache.form(spec.head_dim)
+        cache.forms(spec.head_dim)
+        cache.check_implementation(impl)
     except ValueError as error:
         raise UserError(str(error)) from error
-    for policy in policies if cache.bits != 16 else ():
+    for policy in policies if cache.is_packed else ():
         rows = policy.capacity(1, max_new_tokens)
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
             raise UserError(
-                f"cache.residual={cache.residual} is out of range: with cache.bits={cache.bits} the {rows} rows of "
+                f"cache.residual={cache.residual} is out of range: with{cache.title} the {rows} rows of "
                 f"policy={policy.name} then take no less memory than unpacked; choose a smaller residual."
             )

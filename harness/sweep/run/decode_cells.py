@@ -45,7 +45,7 @@ class OpenCells:
 
     def append(self, cell_id: str, completion: Completion) -> None:
         self.stores[cell_id].append(completion)
-        self.reporter.stored(cell_id)
+        self.reporter.stored(cell_id, self.job.cache.packs(completion.peak_length))
         self.progress.update()
 
 
@@ -94,9 +94,10 @@ def _record_provenance(
     work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]
 ) -> None:
     job, code = work.job, decoding_pass["code"]
-    newest, row = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, 1))
+    group = job.cache.group
+    newest, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
     weights = sum(parameter.nbytes for parameter in model.network.parameters())
-    sizes = {"row": row - newest, "newest": newest, "weights": weights}
+    sizes = {"row": (many - newest) / group, "newest": newest, "weights": weights}
     for cell in cells:
         provenance = {
             "dataset_hash": cell.dataset_hash,

@@ -69,6 +69,9 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
         own_pairs, new_pairs = job.own_pairs, job.new_pairs
         for cell_id, store in stores.items():
             status.cells[cell_id].finished = len(store.finished_pairs.intersection(own_pairs))
+            if job.cache.is_packed:
+                earlier = [job.cache.packs(row.peak_length) for row in store.read_completions(own_pairs)]
+                status.cells[cell_id].packed = any(earlier) if earlier else None
             progress.update(len(store.finished_pairs.intersection(new_pairs)))
         stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
         reporter = stack.enter_context(Reporter(job.run_directory, status))

@@ -50,8 +50,10 @@ class Reporter:
             self.status.state = "stopped"
         self._write()
 
-    def stored(self, cell_id: str) -> None:
-        self.status.cells[cell_id].finished += 1
+    def stored(self, cell_id: str, packed: bool | None = None) -> None:
+        cell = self.status.cells[cell_id]
+        cell.finished += 1
+        cell.packed = packed if cell.packed is None else cell.packed or packed
         self.status.made += 1
 
     def _beat(self) -> None:

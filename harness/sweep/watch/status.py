@@ -45,6 +45,7 @@ WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 class CellStatus:
     """The progress of one cell, all its shards together: its completions that are stored, will be, and have a grade.
 
+    `packed` says whether a row of any completion was packed; it is None where rows are never packed, or unknown.
     `pass_at_1` and its standard error `error` are None where unknown.
     """
 
@@ -56,6 +57,7 @@ class CellStatus:
     finished: int
     expected: int
     random_weights: bool = False
+    packed: bool | None = None
     graded: int = 0
     pass_at_1: float | None = None
     error: float | None = None
@@ -154,6 +156,7 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
         done = (directory / cell_id / records.DONE_FILE).exists()
         states = {task.state for task in parts}
+        packed = {task.cells[cell_id].packed for task in parts}
         # Several experiments may share a cell; they count its completions each.
         shards: dict[str, list[CellProgress]] = defaultdict(list)
         for task in parts:
@@ -163,9 +166,10 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
             for name in ("finished", "expected")
         )
         state = "done" if done else next((state for state in WORST_FIRST if state in states), "stopped")
-        progress = {"finished": expected if done else finished, "expected": expected, "state": state}
         named = msgspec.structs.asdict(newest.cells[cell_id])
-        cells[cell_id] = CellStatus(cell_id=cell_id, **{**named, **progress})
+        named |= {"finished": expected if done else finished, "expected": expected, "state": state}
+        named["packed"] = None if packed == {None} else True in packed
+        cells[cell_id] = CellStatus(cell_id=cell_id, **named)
     return cells
 
 
@@ -274,6 +278,8 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
     if sweep.to_replay:
         counts.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
+    unpacked = sum(cell.packed is False for cell in sweep.cells)
+    counts += [f"{unpacked} with no row packed"] * (unpacked > 0)
     left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
     pace = f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else ""
     bar = Table.grid(padding=(0, 1))
@@ -296,7 +302,8 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
         for cell in panel:
-            table.add_row(cell.policy, cell.state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
+            state = cell.state + (", no row packed" if cell.packed is False else "")
+            table.add_row(cell.policy, state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
     return table
 
 

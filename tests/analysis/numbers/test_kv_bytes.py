@@ -64,6 +64,20 @@ def test_the_picture_has_a_curve_for_each_width(metrics):
     assert bytes_figure(metrics[metrics["bits"] == 16], "toy_qwen") is None
 
 
+def test_schemes_and_bits_of_keys_and_values_are_told_apart(make_cell, tmp_path):
+    """Also where a run has only the default scheme and one other, or one uneven pair of bits."""
+    stored = [{"bits": 4}, {"bits": 4, "scheme": "kivi"}, {"key_bits": 4, "value_bits": 2}]
+    for seed, cache in enumerate(stored):
+        folder = make_cell([[1]], policy="dynts", seed=seed)
+        cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
+        (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "cache": {**cache, "group": 32, "residual": 16}}))
+    cells = load_run(tmp_path / "run").cells.set_index("variant")
+    names = ["bits=4, scheme=rotated", "bits=4, scheme=kivi", "bits=4/2, scheme=rotated"]
+    assert sorted(cells.index) == sorted(names)
+    assert list(cells.loc[names, "bits"]) == [4, 4, 3]
+    assert list(cells.loc[names, "unpacked_rows"]) == [16, 47, 16]
+
+
 def test_sizes_in_words():
     assert [size(n) for n in (12, 2048, 5.5 * 2**20, 2**30)] == ["12 bytes", "2.0 KiB", "5.5 MiB", "1.0 GiB"]
     assert size(float("nan")) == "–"

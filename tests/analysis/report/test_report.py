@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -195,6 +196,27 @@ def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, ma
     marked = {cell["setting"]: cell["marks"] for cell in page_data(page, "cell-data")}
     assert [name for name, marks in marked.items() if marks == "="] == ["DynTS 0.5 / 48, budget 128"]
     assert (tmp_path / "run" / "report" / "tables.tex").read_text().count("$^{=}$") == 2  # the cell and the caption
+
+
+def test_a_cell_in_which_nothing_was_packed_is_marked(tmp_path: Path, make_cell: MakeCell) -> None:
+    """In cells.csv, the sweep's summary, the tables and the page; a cache that was longer than the residual is not."""
+    make_cell([[1], [0]])
+    for ratio, residual, scheme in ((0.3, 128, "rotated"), (0.4, 129, "rotated"), (0.5, 119, "kivi")):
+        folder = make_cell([[1], [0]], policy="dynts", keep_ratio=ratio)
+        packed = {"bits": 4, "group": 10, "residual": residual, "scheme": scheme}
+        cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"cache": packed}
+        (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+    lines = summary_table(tmp_path / "run").splitlines()
+    marked = [line for line in lines[:6] if "§" in line]
+    assert [line.split()[:2] for line in marked] == [["DynTS", "0.4"]]
+    assert "§ no row was packed" in "\n".join(lines)
+    page = build_report(tmp_path / "run").read_text()
+    marks = {cell["setting"]: cell["marks"] for cell in page_data(page, "cell-data")}
+    assert [name.split(" /")[0] for name, mark in marks.items() if mark == "§"] == ["DynTS 0.4"]
+    folder = tmp_path / "run" / "report"
+    assert (folder / "tables.tex").read_text().count(r"$^{\S}$") == 2  # the cell and the caption
+    cells = pd.read_csv(folder / "cells.csv").set_index("keep_ratio")
+    assert cells["packed"].dropna().to_dict() == {0.3: 1, 0.4: 0, 0.5: 1}
 
 
 def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,19 +128,20 @@ def policies_of(model, names):
 
 
 @pytest.mark.parametrize(
-    ("name", "bits", "names"),
+    ("name", "settings", "names"),
     [
-        ("toy_qwen", 16, POLICIES),
-        ("toy_llama", 16, FEW),
-        ("toy_llama", 8, FEW),
-        ("toy_qwen", 4, FEW),
-        ("toy_qwen", 2, FEW),
+        ("toy_qwen", {}, POLICIES),
+        ("toy_llama", {}, FEW),
+        ("toy_llama", {"bits": 8}, FEW),
+        ("toy_qwen", {"bits": 4, "value_bits": 2}, FEW),
+        ("toy_qwen", {"bits": 2, "scheme": "plain"}, FEW),
+        ("toy_qwen", {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16}, FEW),
     ],
-    ids=["qwen-16", "llama-16", "llama-8", "qwen-4", "qwen-2"],
+    ids=["qwen-16", "llama-16", "llama-8", "qwen-42", "qwen-2", "kivi"],
 )
-def test_chunks_are_bit_for_bit_the_steps(name, bits, names):
+def test_chunks_are_bit_for_bit_the_steps(name, settings, names):
     """Policies side by side, in chunks with odd borders, against one token at a time."""
-    model, cache = model_of(name), CacheConfig(bits=bits, residual=19)
+    model, cache = model_of(name), CacheConfig(**settings, residual=19)
     policies = policies_of(model, names)
     kept, seen = stepped(model, policies, invariant=True, cache=cache)
     found_kept, found = replayed(model, policies, slots=40, invariant=True, cache=cache)

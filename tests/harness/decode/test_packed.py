@@ -43,9 +43,13 @@ def texts(model, wanted, cache, slots):
     return found
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2])
-def test_texts_do_not_depend_on_the_batch(model, bits):
-    config, wanted = CacheConfig(bits=bits, residual=10), list(requests(3))
+@pytest.mark.parametrize(
+    "settings",
+    [{"bits": 8}, {"bits": 4}, {"bits": 2}, {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 8}],
+    ids=["8", "4", "2", "kivi"],
+)
+def test_texts_do_not_depend_on_the_batch(model, settings):
+    config, wanted = CacheConfig(residual=10, **{"group": 32, **settings}), list(requests(3))
     together = texts(model, wanted, config, slots=6)
     assert len(together) == 9
     # One slot decodes each branch alone from its beginning; the order turns round.
@@ -59,7 +63,7 @@ def test_a_residual_as_long_as_the_text_changes_nothing_but_rounding(model):
     """Every row is then among the newest, rotated; so greedy texts are the unpacked ones."""
     greedy = DecodingConfig(name="test", max_new_tokens=LIMIT, sampling=SamplingConfig(temperature=0))
     found = []
-    for cache in (UNPACKED, CacheConfig(bits=2, residual=120)):
+    for cache in (UNPACKED, CacheConfig(bits=2, residual=120), CacheConfig(bits=2, residual=120, scheme="kivi")):
         engine = Engine.sized_for(list(requests(3)), model, decoding=greedy, seed=0, slots=4, cache=cache)
         found.append({(cell, c.problem_id): c.token_ids for cell, c in engine.generate(requests(3))})
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
