@@ -12,7 +12,8 @@ from kvsweep.base.escape import markdown_text
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
 
-MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED, UNSURE = "–", "*", "?", "=", "§", "‡"
+MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED = "–", "*", "?", "=", "§"
+UNSURE, STOPPED = "‡", "°"
 HOLDS, COSTS, LOSES = "✓", "(✓)", "†"
 MARKS = {
     MISSING: "no result yet",
@@ -23,6 +24,7 @@ MARKS = {
     LOSES: "loses accuracy",
     UNTOUCHED: "nothing was evicted: the full cache itself",
     UNPACKED: "no row was packed: all in the model's precision",
+    STOPPED: "decided early: fewer draws, so the score leans the way of its label",
     UNSURE: "readings of the published figure differ",
 }
 # The marks of the verdicts on a setting, and their words, from the best verdict to the worst.
@@ -176,9 +178,11 @@ def untouched(row: Any) -> bool:
 
 
 def state_marks(row: Any) -> str:
-    """The marks behind a cell's score: nothing was evicted, nothing was packed, not finished."""
+    """The marks of a cell's score: nothing evicted, nothing packed, not finished, fewer draws than the others."""
     unpacked = getattr(row, "packed", None) == 0
-    return UNTOUCHED * untouched(row) + UNPACKED * unpacked + UNFINISHED * (row.status != "done")
+    stopped = getattr(row, "stopped_early", None) == True  # noqa: E712 - NaN where nothing is compared
+    marks = UNTOUCHED * untouched(row) + UNPACKED * unpacked
+    return marks + UNFINISHED * (row.status != "done") + STOPPED * stopped
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis import format
-from kvsweep.analysis.format import LOSES, MARKS, MISSING, UNFINISHED, UNPACKED, UNTOUCHED
+from kvsweep.analysis.format import LOSES, MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED
 from kvsweep.analysis.load import Run, in_order, load_run
 from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.kv_bytes import size
@@ -22,7 +22,8 @@ SUMMARY_NOTE = (
     "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; kept: rows after an eviction, the "
     "question among them"
 )
-CAPTION = f"{NOTE}; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
+CAPTION = f"{NOTE}; {STOPPED} {MARKS[STOPPED]}"
+CAPTION += f"; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
 
 # Around the best score of a column, until the form of the table is known.
 BEST_BEGIN, BEST_END = "⟦", "⟧"
@@ -201,7 +202,8 @@ def progress(cell: Any) -> str:
 
 def _aligned(table: pd.DataFrame) -> str:
     # Every text ends with a mark or a space, so that the digits line up.
-    padded = table.map(lambda text: text if text.endswith((UNFINISHED, UNTOUCHED, UNPACKED)) else f"{text} ")
+    marks = (UNFINISHED, UNTOUCHED, UNPACKED, STOPPED)
+    padded = table.map(lambda text: text if text.endswith(marks) else f"{text} ")
     named = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
     lines = named.to_string().splitlines()
     return "\n".join(line.rstrip() for line in lines)
@@ -217,7 +219,7 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
         label=f"tab:{file_name(model)}",
     )
     signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
-    signs |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$"}
+    signs |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$", STOPPED: r"$^{\circ}$"}
     for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
         text = text.replace(sign, code)
     return text
