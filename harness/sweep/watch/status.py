@@ -236,7 +236,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.watch:
             sweep = _watch(arguments.dir, arguments.interval, per_cell=arguments.cells)
         else:
-            _Console().print(render(sweep, per_cell=arguments.cells))
+            console = _Console()
+            console.print(_heading(sweep), soft_wrap=True)  # a long path stays one word, for people who copy it
+            console.print(render(sweep, per_cell=arguments.cells))
         _print_failures(sweep)
     sys.exit(FAILED if sweep.failed else 0)
 
@@ -252,7 +254,7 @@ def _watch(directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
     with Live(console=_Console(), refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
-            live.update(render(sweep, per_cell=per_cell))
+            live.update(Group(_heading(sweep), render(sweep, per_cell=per_cell)))
             if not any(cell.state in ("running", "queued") for cell in sweep.cells):
                 return sweep
             time.sleep(max(interval, 0.1))
@@ -275,6 +277,10 @@ def as_json(sweep: SweepStatus) -> dict[str, Any]:
     }
 
 
+def _heading(sweep: SweepStatus) -> str:
+    return f"{sweep.directory}: {sweep.state}"
+
+
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
     states = Counter(cell.state for cell in sweep.cells)
@@ -289,7 +295,6 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
         f"{counted(sweep.expected, 'completion')}",
     )
     return Group(
-        f"{sweep.directory}: {sweep.state}",
         bar,
         ", ".join(counts),
         f"elapsed {timedelta(seconds=round(sweep.seconds))}, left {left}{pace}",
