@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from kvsweep.base.command_line import counted
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, DecodeStats
+from kvsweep.base.records import STATS_FILE, Completion, DecodeStats
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.engine import Engine, is_invariant
@@ -229,7 +229,8 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
     seconds = {f"{part}_seconds": getattr(clock, part) for part in parts}
     for cell_id, lengths in written.items():
-        work.stores[cell_id].append_stats(
+        work.stores[cell_id].append_row(
+            STATS_FILE,
             DecodeStats(
                 wall_seconds=wall,
                 **seconds,
@@ -241,7 +242,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
                 steps=clock.steps,
                 kv_bytes_allocated=engine.cache.kv_bytes,
                 kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, job.cache),
-            )
+            ),
         )
 
 

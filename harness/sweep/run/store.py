@@ -33,7 +33,6 @@ from kvsweep.base.files import locked, make_folder, open_file, read_file, read_l
 from kvsweep.base.records import (
     WHOLE,
     Completion,
-    DecodeStats,
     Grade,
     Pair,
     PairRow,
@@ -136,10 +135,6 @@ class CellStore:
         path = self.directory / self.shard.file(records.GRADES_FILE)
         with plain_disk_errors(self.directory), locked(path):
             records.append_row(path, grade)
-
-    def append_stats(self, stats: DecodeStats) -> None:
-        with plain_disk_errors(self.directory):
-            records.append_row(self.directory / self.shard.file(records.STATS_FILE), stats)
 
     def append_row(self, name: str, row: StoredRow) -> None:
         """Add a row to another of the cell's files."""
