@@ -81,6 +81,8 @@ def export(
     if (directory / records.CELL_FILE).is_file():
         directory, cells = directory.parent, [directory.name]
     output = output.resolve() if output else directory / EXPORT_FOLDER
+    if str(output) != _utf8(str(output)):
+        raise UserError(f"{output} is no UTF-8, and Parquet writes to no such place: name a folder with --output.")
     notices: list[str] = []
     table = load_settings(directory, notices.append)
     unknown = sorted(set(cells) - set(table["cell_id"]))

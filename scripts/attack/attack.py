@@ -686,7 +686,7 @@ def tamper(field: Field, seeds: Sequence[int], slow: int) -> Tally:
         if not found.is_clean:
             print(f"seed {seed}, {kind} {path.relative_to(results)}: {found}", file=sys.stderr, flush=True)
         tally += found
-        if number % 50 == 49:
+        if number % 10 == 9:
             print(f"{number + 1} tamperings, {tally}", file=sys.stderr, flush=True)
     print(f"tampering, seeds {seeds[0]} to {seeds[-1]}: {dict(counts)}", file=sys.stderr, flush=True)
     return tally

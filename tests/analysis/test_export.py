@@ -1,6 +1,8 @@
 """The exported dataset is what the files hold, opens with `datasets`, and keeps to itself what is not ours."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -150,6 +152,22 @@ def test_half_a_surrogate_pair_becomes_a_mark(make_cell: MakeCell) -> None:
     cell = make_cell([[1]], completion={"text": "so \ud83d."})
     (text,) = pq.read_table(next(export(cell.parent)[0].glob("data/*"))).column("text").to_pylist()
     assert text == "so ?."
+
+
+def test_a_run_below_a_path_that_is_no_utf8(
+    make_cell: MakeCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_cell([[1]]).parent
+    place = tmp_path / os.fsdecode(b"r\xff")
+    shutil.copytree(run, place)
+    with pytest.raises(SystemExit) as end:
+        main([str(place)])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "is no UTF-8" in said
+    assert said.count("\n") == 1
+    main([str(place), "--output", str(tmp_path / "data set")])
+    assert len(rows_of(tmp_path / "data set")) == 1
 
 
 def test_token_ids_come_where_they_are_asked_for(make_cell: MakeCell) -> None:

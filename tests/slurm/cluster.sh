@@ -5,6 +5,7 @@
 #   tests/slurm/cluster.sh up DIR [CPUS]  start it; then `export SLURM_CONF=DIR/slurm.conf` and use sbatch, squeue, ...
 #   tests/slurm/cluster.sh down DIR       stop what `up DIR` started
 #
+# Where this user may make memory groups (root, cgroup v1), SLURM kills a task that takes more memory than it asked for.
 # Its two GPUs are links to other devices: SLURM counts them and tells each task its own. Partitions: `main`, whose jobs are requeued when a job of `urgent` wants their place.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
@@ -15,7 +16,7 @@ packages() {
 }
 
 configure() {
-    local dir=$1 cpus=$2 host memory user
+    local dir=$1 cpus=$2 host memory user track=linuxproc task=none
     host=$(hostname -s) user=$(id -un)
     memory=$(free --mebi | awk '/^Mem:/ {print int($2 * 0.8)}')
     mkdir -p "$dir"/{spool,state,log,pid}
@@ -23,6 +24,10 @@ configure() {
     [ -s "$dir/munge/key" ] || (umask 077 && head -c 128 /dev/urandom >"$dir/munge/key")
     ln -sf /dev/null "$dir/gpu0" && ln -sf /dev/zero "$dir/gpu1"  # gres/gpu leaves out what is no device
     echo "Name=gpu File=$dir/gpu[0-1]" >"$dir/gres.conf"
+    if [ -w /sys/fs/cgroup/memory ] && mkdir -p /sys/fs/cgroup/memory/slurm 2>/dev/null; then
+        track=cgroup task=cgroup
+        printf '%s\n' CgroupPlugin=cgroup/v1 ConstrainRAMSpace=yes >"$dir/cgroup.conf"
+    fi
     cat >"$dir/slurm.conf" <<CONF
 ClusterName=kvsweep
 SlurmctldHost=$host(127.0.0.1)
@@ -44,10 +49,11 @@ AuthInfo=socket=$dir/pid/munge.socket,cred_expire=5
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+ProctrackType=proctrack/$track
+TaskPlugin=task/$task
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=$((memory / 5))
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2
 SlurmdParameters=config_overrides
@@ -102,5 +108,5 @@ case "${1:-}" in
 install) packages ;;
 up) up "${2:?the folder to keep everything in}" "${3:-2}" ;;
 down) down "${2:?the folder given to up}" ;;
-*) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
+*) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac

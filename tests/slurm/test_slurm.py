@@ -311,6 +311,50 @@ def test_each_task_of_a_sweep_sees_the_gpu_that_slurm_gives_it(
     assert completions(run) == small_reference
 
 
+def test_a_suspended_task_goes_on_and_no_grade_times_out(
+    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    job = submit(cluster, tmp_path, *SMALL)
+    wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
+    slurm(cluster, "scontrol", "suspend", f"{job}_0")
+    wait(lambda: f"queued as job {job}, suspended in SLURM" in words(run, cluster), "the suspended task", 30)
+    told = words(run, cluster)
+    time.sleep(8)  # longer than the deadline of a grade
+    slurm(cluster, "scontrol", "resume", f"{job}_0")
+    wait_until_empty(cluster)
+    assert status(run, cluster)["states"] == {"done": 3}
+    graded = [json.loads(line) for path in run.glob("*/grades*.jsonl") for line in path.read_text().splitlines()]
+    assert len(graded) == 3 * 6
+    assert not [row for row in graded if row["outcome"] == "grader_timeout"]
+    record("`scontrol suspend` of one task, `resume` later", told, completions(run) == small_reference)
+
+
+@pytest.mark.skipif(not os.access("/sys/fs/cgroup/memory", os.W_OK), reason="no memory groups of this user")
+def test_a_task_that_takes_more_memory_than_it_asked_for(
+    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
+    run = tmp_path / "default"
+    job = submit(cluster, tmp_path, *SMALL, "launcher.shards=1", "launcher.memory_gb=0.25")
+    wait_until_empty(cluster)
+    told = words(run, cluster)
+    assert f"job {job}_0 left SLURM's queue" in told
+    assert "out of time or memory" in told
+    assert "oom-kill" in _logs(run, job) or "Out Of Memory" in _logs(run, job)
+    submit(cluster, tmp_path, *SMALL, "launcher.shards=1", "launcher.memory_gb=2.5")
+    wait_until_empty(cluster)
+    record("memory above `launcher.memory_gb`, cgroup kill", told, completions(run) == small_reference)
+
+
+@pytest.mark.parametrize("name", ["half%j", "back\\slash"])
+def test_a_name_that_slurm_reads_as_a_pattern_is_refused(name: str, cluster: dict[str, str], tmp_path: Path) -> None:
+    for place in (f"results_dir={tmp_path / name}", f"run_name={name}"):
+        arguments = [*SWEEP, *SLURM, f"results_dir={tmp_path}", place.replace("\\", "\\\\")]
+        kvsweep(*arguments, environment=cluster, code=2)
+    assert not slurm(cluster, "squeue", "--noheader").strip()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
     arguments = [*SWEEP, *SLURM, "launcher.partition=nowhere", f"results_dir={tmp_path}"]
     command = [sys.executable, "-m", "kvsweep.harness.sweep.command", *arguments]

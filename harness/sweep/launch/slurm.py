@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import cache
+from math import ceil
 from typing import Annotated, Any, ClassVar
 
 import submitit
@@ -84,7 +85,7 @@ class Slurm(Launcher):
             "qos": self.qos,
             "gpus_per_node": self.gpus or None,
             "cpus_per_task": self.cpus,
-            "mem": None if self.memory_gb is None else f"{self.memory_gb:g}GB",
+            "mem": None if self.memory_gb is None else f"{ceil(self.memory_gb * 1024)}M",
             "time": self.timeout_min,
             "signal_delay_s": self.signal_delay_s,
             "array_parallelism": self.parallel or 1000,

@@ -79,9 +79,11 @@ def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, 
                 task.state, task.error = now.state, now.error
                 return
         began = "while it ran" if task.started else "before it began"
-        reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time, or its node is gone."
+        reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
         task.state, task.error = "stopped", reason
-    elif found[0] in ("PENDING", "REQUEUED", "SUSPENDED") and task.state != "running":
+    elif found[0] == "SUSPENDED":
+        task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
+    elif found[0] in ("PENDING", "REQUEUED") and task.state != "running":
         state, reason = found
         words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
         task.state, task.error = "queued", f"{state.lower()} in SLURM: {words}."

@@ -241,7 +241,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.watch:
             sweep = _watch(arguments.dir, arguments.interval, per_cell=arguments.cells)
         else:
-            _Console().print(render(sweep, per_cell=arguments.cells))
+            console = _Console()
+            console.print(_heading(sweep), soft_wrap=True)  # a long path stays one word, for people who copy it
+            console.print(render(sweep, per_cell=arguments.cells))
         _print_failures(sweep)
     sys.exit(FAILED if sweep.failed else 0)
 
@@ -257,7 +259,7 @@ def _watch(directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
     with Live(console=_Console(), refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
-            live.update(render(sweep, per_cell=per_cell))
+            live.update(Group(_heading(sweep), render(sweep, per_cell=per_cell)))
             if sweep.state not in ("running", "queued"):
                 return sweep
             time.sleep(max(interval, 0.1))
@@ -269,6 +271,10 @@ def as_json(sweep: SweepStatus) -> dict[str, Any]:
     values["states"] = dict(Counter(cell.state for cell in sweep.cells))
     values["retry"] = sorted({task["command"] for task in values.pop("failed")})
     return values
+
+
+def _heading(sweep: SweepStatus) -> str:
+    return f"{sweep.directory}: {sweep.state}"
 
 
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
@@ -289,7 +295,6 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
         f"{counted(sweep.expected, 'completion')}",
     )
     return Group(
-        f"{sweep.directory}: {sweep.state}",
         bar,
         ", ".join(counts),
         f"elapsed {timedelta(seconds=round(sweep.seconds))}, left {left}{pace}",

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvsweep.analysis.load import load_run
 from kvsweep.base import files
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
-from kvsweep.base.records import COMPLETIONS_FILE, read_grades
+from kvsweep.base.records import COMPLETIONS_FILE, grade_files, read_grades
+from kvsweep.compression.artifacts import read_card
+from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.harness.inspect.text import of_cell
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import compose_config
@@ -28,6 +31,7 @@ INPUTS = {
     "a new file of the checkpoint": "model/added_tokens.json",
     "predictor": "head/predictor.safetensors",
     "statistics": "statistics.safetensors",
+    "oracle labels": "oracle/toy_qwen/toy_add/oracle_answer.safetensors",
 }
 
 
@@ -38,6 +42,8 @@ def place(tmp_path: Path) -> Path:
     shutil.copytree(WEIGHTS / "predictors/toy_qwen/answer", tmp_path / "head")
     for suffix in ("safetensors", "json"):
         shutil.copy(WEIGHTS / f"statistics/toy_qwen.{suffix}", tmp_path / f"statistics.{suffix}")
+    card = {"hidden_size": read_card("predictor", WEIGHTS / "predictors/toy_qwen/answer")["hidden_size"]}
+    save_labels(str(tmp_path / INPUTS["oracle labels"]), {"none/0": (torch.arange(999), torch.rand(999))}, card)
     return tmp_path
 
 
@@ -49,7 +55,7 @@ def settings(place: Path) -> list[str]:
         f"model.statistics={place}/statistics.safetensors",
     ]
     grid = [
-        "grid.policy=[full,dynts,triattention]",
+        "grid.policy=[full,dynts,triattention,oracle_answer]",
         "policy.budget=64",
         "policy.keep_ratio=0.4",
         "policy.local_window=16",
@@ -101,6 +107,26 @@ def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, sett
     change(place / name)
     [error] = run([second])
     assert str(place / name) in str(error)
+    assert rows(place) == stored
+
+
+@pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
+def test_a_file_that_changes_between_resume_and_report_changes_no_row(
+    place: Path, settings: list[str], name: str
+) -> None:
+    job = shipped(settings)
+    assert run([job]) == []
+    assert run([shipped(settings)]) == []
+    stored, before = rows(place), load_run(place / "default")
+    change(place / name)
+    after = load_run(place / "default")
+    assert after.completions.equals(before.completions)
+    assert set(after.cells["cell_id"]) == {cell.cell_id for cell in job.cells}
+    if name.startswith("model/"):  # the head was made for the model as it was
+        with pytest.raises(UserError, match="was made for toy_qwen"):
+            shipped(settings)
+    else:  # the cell that the file has a part in would be another
+        assert len({cell.cell_id for cell in shipped(settings).cells} - {cell.cell_id for cell in job.cells}) == 1
     assert rows(place) == stored
 
 

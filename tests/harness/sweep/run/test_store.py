@@ -22,6 +22,7 @@ from kvsweep.analysis.load import load_run, load_texts
 from kvsweep.base import records
 from kvsweep.base.errors import OtherSchemaError, UserError
 from kvsweep.base.records import (
+    STATS_FILE,
     Completion,
     DecodeStats,
     Eviction,
@@ -161,10 +162,10 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
 
 def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
     with store(tmp_path) as opened:
-        opened.append_row("stats.jsonl", stats(tokens=1))
+        opened.append_row(STATS_FILE, stats(tokens=1))
         path = opened.directory / "stats.jsonl"
         path.write_bytes(path.read_bytes() + b'{"wall_sec')
-        opened.append_row("stats.jsonl", stats(tokens=2))
+        opened.append_row(STATS_FILE, stats(tokens=2))
     assert [msgspec.convert(row, DecodeStats).tokens for row in read_rows(path)] == [1, 2]
 
 

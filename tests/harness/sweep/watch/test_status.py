@@ -249,6 +249,20 @@ def ended(*arguments: str) -> int:
     return int(end.value.code or 0)
 
 
+@pytest.mark.parametrize("options", [[], ["--cells"]])
+def test_a_long_path_is_told_in_one_piece(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = tmp_path / "a folder of a long name, in words" / ("with a name [bold] that goes on" * 4)
+    run.mkdir(parents=True)
+    task(run, "done", cells={"a": (5, 5)}, **alive())
+    mark_done(run, "a")
+    assert ended(str(run), *options) == 0
+    out = capsys.readouterr().out
+    assert f"{run}: done\n" in out
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task(tmp_path, "failed", cells={"a": (1, 5)}, error="line one\nboom", scheduler_job="7_3", **alive())
     mark_done(tmp_path, "b")
