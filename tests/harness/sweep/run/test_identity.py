@@ -15,7 +15,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.base import files
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
-from kvsweep.base.records import COMPLETIONS_FILE, grade_files, read_grades
+from kvsweep.base.records import COMPLETIONS_FILE, read_grades
 from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.policies.oracle import save_labels
 from kvsweep.harness.inspect.text import of_cell
