@@ -4,7 +4,7 @@ A solution restates some of its facts, and leaves others where they stood: in th
 Evaluation has wordings of its own (the last of each tuple below), things of its own, and larger sizes than training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
@@ -199,3 +199,13 @@ def problems(benchmark: str, count: int) -> list[ToyProblem]:
             story.question, ToyProblem(f"{benchmark}-{len(found):03d}", story.question, story.answer, size)
         )
     return list(found.values())
+
+
+def training_problems(kind: str, rng: Random) -> Iterator[ToyProblem]:
+    """An endless stream of problems of the sizes of an evaluation, in wordings and with things that it never has."""
+    number = 0
+    while True:
+        size = rng.choice(KINDS[kind].eval_sizes)
+        story = KINDS[kind].write(rng, size, False)
+        yield ToyProblem(f"{kind}-train-{number}", story.question, story.answer, size)
+        number += 1
