@@ -183,8 +183,9 @@ KINDS: dict[str, Kind] = {
     "records": Kind(write=_records, train_sizes=(), eval_sizes=range(3, 7)),
 }
 
-# The kinds that a benchmark takes in turn.
-BENCHMARKS = {"words": ("compare", "account", "schedule", "walk"), "records": ("records",)}
+# The kinds that a benchmark takes in turn. After 162,000 tokens of all four kinds smollm2_reasons solved no `account` and
+# no `walk` of these sizes, so the rest of its training left them out.
+BENCHMARKS = {"words": ("compare", "schedule"), "records": ("records",)}
 
 
 def problems(benchmark: str, count: int) -> list[ToyProblem]:
