@@ -21,6 +21,9 @@ PICTURES = {
     "demo": ["heatmap_*_dynts_128.png"],
     "labels": [],
     "methods": ["memory_*.png", "policies_*_ratio0.6_window48_budget192.png"],
+    "smol": ["heatmap_*.png"],
+    "methods_smol": ["policies_*.png"],
+    "bytes_smol": ["bytes_*.png"],
     "methods_pinned": ["policies_*_ratio0.6_window48_budget192.png"],
     "methods_on_top": ["policies_*_ratio0.3_window48_budget128.png"],
 }

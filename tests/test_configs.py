@@ -43,7 +43,7 @@ def offline(tiny: list[str], write_problems: Callable[..., Path]) -> Callable[[A
         source = yaml.safe_load((CONF / "benchmark" / f"{benchmark}.yaml").read_text())["source"]
         rows = [{"id": i, "problem": f"{i}+1 in {benchmark}?", "answer": i + 1, **OPTIONS} for i in (1, 2)]
         local = [f"benchmark.path={write_problems(rows)}"] if source == "hub" else []
-        return [*tiny[:3], "model.gguf=null", *local]
+        return [*tiny[:3], "model.gguf=null", "model.adapter=null", *local]
 
     return overrides
 

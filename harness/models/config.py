@@ -10,6 +10,7 @@ from pydantic import Field
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
 from kvsweep.base.records import content_hash
+from kvsweep.harness.models.adapter import adapter_files
 from kvsweep.harness.models.gguf import converted, find_gguf
 from kvsweep.harness.models.thinking import ThinkTags
 
@@ -31,6 +32,7 @@ class ModelConfig:
     title: str
     path: str | None = None
     gguf: str | None = None
+    adapter: str | None = None
     revision: str | None = None
     dtype: DType = "float32"
     random_weights: bool = False
@@ -59,6 +61,8 @@ class ModelConfig:
                 raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
         if self.force_think and None in (self.think_start, self.think_end):
             raise UserError("model.force_think=true needs model.think_start and model.think_end: name both tags.")
+        if self.adapter is not None and self.random_weights:
+            raise UserError("model.adapter belongs to trained weights: set it to null with model.random_weights=true.")
         if self.config is not None and "model_type" not in self.config:
             raise UserError("model.config has no model_type: name the architecture, such as qwen2 or llama.")
         if self.is_built and set(self.special_tokens or ()) != set(ROLES):
@@ -85,7 +89,11 @@ class ModelConfig:
         return self.place if self.gguf is None else str(converted(find_gguf(self.gguf)))
 
     def files(self) -> dict[Path, str]:
-        """The files of a checkpoint on this disk, by name, each with the hash of all contents up to its end."""
+        """The files of checkpoint and adapter on this disk, each with the hash of all contents up to its end."""
+        adapter = adapter_files(self.adapter) if self.adapter is not None else []
+        return {**self._checkpoint_files(), **dict(zip(adapter, digests(adapter), strict=True))}
+
+    def _checkpoint_files(self) -> dict[Path, str]:
         if self.is_built:
             return {}
         if self.gguf is not None:
@@ -101,7 +109,9 @@ class ModelConfig:
         if self.is_built:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
         else:
-            weights = [f"{self.place}@{self.revision}", *self.files().values()][-1]
+            weights = [f"{self.place}@{self.revision}", *self._checkpoint_files().values()][-1]
+        if self.adapter is not None:
+            weights = content_hash([weights, digests(adapter_files(self.adapter))[-1]])
         # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         bare = {"chat_template": "none"} if self.chat_template == "none" else {}

@@ -15,6 +15,7 @@ import torch
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import use_slot_attention
+from kvsweep.harness.models.adapter import add_adapter
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import from_place
 from kvsweep.harness.models.loaded import LoadedModel
@@ -59,6 +60,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         _check_vocabulary(config, len(tokenizer))
         # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
+    if config.adapter is not None:
+        add_adapter(network, config.adapter)
     network = network.to(device_of(config)).eval().requires_grad_(False)
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)

@@ -14,6 +14,7 @@ from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.toy.tasks import TASKS
+from kvsweep.harness.toy.words import BENCHMARKS
 from kvsweep.kernels.implementation import Implementation, check_available
 
 # `answer` is the mean attention that the answer pays to a token. `far_max` is the largest attention that any much later
@@ -52,9 +53,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_available(self.impl)
-        if not set(self.toy_tasks) <= TASKS.keys():
+        tasks = (*TASKS, *BENCHMARKS["words"])
+        if not set(self.toy_tasks) <= set(tasks):
             raise UserError(
-                f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(TASKS)}."
+                f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(tasks)}."
             )
         if self.text is not None and not Path(self.text).is_file():
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
@@ -87,12 +89,16 @@ class PredictorSettings:
 
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
-    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides; raise a UserError where a setting is wrong."""
+    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides; raise a UserError where a setting is wrong.
+
+    Without recipe= it is the recipe of the model's name, if there is one, else `toy`.
+    """
     for argument in arguments:
         if argument.startswith("-"):
             raise UserError(f"{argument} is no option of kvsweep-predictor: give settings as KEY=VALUE, or --help.")
-    names = [a.partition("=")[2] for a in arguments if a.startswith("recipe=")]
-    name = names[-1] if names else "toy"
+    models = [a.partition("=")[2] for a in arguments if a.startswith("model=")]
+    own = [name for name in models[-1:] if name in choices("predictor")]
+    name = ["toy", *own, *(a.partition("=")[2] for a in arguments if a.startswith("recipe="))][-1]
     if name not in choices("predictor"):
         raise UserError(f"recipe={name} is unknown: choose from {', '.join(choices('predictor'))}.")
     config = compose_config(*(a for a in arguments if not a.startswith("recipe=")), name=f"predictor/{name}")

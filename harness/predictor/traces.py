@@ -20,7 +20,7 @@ from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 from kvsweep.harness.grading.pool import Job, Pool
 from kvsweep.harness.models.thinking import ThinkTags, segment_text
 from kvsweep.harness.predictor.recipe import PredictorSettings
-from kvsweep.harness.toy.tasks import TASKS, training_problems
+from kvsweep.harness.toy import tasks, words
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -139,8 +139,11 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
         return list(load_problems(settings.benchmark).problems), settings.benchmark.answer_kind
     problems = []
     for task in recipe.toy_tasks:
-        sizes = TASKS[task].eval_sizes
-        stream = training_problems(task, Random(f"kvsweep-toy-traces-{recipe.seed}-{task}"), sizes)
+        rng = Random(f"kvsweep-toy-traces-{recipe.seed}-{task}")
+        if task in words.KINDS:
+            stream = words.training_problems(task, rng)
+        else:
+            stream = tasks.training_problems(task, rng, tasks.TASKS[task].eval_sizes)
         toys = [next(stream) for _ in range(recipe.toy_problems // len(recipe.toy_tasks))]
         problems += [Problem(id=t.id, prompt=t.question, gold=str(t.answer)) for t in toys]
     return problems, "integer"

@@ -121,7 +121,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint and the log")
     parser.add_argument("--out", type=Path, help="folder that the finished adapter is written to, in bfloat16")
     parser.add_argument("--tokens", type=int, default=1_500_000)
-    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds to draw from, of all by default")
+    reasoned = [name for name, kind in KINDS.items() if kind.train_sizes]
+    parser.add_argument("--kinds", default=",".join(reasoned), help="kinds to draw from, of all by default")
     parser.add_argument("--batch", type=int, default=2, help="problems a step")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -1,6 +1,8 @@
 """GGUF files: what is refused, and SmolLM2 from its wheel, where the extra `smollm2` is installed."""
 
+import hashlib
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,14 @@ import torch
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.policies.window import Window
+from kvsweep.harness.decode import engine
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
+from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models import gguf
+from kvsweep.harness.models.adapter import add_adapter
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
+from kvsweep.harness.settings import build, compose_config
 from kvsweep.harness.toy.words import problems
 from tests.harness.decode.fakes import FULL, run
 
@@ -124,10 +130,14 @@ def test_the_weights_are_those_of_the_file(smollm2) -> None:
 
 @EXTRA
 @pytest.mark.slow
-def test_greedy_texts_are_generates(smollm2) -> None:
+@pytest.mark.parametrize("name", ["smollm2_135m", "smollm2_reasons"])
+def test_greedy_texts_are_generates(name: str) -> None:
     from transformers import AutoModelForCausalLM
 
+    smollm2 = load_model(build(ModelConfig, "model", compose_config(f"model={name}", "model.threads=1").model))
     stock = AutoModelForCausalLM.from_pretrained(smollm2.config.checkpoint, dtype=torch.float32)
+    if smollm2.config.adapter is not None:
+        add_adapter(stock, smollm2.config.adapter)
     texts = [smollm2.prompt_ids(problem.question) for problem in problems("words", 20)]
     requests = [
         Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=(Branch(cell_id="full", policy=FULL),))
@@ -137,6 +147,54 @@ def test_greedy_texts_are_generates(smollm2) -> None:
     for i, ids in enumerate(texts):
         out = stock.generate(torch.tensor([ids]), max_new_tokens=48, do_sample=False)[0, len(ids) :]
         assert completions["full", str(i), 0].token_ids == out.tolist()
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def reasons(request):
+    config = build(ModelConfig, "model", compose_config("model=smollm2_reasons").model)
+    return load_model(replace(config, dtype=request.param, threads=1))
+
+
+RULE = {"keep_ratio": 0.5, "local_window": 16, "budget": 48, "question": "on_top"}
+
+
+@EXTRA
+@pytest.mark.slow
+def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_forks(reasons, monkeypatch) -> None:
+    """One number is drawn per text and position, so the logits that it samples from are compared by that number."""
+    seen: dict[float, str] = {}
+
+    def recording(logits, numbers, sampling):
+        for row, number in zip(logits, numbers.tolist(), strict=True):
+            seen[number] = hashlib.sha256(row.view(torch.uint8).numpy().tobytes()).hexdigest()
+        return sample(logits, numbers, sampling)
+
+    monkeypatch.setattr(engine, "sample", recording)
+    window = Branch(cell_id="window", policy=Window(name="window", **RULE))
+    texts = [reasons.prompt_ids(problem.question) for problem in problems("words", 8)]
+
+    def logits_of(slots: int, branches: list[Branch], forced: list[tuple[int, ...]] | None = None):
+        seen.clear()
+        requests = [
+            Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=tuple(branches), forced=known)
+            for i, (ids, known) in enumerate(zip(texts, forced or [()] * 8, strict=True))
+        ]
+        found, _ = run(reasons, requests, slots=slots, max_new_tokens=72, sampling=SamplingConfig(temperature=0.6))
+        return [found["window", str(i), 0] for i in range(len(texts))], dict(seen)
+
+    alone, bits = logits_of(1, [window])
+    assert any(completion.evictions for completion in alone)
+    for slots in (7, 64):
+        assert logits_of(slots, [window]) == (alone, bits)
+    # The first 30 tokens, before any eviction, are fed in chunks; then the rest is drawn as before.
+    known = [tuple(completion.token_ids[:30]) for completion in alone]
+    again, after = logits_of(7, [window], known)
+    assert [completion.token_ids for completion in again] == [completion.token_ids for completion in alone]
+    assert len(after) < len(bits)
+    assert after.items() <= bits.items()
+    # A cell beside it forks off at the first eviction. Its own logits have the same numbers, so they are left out.
+    forked, _ = logits_of(7, [window, Branch(cell_id="full", policy=FULL)])
+    assert [completion.token_ids for completion in forked] == [completion.token_ids for completion in alone]
 
 
 @EXTRA

@@ -11,6 +11,9 @@ from kvsweep.compression.predictor import load_predictor
 from kvsweep.harness.predictor.command import main
 from kvsweep.harness.predictor.labels import shard_path
 from kvsweep.harness.predictor.recipe import read_settings
+from kvsweep.harness.predictor.traces import trace_problems
+from kvsweep.harness.toy.tasks import TASKS
+from kvsweep.harness.toy.words import BENCHMARKS, problems
 
 TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "
 
@@ -90,7 +93,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ([], "the first word must be a stage"),
-        (["train", "recipe=none"], "recipe=none is unknown: choose from r1, toy"),
+        (["train", "recipe=none"], "recipe=none is unknown: choose from r1, smollm2_reasons, toy"),
         (["train", "recipe.label=[]"], "recipe.label=[] "),
         (["train", "recipe.label=[later,later]"], "names a kind twice"),
         (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be at least 1."),
@@ -120,6 +123,22 @@ def test_a_foreign_shard_is_refused(settings, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["labels", *settings, "recipe.min_distance=8"])
     assert "labels of other traces, model or settings" in capsys.readouterr().err
+
+
+def test_a_model_with_a_recipe_of_its_name_has_that_one():
+    assert read_settings(["model=smollm2_reasons"]).recipe.toy_tasks == list(BENCHMARKS["words"])
+    assert read_settings(["recipe=toy", "model=smollm2_reasons"]).recipe.toy_tasks == list(TASKS)[:4]
+    assert read_settings(["model=toy_llama"]).recipe.toy_tasks == list(TASKS)[:4]
+
+
+def test_traces_of_words_are_of_no_evaluation_problem():
+    settings = read_settings(["model=smollm2_reasons", "recipe.toy_problems=80"])
+    found, kind = trace_problems(settings)
+    assert kind == "integer"
+    assert len({problem.id for problem in found}) == 80
+    assert {problem.id.split("-")[0] for problem in found} == set(BENCHMARKS["words"])
+    assert not {problem.prompt for problem in found} & {problem.question for problem in problems("words", 500)}
+    assert trace_problems(settings) == (found, kind)
 
 
 def test_the_recipe_for_r1_takes_a_benchmark_or_a_file_and_nothing_by_itself():

