@@ -12,7 +12,7 @@ from kvsweep.base.escape import markdown_text
 # difference to the full cache around zero.
 Scale = Literal["own", "shared", "diff_from_full"]
 
-MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNSURE = "–", "*", "?", "=", "‡"
+MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNSURE, STOPPED = "–", "*", "?", "=", "‡", "°"
 HOLDS, COSTS, LOSES = "✓", "(✓)", "†"
 MARKS = {
     MISSING: "no result yet",
@@ -22,6 +22,7 @@ MARKS = {
     COSTS: "holds, but is shown to lose something",
     LOSES: "loses accuracy",
     UNTOUCHED: "nothing was evicted: the full cache itself",
+    STOPPED: "decided early: fewer draws, so the score leans the way of its label",
     UNSURE: "readings of the published figure differ",
 }
 # The marks of the verdicts on a setting, and their words, from the best verdict to the worst.
@@ -175,8 +176,9 @@ def untouched(row: Any) -> bool:
 
 
 def state_marks(row: Any) -> str:
-    """The marks behind a cell's score: nothing was evicted, not finished."""
-    return UNTOUCHED * untouched(row) + UNFINISHED * (row.status != "done")
+    """The marks behind a cell's score: nothing was evicted, not finished, decided with fewer draws than the others."""
+    stopped = getattr(row, "stopped_early", None) == True  # noqa: E712 - NaN where nothing is compared
+    return UNTOUCHED * untouched(row) + UNFINISHED * (row.status != "done") + STOPPED * stopped
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

@@ -1,5 +1,6 @@
 """Each sentence about a finding in results/published says what its CSV says."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
+
+from kvsweep.analysis.numbers.margin_test import decide_grid
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "published"
 
@@ -75,12 +78,20 @@ def test_four_bits() -> None:
     cells = pd.read_csv(PUBLISHED / "bits" / "cells.csv").set_index(["model", "policy", "bits"])
     text = said("bits/README.md")
     slower = {}
-    for model, points in (("toy_qwen", "0.0 points (interval -3.2 to +3.2"), ("toy_llama", "-0.8 (-4.7 to +2.4")):
+    for model, name in (("toy_qwen", "Toy-Qwen"), ("toy_llama", "Toy-Llama")):
         four, full = cells.loc[(model, "full_packed", 4)], cells.loc[(model, "full", 16)]
-        low, high, difference = (100 * four[name] for name in ("these_low", "these_high", "diff_to_full"))
-        assert points in text
-        assert [f"{low:+.1f}", f"{high:+.1f}"] == [*points.rsplit(" ", 3)[1].strip("(").split(), points.rsplit(" ")[-1]]
-        assert f"{difference:.1f}" in points
+        # No problem differs twice, so these counts are the whole table; the family is all other settings of the model.
+        assert (four["regressions"] + four["gains"], four["problems"], four["draws"]) in [(0, 60, 2), (1, 60, 2)]
+        right = np.ones((60, 2))
+        wrong = right.copy()
+        wrong[: int(four["regressions"]), 0] = 0
+        found = decide_grid({0: wrong}, right, family=len(cells.loc[model]) - 1)[0]
+        points = re.search(rf"(\S+)(?: points)? \((?:interval )?(\S+) to (\S+), {name}\)", text)
+        assert points
+        exact = [100 * value for value in (found.difference, found.low, found.high)]
+        assert [float(number) for number in points.groups()] == pytest.approx(exact, abs=0.05)
+        assert found.difference == pytest.approx(four["diff_to_full"])
+        assert found.label == "holds"
         slower[model] = full["tokens_per_second"] / four["tokens_per_second"]
         assert four["kv_bytes_mean"] / full["kv_bytes_mean"] == pytest.approx(0.35, abs=0.005)
     assert f"{slower['toy_qwen']:.1f} times (Toy-Qwen) and {slower['toy_llama']:.1f} times (Toy-Llama)" in text

@@ -4,6 +4,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -63,6 +64,26 @@ def test_the_site_builds_and_no_link_is_dead(tmp_path: Path) -> None:
     # Nothing is fetched from another server.
     fetched = re.findall(r'(?:src|href)="(https?://[^"]+\.(?:js|css|woff2?))"', (site / "index.html").read_text())
     assert fetched == []
+
+
+def test_the_badges_say_what_the_package_says() -> None:
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (ROOT / "docs/badges.svg").read_text())
+    badges = dict(zip(texts[::2], texts[1::2], strict=True))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (torch,) = [one.removeprefix("torch") for one in project["dependencies"] if re.match(r"torch\W", one)]
+
+    def span(bounds: str) -> str:
+        low, high = (bound.split(".") for bound in re.fullmatch(r">=([\d.]+),<([\d.]+)", bounds).groups())  # type: ignore[union-attr]
+        return f"{'.'.join(low)} to {high[0]}.{int(high[1]) - 1}"
+
+    assert badges["Python"] == span(project["requires-python"])
+    assert badges["torch"] == span(torch)
+    assert badges["license"] == project["license"]
+    assert "gpu" not in (ROOT / "Makefile").read_text().lower()
+    assert (
+        f"![{'; '.join(f'{name} {value}' for name, value in badges.items() if name != 'demo')}"
+        in (ROOT / "README.md").read_text()
+    )
 
 
 def test_a_dead_link_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,20 +10,24 @@ from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids
 from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
 from kvsweep.analysis.numbers.sentences import (
     PanelVerdict,
-    answers,
+    PolicyPairs,
     panel_verdicts,
+    policy_pairs,
     policy_verdicts,
     read_summary,
     summary_verdicts,
 )
+
+# A grid of several policies shares as many settings as it has points; so many are compared, and get a bar chart.
+MAX_COMPARED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
     """A run with its numbers.
 
-    `answers` has a sentence per model. The verdicts are those of all grids' panels, `policies` those of a run without
-    grids.
+    The verdicts are those of all grids' panels, `policies` those of a run without grids; `pairs` compares the policies
+    with each other in the first `MAX_COMPARED` settings that they share.
     """
 
     run: Run
@@ -31,9 +35,9 @@ class Findings:
     models: list[str]
     grids: list[PolicyGrid]
     settings: list[SharedSetting]
-    answers: list[tuple[str, str]]
     verdicts: list[PanelVerdict]
     policies: list[PanelVerdict]
+    pairs: list[PolicyPairs]
 
 
 def analyse(run: Run, margin: float | None = None) -> Findings:
@@ -42,9 +46,10 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     grids, settings = find_grids(metrics), shared_settings(metrics)
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
     models = list(metrics["model"].unique())
-    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting, graded)]
+    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
+    pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
     named = {"models": models, "grids": grids, "settings": settings, "verdicts": verdicts, "policies": policies}
-    return Findings(run=run, metrics=metrics, answers=answers(metrics), **named)
+    return Findings(run=run, metrics=metrics, pairs=pairs, **named)
 
 
 def analyse_scores(path: Path) -> Findings:
@@ -56,5 +61,5 @@ def analyse_scores(path: Path) -> Findings:
     metrics = cell_metrics(run).set_index("cell_id").drop(columns=known.columns, errors="ignore").join(known)
     metrics = metrics.reset_index()
     models, grids = list(metrics["model"].unique()), find_grids(metrics)
-    named = {"models": models, "grids": grids, "settings": [], "answers": [], "policies": []}
+    named = {"models": models, "grids": grids, "settings": [], "pairs": [], "policies": []}
     return Findings(run=run, metrics=metrics, verdicts=summary_verdicts(metrics), **named)

@@ -41,10 +41,10 @@ LEVEL = 0.025
 # A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
 PLANNED_POWER = 0.95
 
-# The limits of the credit for problems whose draws agree: the part of it for problems that the cell wins, its largest
-# share of the variance, and its size in lost answers that the hypothesis demands. With larger ones, luck in a few
-# problems would pass for certainty.
-_CREDIT_WON, _CREDIT_SHARE, _CREDIT_LOSSES = 0.6, 0.5, 3.0
+# The limits of the credit for problems whose draws agree: the part of it for problems that the cell wins, what is left
+# out because coin flips agree as well (with two draws a problem that agrees has 2), its largest share of the variance,
+# and its size in lost answers that the hypothesis demands. Without them, luck in few problems would pass for certainty.
+_CREDIT_WON, _CREDIT_LUCK, _CREDIT_SHARE, _CREDIT_LOSSES = 0.9, 3.7, 0.6, 4.0
 
 # Imhof's integral runs over the logarithm of the frequency.
 _FREQUENCY_STEP = 0.05
@@ -297,6 +297,8 @@ class _Sums:
         implied = (variance + np.sqrt(np.maximum(0, variance**2 + 4 * losses * excess))) / 2
         if losses > 0:  # a rate of losses is at most 1, so its variance is less than its mean
             implied -= np.minimum(np.minimum(excess, losses) ** 2 / pairs, implied / 10)
+            # Below this, an answer more could add more variance than lead.
+            implied = np.maximum(implied, excess / 2)
         error = np.sqrt(np.maximum(implied, 1e-12))
         score = (excess - math.exp(-max(0.0, losses) / 2) / 2) / error
         skewed = np.minimum(1, max(0.0, -losses) / error**2) / (6 * error)
@@ -351,6 +353,8 @@ def _sums(lead: Floats, discordant: Floats, counts: NDArray[np.int64], weight: F
     better = np.array([gained[order], gained[order] ** 2, fewer[order]]).cumsum(1)
     start = np.array([[(weight * lead).sum()], [(weight**2 * discordant).sum()], [credit.sum()]])
     lead, discordant, credit = np.hstack([start, start + better])
+    luck = _CREDIT_LUCK / max(1, min(counts, default=2) - 1)
+    credit = np.where(credit > 0, np.maximum(0, credit - luck), credit)
     return _Sums(lead=lead, discordant=discordant, credit=credit)
 
 

@@ -1,4 +1,4 @@
-"""Sentences about a grid: which settings hold, if settings matter, where eviction acted, how equal the memory is."""
+"""Sentences about a grid: which settings hold, if settings matter, where eviction acted."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +9,13 @@ import pandas as pd
 
 from kvsweep.analysis import format
 from kvsweep.analysis.numbers import inference
-from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting
 from kvsweep.analysis.numbers.inference import BETWEEN_PROBLEMS, NoiseFloor
-from kvsweep.analysis.numbers.metrics import mean_over_benchmarks
 from kvsweep.base.errors import UserError
 
 # If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
 HARDLY_FIRES = 0.2
 POINT = ["keep_ratio", "local_window"]
-AXES = [*POINT, "budget"]
 SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
 
 # What one setting does, and what several do.
@@ -27,11 +24,6 @@ LABELS = {
     "costs": ("holds at a cost that is shown", "hold at a cost that is shown"),
     "loses": ("loses accuracy", "lose accuracy"),
     "open": ("is open", "are open"),
-}
-MOMENTS = {
-    "mean_length_after": "just after an eviction",
-    "mean_peak_length": "at the peak",
-    "mean_cache_length": "in the mean over the decoding steps",
 }
 
 
@@ -68,8 +60,8 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
     return found
 
 
-def policy_verdicts(setting: SharedSetting, graded: pd.DataFrame) -> list[PanelVerdict]:
-    """The verdict on each model and benchmark of a setting: the policies beside the full cache and each other."""
+def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
+    """The verdict on each model and benchmark of a setting: the policies beside the full cache."""
     found = []
     for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
         first = cells.iloc[0]
@@ -81,95 +73,58 @@ def policy_verdicts(setting: SharedSetting, graded: pd.DataFrame) -> list[PanelV
                 lines.append(
                     f"{heading.capitalize()}, with the difference to the full cache in points: {'; '.join(named)}."
                 )
-        if len(cells) > 1:
-            lines.append(_among_policies(cells, graded))
         title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
         found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
     return found
 
 
-def policy_pairs(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
-    """Each pair of cells, the higher Pass@1 first: first, second and the columns of `inference.paired_tests`.
+@dataclass(frozen=True, kw_only=True)
+class PolicyPairs:
+    """The policies of one model, benchmark and setting against each other: a sentence, and a table of all pairs."""
 
-    The p-values are corrected over the pairs (Holm).
-    """
-    order = cells.sort_values("pass_at_1", ascending=False, kind="stable")
-    scores = inference.score_array(graded, list(order["cell_id"]))
-    first, second = np.triu_indices(len(order), 1)
-    tests = inference.paired_tests(scores[first] - scores[second], np.zeros(scores.shape[1:]))
-    return tests.assign(first=order.index[first], second=order.index[second])
+    title: str
+    line: str
+    table: pd.DataFrame
 
 
-def _among_policies(cells: pd.DataFrame, graded: pd.DataFrame) -> str:
-    pairs = policy_pairs(cells, graded)
-    differ, best = pairs["p_holm"] < inference.LEVEL, pairs["first"].iloc[0]
-    alike: Any = cells.loc[pairs.loc[~differ & (pairs["first"] == best), "second"]].itertuples()
-    few = "; ".join(f"{_policy(row)} ({format.percent(row.kept_rows)}% of the rows)" for row in alike)
-    rest = f"not shown to be better than {few}" if few else "shown to be better than every other"
-    top: Any = next(cells.loc[[best]].itertuples())
-    return (
-        f"Policy against policy, paired over problems: {differ.sum()} of {len(pairs)} pairs differ (sign flips, Holm "
-        f"over the pairs, 5%). The best, {_policy(top)} ({format.percent(top.kept_rows)}% of the rows), is {rest}."
-    )
+def policy_pairs(setting: SharedSetting, graded: pd.DataFrame) -> list[PolicyPairs]:
+    """Compare all policies that ran with one setting, paired over problems, Holm over the pairs of each benchmark."""
+    found = []
+    cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
+    for _, rows in cells.groupby("condition", sort=False):
+        rows = rows.sort_values("pass_at_1", ascending=False, kind="stable").reset_index(drop=True)
+        if len(rows) > 1:
+            title = f"{rows['model_title'][0]} | {rows['benchmark_title'][0]}, {setting.title}"
+            found.append(_pairs(title, rows, inference.score_array(graded, list(rows["cell_id"]))))
+    return found
+
+
+def _pairs(title: str, rows: pd.DataFrame, scores: np.ndarray) -> PolicyPairs:
+    above, below = np.triu_indices(len(rows), 1)
+    tests = inference.paired_tests(scores[above] - scores[below], np.zeros(scores.shape[1:]))
+    differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
+    names = [_policy(row) for row in rows.itertuples()]
+    texts = np.full((len(rows), len(rows)), "", dtype=object)
+    for i, j, test in zip(above, below, tests.itertuples(), strict=True):
+        star = "*" * (test.p_holm < inference.LEVEL)
+        texts[i, j] = f"{_signed(test.difference)}{star} ({format.p_value(test.p_holm)})"
+    alike = [names[j] for i, j, shown in zip(above, below, differ, strict=True) if i == 0 and not shown]
+    best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
+    table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
+    table.insert(0, "Pass@1", [format.percent_pm(row.pass_at_1, row.se) for row in rows.itertuples()])
+    table.insert(1, "rows, % of full", rows["kept_rows"].map(format.percent).to_list())
+    line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
+    return PolicyPairs(title=title, line=line, table=table)
 
 
 def _policy(row: Any) -> str:
     return format.policy_title(row.policy, row.variant)
 
 
-def answers(metrics: pd.DataFrame) -> list[tuple[str, str]]:
-    """Name each model and say which is, on each benchmark, the smallest cache that holds against the full cache."""
-    found = []
-    for title, cells in metrics[~metrics["random_weights"]].groupby("model_title", sort=False):
-        panels = [_panel_answer(rows) for _, rows in cells.groupby("condition", sort=False)]
-        kinds = ["holds", "loses", "open", "unfinished", "alone"]
-        named: dict[str, list[str]] = {kind: [text for one, text in panels if one == kind] for kind in kinds}
-        if len(named["alone"]) < len(panels):
-            margins = cells["margin"].dropna()
-            sentence = _answer(named, "" if margins.empty else _points(margins.iloc[0]))
-            if cells["bits"].nunique() > 1:
-                sentence += f" {cheapest_in_words(settings_by_bytes(cells, str(cells['model'].iloc[0])))}"
-            found.append((str(title), sentence))
-    return found
-
-
-def _panel_answer(cells: pd.DataFrame) -> tuple[str, str]:
-    """One of the kinds of `answers`, and the benchmark with the setting that holds."""
-    name = str(cells["benchmark_title"].iloc[0])
-    others = cells[cells["policy"] != "full"]
-    if len(others) == len(cells) or others.empty:
-        return "alone", name
-    if (cells["status"] != "done").any() or (cells["ungraded"] > 0).any():
-        return "unfinished", name
-    one = recommended(others)
-    if one is not None:
-        place = ", ".join(filter(None, [format.policy_title(one["policy"], one["variant"]), format.axes(one[AXES])]))
-        return "holds", f"{format.percent(one['kept_rows'])}% of the rows on {name} ({place})"
-    return ("loses" if (others["decision"] == "loses").all() else "open"), name
-
-
 def recommended(cells: pd.DataFrame) -> pd.Series | None:
     """The cell with the smallest cache of those that hold even though the smallest is looked for; None without any."""
     found = cells[cells["recommendable"].eq(True)].sort_values("kept_rows", kind="stable")
     return None if found.empty else found.iloc[0]
-
-
-def _answer(named: dict[str, list[str]], margin: str) -> str:
-    """The sentence about one model, without its subject, from the texts of its panels by kind."""
-    parts = []
-    if named["holds"]:
-        parts.append(f"keeps its accuracy, within {margin}, with {_and(named['holds'])}")
-    if named["open"]:
-        parts.append(f"has no setting that is shown to lose less than {margin} on {_and(named['open'])}")
-    if named["loses"]:
-        parts.append(f"loses accuracy with every setting on {_and(named['loses'])}")
-    if named["unfinished"]:
-        parts.append(f"is unfinished on {_and(named['unfinished'])}")
-    return f"{'; '.join(parts)}."
-
-
-def _and(texts: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def _signed(difference: float) -> str:
@@ -394,20 +349,3 @@ def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
         names = [str(first.get(f"{name}_title", value)) for name, value in (("model", model), ("benchmark", benchmark))]
         found.append(PanelVerdict(title=" | ".join(names), cells=cells, floor=floor, lines=lines))
     return found
-
-
-def spread_in_words(setting: SharedSetting, model: str) -> str:
-    """Say how far apart the policies' cache lengths are, each the mean over benchmarks; an unknown one is left out."""
-    ours = setting.cells[(setting.cells["model"] == model) & (setting.cells["policy"] != "full")]
-    means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
-    known = means.dropna(subset=["mean_cache_length"])
-    if known.empty:
-        return "not known yet"
-    lengths = [f"{_range(known[name])} {moment}" for name, moment in MOMENTS.items() if known[name].notna().any()]
-    of_all = "" if len(known) == len(means) else f" of {len(means)}"
-    return f"{len(known)}{of_all} policies keep {', '.join(lengths)} (tokens)"
-
-
-def _range(lengths: pd.Series) -> str:
-    low, high = format.decimal(lengths.min()), format.decimal(lengths.max())
-    return low if low == high else f"{low} to {high}"

@@ -27,8 +27,8 @@ POLICY = ["policy", "variant"]
 # Light enough for dark text on them, and different in grey print.
 BAR_COLOR, FULL_COLOR, LENGTH_COLOR = "#9ecae1", "#d0d0d0", "#b3400d"
 
-# In inches: the height of a bar, the least width of a panel of bars with its numbers, the width of a letter.
-BAR, PANEL, LETTER = 0.155, 0.82, 0.056
+# In inches: the height of a bar, the least width of a panel of bars with its numbers, a letter's width, a small one's.
+BAR, PANEL, LETTER, SMALL = 0.155, 0.82, 0.056, 0.046
 # A row with fewer panels than this shows the mean alone: in more rows the figure would be higher than a page.
 FEWEST_IN_A_ROW = 4
 
@@ -65,9 +65,7 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     axes[0].set_ylim(len(bars) - 0.4, -0.6)
     written = {text.get_text()[-1] for one in axes for text in one.texts} | {UNFINISHED for _ in unfinished}
     _bars_legend(figure, look.width, written)
-    # The question's place may name policies, and takes a line of its own.
-    title = setting.title.replace(", question", "\nquestion")
-    figure.suptitle(style.wrapped(f"{model_title(metrics, model)}: Pass@1 at {title}", look.width))
+    figure.suptitle(style.wrapped(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", look.width))
     return figure
 
 
@@ -152,8 +150,8 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAU
     entries = len([name for name, _, _ in lines if name]) + 2
     longest = max(len(name) for name, _, _ in lines if name) + 7
     beside = look.width > 6
-    columns = 1 if beside else max(1, int(look.width / (LETTER * longest + 0.35)))
-    height = 0.16 * ceil(entries / columns) + (0.9 if beside else 3.1)
+    columns = 1 if beside else max(1, int(look.width / (SMALL * longest + 0.25)))
+    height = (0.16 if beside else 0.13) * ceil(entries / columns) + (0.9 if beside else 3.1)
     figure = style.new_figure((look.width, max(height, 3.4)))
     axes = figure.add_subplot()
     _draw_lines(axes, lines)
@@ -169,15 +167,15 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAU
     axes.set_xlabel(f"mean cache length (tokens){mark}")
     axes.set_ylabel("Pass@1 (%) ± standard error")
     over = f"mean of {len(names)} benchmarks" if len(names) > 1 else ours["benchmark_title"].iloc[0]
-    title = f"{model_title(metrics, model)}: Pass@1 against memory, {over}\n{question_title(ours)}".strip()
+    title = f"{model_title(metrics, model)}: Pass@1 against memory, {over}, {question_title(ours)}".removesuffix(", ")
     figure.suptitle(style.wrapped(title, look.width))
     style.tidy(axes, grid="both")
     handles, labels = axes.get_legend_handles_labels()
-    how: dict[str, Any] = {"frameon": False, "columnspacing": 1, "handlelength": 1.6}
+    how: dict[str, Any] = {"frameon": False, "columnspacing": 0.8, "handlelength": 1.6}
     if beside:
         axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.01, 1.02), **how)
     else:
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns, **how)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, **how | {"fontsize": 6})
     _name_points(axes, front[front["policy"] != "full"], points)
     return figure
 
@@ -240,7 +238,9 @@ def _named_lines(points: pd.DataFrame) -> list[Line]:
         named = split == [key] and len(parts[key]) <= len(style.MARKERS)
         for place, line in enumerate(parts[key]):
             own = f"{name}, {_part_name(line, parts[key])}" if named else None if place else name
-            lines.append((own, line, look | {"marker": style.MARKERS[place]} if named else look))
+            shade = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(parts[key]) - 1))
+            apart = {"marker": style.MARKERS[place % len(style.MARKERS)], "color": shade, "linestyle": "-"}
+            lines.append((own, line, look | apart if named else look))
     return sorted(lines, key=lambda line: -line[1]["pass_at_1"].max())
 
 

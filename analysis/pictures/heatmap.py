@@ -22,8 +22,8 @@ from kvsweep.analysis.pictures import style
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
 
-# The size of the numbers in points, and the widest panel in inches.
-SIZE, WIDEST = 6.5, 3.55
+# The size of the numbers in points; the widest panel and a letter of its title in inches.
+SIZE, WIDEST, TITLE = 6.5, 3.55, 0.062
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +195,14 @@ def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> 
 
 
 def _fitting_columns(panels: list[Panel], width: float) -> int:
-    """The most panels in a row whose numbers fit into their cells; four panels lie in one row, or two and two."""
+    """The most panels in a row whose texts fit; four panels lie in one row, or two and two."""
     texts = [text for panel in panels for text in panel.labels.to_numpy().ravel()]
-    letters = max(len(line) for text in texts for line in text.split("\n"))
-    cell = 0.6 * SIZE * letters / 72
+    ratios = [f"{format.number(ratio)} " for ratio in panels[0].values.columns]
+    letters = max(len(line) for text in (*texts, *ratios) for line in text.split("\n"))
+    titles = max(len(text) for panel in panels for text in (panel.title, panel.note))
+    cells = len(ratios) * 0.6 * SIZE * letters / 72
     # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
-    fits = int((width - 0.4) / (len(panels[0].values.columns) * cell + 0.45))
+    fits = int((width - 0.4) / max(cells + 0.45, TITLE * titles))
     counts = [4, 2, 1] if len(panels) == 4 else [len(panels), 4, 3, 2, 1]
     return next(count for count in counts if count <= max(fits, 1))
 

@@ -15,9 +15,11 @@ from kvsweep.analysis.numbers.metrics import SETTING, model_title
 TEXTS = ["model_title", "benchmark_title", "policy", "variant", "status"]
 NUMBERS = ["keep_ratio", "local_window", "budget", "draws", "graded", "completions", "expected"]
 NUMBERS += ["pass_at_1", "se", "ci_low", "ci_high", "maj_at_n", "diff_to_full", "diff_se", "these_low", "these_high"]
-NUMBERS += ["p_loses", "regressions", "gains", "diff_evicted", "diff_untouched", "mean_tokens", "tokens_to_full"]
-NUMBERS += ["mean_evictions", "evicted", "kept_memory", "truncated", "looping_texts", "truncated_texts", "no_answer"]
-NUMBERS += ["grader_timeout"]
+NUMBERS += ["p_holds", "p_loses", "diff_low", "diff_high", "draws_to_hold", "problems_to_hold", "regressions", "gains"]
+NUMBERS += ["diff_evicted", "diff_untouched", "lost_wholly", "diff_hard", "diff_middle", "diff_easy", "mean_tokens"]
+NUMBERS += ["tokens_to_full", "tokens_per_answer", "tokens_per_solved", "mean_evictions", "evicted", "kept_memory"]
+NUMBERS += ["kept_memory_own", "kept_rows", "kept_rows_own", "peak_rows_together", "kv_bytes_mean", "truncated"]
+NUMBERS += ["looping_texts", "truncated_texts", "no_answer", "grader_timeout"]
 
 
 def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
@@ -32,6 +34,7 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
             **{name: round(value, 6) for name, value in zip(names, values, strict=True) if not math.isnan(value)},
             "setting": format.setting(row),
             "policy_title": format.policy_title(row.policy, row.variant),
+            "recommendable": row.recommendable == True,  # noqa: E712 - NaN where nothing is compared
             "decision": row.decision if isinstance(row.decision, str) else "",
             "partial": bool(row.status != "done" or row.ungraded > 0),
             "marks": format.state_marks(row),

@@ -9,8 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from kvsweep.analysis import format
-from kvsweep.analysis.format import Look
-from kvsweep.analysis.numbers.findings import Findings
+from kvsweep.analysis.format import PAGE_WIDTH, Look
+from kvsweep.analysis.numbers.findings import MAX_COMPARED, Findings
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import published_grid
@@ -23,41 +23,42 @@ from kvsweep.analysis.pictures.noise import noise_figure
 from kvsweep.analysis.pictures.style import save_figure
 from kvsweep.base.escape import file_name
 
-# A grid of several policies shares as many settings as it has points; only so many get a bar chart.
-MAX_BARS = 6
-
 # A figure, its caption and the parts of its file's name.
 Drawn = tuple[Figure, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure as the page shows it: `address` holds its SVG as a data URL, so that the page needs no other file."""
+    """A figure as the page shows it: `address` holds its SVG as a data URL, so that the page needs no other file.
+
+    `width` is the figure's, as a share of a page's.
+    """
 
     caption: str
     name: str
     address: str
+    width: float = 1.0
 
 
 def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
     stem = file_name(*name)
     svg = save_figure(figure, folder, stem)["svg"].read_bytes()
     address = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    return Picture(caption=caption, name=stem, address=address)
+    return Picture(caption=caption, name=stem, address=address, width=min(1.0, figure.get_figwidth() / PAGE_WIDTH))
 
 
 def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
     pictures = []
-    floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
-    if floors:
-        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
-        pictures.append(picture(noise_figure(floors, look), folder, caption, "noise"))
     for model in found.models:
         title = model_title(found.metrics, model)
         grids = [grid for grid in found.grids if model in grid.models]
         figures = [_of_grid(found, grid, model, look) for grid in grids]
         for figure, caption, name in chain(*figures, _of_model(found, model, look)):
             pictures.append(picture(figure, folder, f"{title}, {caption}", *name))
+    floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
+    if floors:
+        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
+        pictures.append(picture(noise_figure(floors, look), folder, caption, "noise"))
     return pictures
 
 
@@ -80,7 +81,7 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     metrics = found.metrics
     if figure := budget_figure(metrics, model, look):
         yield figure, "Pass@1 against budget", ("budget", model)
-    for setting in found.settings[:MAX_BARS]:
+    for setting in found.settings[:MAX_COMPARED]:
         if model in setting.models:
             caption = f"Pass@1 per policy at {setting.title}"
             figure = policy_bars_figure(setting, model, metrics, look)

@@ -8,13 +8,12 @@ import pandas as pd
 
 from kvsweep.analysis import format
 from kvsweep.analysis.load import Run
-from kvsweep.analysis.numbers.findings import Findings
+from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
+from kvsweep.analysis.numbers.findings import MAX_COMPARED, Findings
 from kvsweep.analysis.numbers.grids import missing_cells
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import beside_published
-from kvsweep.analysis.numbers.sentences import spread_in_words
 from kvsweep.analysis.question import TITLES
-from kvsweep.analysis.report import gallery
 from kvsweep.analysis.report.board import cell_data, heatmaps, policy_tables
 from kvsweep.analysis.report.drilldown import outcome_maps
 from kvsweep.analysis.report.gallery import Picture
@@ -70,7 +69,13 @@ def run_page(
         nonce=content_hash(["nonce", name]),
         found=found,
         run=run,
-        pictures=[one for one in pictures if one not in costs],
+        # The page has the heatmaps as buttons.
+        pictures=[one for one in pictures if not one.name.startswith(("cost", "heatmap", "difference"))],
+        cheapest=[
+            f"{model_title(metrics, model)}: {cheapest_in_words(settings_by_bytes(metrics, model))}"
+            for model in found.models
+            if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1
+        ],
         costs=costs,
         reload=reload if run.state in ("running", "waiting") else None,
         progress=_progress(found),
@@ -80,7 +85,6 @@ def run_page(
         facts=_facts(run, metrics),
         published=beside_published(metrics) if len(run.completions) else None,
         scores=[score_table(metrics, model) for model in found.models],
-        spreads=_spreads(found),
         holdings=[holding_tables(metrics, model) for model in found.models],
         embedded=embedded,
         data={key: script_json(value) for key, value in data.items()},
@@ -132,7 +136,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
         ("Without answers", unanswered(found.run)),
         ("No full-cache cell to compare with", list(alone["model_title"] + " | " + alone["benchmark_title"])),
-        ("Settings without a bar chart, there are too many", [one.title for one in found.settings[gallery.MAX_BARS :]]),
+        ("Settings without a bar chart, there are too many", [one.title for one in found.settings[MAX_COMPARED:]]),
         ("Notices from reading the files", found.run.notices),
     ]
     return [(f"{heading}: {len(lines)}", _shortened(lines)) for heading, lines in concerns if lines]
@@ -155,15 +159,6 @@ def _cell(row: Any) -> str:
 def _shortened(lines: list[str]) -> list[str]:
     more = len(lines) - MAX_LISTED
     return lines if more <= 0 else [*lines[:MAX_LISTED], f"and {more} more"]
-
-
-def _spreads(found: Findings) -> list[str]:
-    return [
-        f"{model_title(found.metrics, model)}, {setting.title}: {spread_in_words(setting, model)}"
-        for model in found.models
-        for setting in found.settings
-        if model in setting.models
-    ]
 
 
 def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:

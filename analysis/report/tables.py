@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis import format
-from kvsweep.analysis.format import LOSES, MARKS, MISSING, UNFINISHED, UNTOUCHED
+from kvsweep.analysis.format import LOSES, MARKS, MISSING, STOPPED, UNFINISHED, UNTOUCHED
 from kvsweep.analysis.load import Run, in_order, load_run
 from kvsweep.analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
 from kvsweep.base.command_line import counted
@@ -19,7 +19,8 @@ SUMMARY_NOTE = (
     "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; kept: rows after an eviction, the "
     "question among them"
 )
-CAPTION = f"{NOTE}; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
+CAPTION = f"{NOTE}; {STOPPED} {MARKS[STOPPED]}"
+CAPTION += f"; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
 
 # Around the best score of a column, until the form of the table is known.
 BEST_BEGIN, BEST_END = "⟦", "⟧"
@@ -178,7 +179,7 @@ def progress(cell: Any) -> str:
 
 def _aligned(table: pd.DataFrame) -> str:
     # Every text ends with a mark or a space, so that the digits line up.
-    padded = table.map(lambda text: text if text.endswith((UNFINISHED, UNTOUCHED)) else f"{text} ")
+    padded = table.map(lambda text: text if text.endswith((UNFINISHED, UNTOUCHED, STOPPED)) else f"{text} ")
     named = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
     lines = named.to_string().splitlines()
     return "\n".join(line.rstrip() for line in lines)
@@ -194,6 +195,7 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
         label=f"tab:{file_name(model)}",
     )
     signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$", UNTOUCHED: "$^{=}$"}
+    signs[STOPPED] = r"$^{\circ}$"
     for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
         text = text.replace(sign, code)
     return text

@@ -49,7 +49,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     distance = "tokens between a token and what counts for far_max and later: toy models 32, R1 512 (32)"
     add("--min-distance", type=int, default=32, metavar="N", help=distance)
     add("--by", choices=("token", "step"), default="token", help="strips of tokens, or of each step's mean (token)")
-    add("--split", default=PARAGRAPHS, metavar="REGEX", help="what separates the steps (blank lines; else equations)")
+    add("--split", metavar="REGEX", help="what separates the steps (model.split, else blank lines, else equations)")
     add("--steps", metavar="A-B,C-D", help="first and last token of each step, counted in the thinking from 0")
     add("--find", metavar="REGEX", help="the steps to attribute (equations with what they state)")
     add("--map", metavar="NAME", help="attribution: a colour map of matplotlib (RdBu; RdYlGn is the paper's)")
@@ -64,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Raise a UserError where an option is out of range, cannot be read, or contradicts another."""
-    paragraphs([], options.split)
+    paragraphs([], options.split or PARAGRAPHS)
     matches([], options.find or "")
     if options.steps:
         given(options.steps)

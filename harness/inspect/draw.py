@@ -58,6 +58,10 @@ def strip_title(column: str) -> str:
     return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
 
 
+def separator(options: argparse.Namespace, text: InspectedText) -> str:
+    return str(options.split or text.model.config.split or PARAGRAPHS)
+
+
 def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
     """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
     if options.steps:
@@ -66,8 +70,8 @@ def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[ran
             beyond = f"goes beyond the thinking, whose tokens are 0 to {last}"
             raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
         return steps
-    steps = paragraphs(text.thinking, options.split)
-    if len(steps) == 1 and options.split == PARAGRAPHS:
+    steps = paragraphs(text.thinking, separator(options, text))
+    if len(steps) == 1 and separator(options, text) == PARAGRAPHS:
         steps = derivations(text.thinking)
     if len(steps) == 1 and options.by == "step":
         raise UserError(
@@ -105,9 +109,9 @@ def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[r
         if found := matches(text.thinking, options.find):
             return found
         raise UserError(f"--find {options.find} matches nothing in the thinking of {text.trace.problem_id}: change it.")
-    steps = derivations(text.thinking, options.split)
+    steps = derivations(text.thinking, separator(options, text))
     if not matches(text.thinking):
-        parts = "paragraphs" if len(paragraphs(text.thinking, options.split)) > 1 else "sentences"
+        parts = "paragraphs" if len(paragraphs(text.thinking, separator(options, text))) > 1 else "sentences"
         print(f"attribution: no equation like 3 x 4 = 12, so its columns are {len(steps)} {parts}", file=sys.stderr)
     return steps
 

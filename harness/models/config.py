@@ -39,6 +39,7 @@ class ModelConfig:
     think_start: str | None = "<think>"
     think_end: str | None = "</think>"
     force_think: bool = False
+    split: str | None = None
     chat_template: Literal["own", "none"] = "own"
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)

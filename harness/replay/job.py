@@ -130,7 +130,7 @@ def read_jobs(directory: Path) -> list[Job]:
                 continue
             config = stored_config(file)
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
-            config |= {"shard": "1/1", "until": None}
+            config |= {"shard": "1/1", "until": None, "finish": False}
             # Jobs that differ in their policies alone are one grid; a policy's own settings keep them apart.
             found.setdefault(records.content_hash(config), config)
     if not found:

@@ -50,7 +50,7 @@ def main() -> None:
         return
     if dry_run:
         print(describe([job for task in split(jobs, launcher) for job in task]))
-        if any(job.rounds for job in jobs):
+        if any(job.rounds and not job.finish for job in jobs):
             print("With until=decided this is the most that can come: a decided cell gets no more draws.")
     elif plan.wanted:
         launch_replayed(jobs, launcher, plan)

@@ -1,8 +1,8 @@
 """Check the report's statistics on simulated sweeps: coverage of the intervals, false alarms, false holds and power.
 
 `structure` says where a loss sits: spread evenly, in problems that are lost wholly, in few problems that are lost half
-of the time, beside problems that flip coins. The script prints a table and writes it as CSV
-(results/published/statistics.csv is one); the last line is one JSON object.
+of the time, beside problems that flip coins, or in up to three groups of problems drawn at random. The script prints a
+table and adds each row to a CSV (results/published/statistics.csv is one); the last line is one JSON object.
 """
 
 import argparse
@@ -98,6 +98,8 @@ def structure(name: str, problems: int, loss: float) -> tuple[np.ndarray, np.nda
         count = int(loss * problems / values[0])
         lost[:count] = values[0]
         lost[count:] = (loss * problems - count * values[0]) / (problems - count)
+    elif kind == "groups":  # up to three groups of problems that are won or lost with some chance, from this seed
+        return random_groups(np.random.default_rng(int(values[0])), problems, loss)
     elif kind == "coins":  # so many problems are coin flips
         won[: int(values[0])] = lost[: int(values[0])] = 0.5
         lost[int(values[0]) :] = loss * problems / (problems - int(values[0]))
@@ -112,6 +114,31 @@ def structure(name: str, problems: int, loss: float) -> tuple[np.ndarray, np.nda
         won = (np.maximum(cell - full, 0) + cell * (1 - full)) / 2
         lost = (np.maximum(full - cell, 0) + full * (1 - cell)) / 2
     return won, lost
+
+
+def random_groups(rng: np.random.Generator, problems: int, loss: float) -> tuple[np.ndarray, np.ndarray]:
+    """As `structure`: one to three groups of problems, and a rest that brings the mean to `loss`."""
+    while True:
+        won, lost = np.zeros((2, problems))
+        begin = 0
+        for _ in range(rng.integers(1, 4)):
+            end = min(problems - 1, begin + int(rng.choice([1, 2, 3, 4, 6, 10, problems // 4, problems // 2])))
+            flip = rng.choice([0.02, 0.1, 0.25, 0.5])
+            kinds = (
+                (rng.random() / 2, 0),
+                (0, rng.random()),
+                (1, 0),
+                (0, 1),
+                (flip, flip),
+                rng.dirichlet([1, 1, 1])[:2],
+            )
+            won[begin:end], lost[begin:end] = kinds[rng.integers(len(kinds))]
+            begin = end
+        each = (loss * problems - (lost - won).sum()) / (problems - begin)
+        flips = rng.choice([0, 0, 0.02, 0.1])
+        won[begin:], lost[begin:] = flips + max(-each, 0), flips + max(each, 0)
+        if abs(each) < 0.3:
+            return won, lost
 
 
 def outcomes(chances: tuple[np.ndarray, np.ndarray], draws: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +159,9 @@ def looks_of(draws: int) -> tuple[int, ...]:
     return {8: (2, 4, 8), 5: (2, 4, 5)}.get(draws, ())
 
 
-def one_cell(simulations: int, name: str, problems: int, draws: int, loss: float) -> dict[str, tuple[float, int]]:
+def one_cell(
+    simulations: int, name: str, problems: int, draws: int, loss: float, margin: float = MARGIN
+) -> dict[str, tuple[float, int]]:
     """How often a cell that loses `loss` holds, at one look and in rounds, and the intervals cover the loss."""
     found: dict[str, list[bool]] = {}
     held = "holds" if loss == 0 else "wrong holds"
@@ -141,14 +170,14 @@ def one_cell(simulations: int, name: str, problems: int, draws: int, loss: float
         cell, full = outcomes(chances, draws)
         cell = unequal(cell) if name.endswith("unequal") else cell
         test = paired_test(cell, full)
-        add(found, held, test.p_above(-MARGIN) <= LEVEL)
+        add(found, held, test.p_above(-margin) <= LEVEL)
         add(found, "interval covers", min(test.p_above(-loss), test.p_below(-loss)) > LEVEL)
         if loss == 0:
             add(found, "holds by the rule before", before(cell - full, LEVEL))
         if looks := looks_of(draws) * (not name.endswith("unequal")):
             tests = [paired_test(cell[:, :n], full[:, :n]) for n in looks]
             level = LEVEL / len(looks)
-            add(found, f"{held}, in rounds", any(test.p_above(-MARGIN) <= level for test in tests))
+            add(found, f"{held}, in rounds", any(test.p_above(-margin) <= level for test in tests))
             ends = [min(test.p_above(-loss), test.p_below(-loss)) for test in tests]
             add(found, "interval covers, all rounds", min(ends) > level)
             if loss == 0:
@@ -253,6 +282,18 @@ def margin_jobs(count: int) -> Iterator[tuple[str, Callable[[], dict[str, tuple[
         for name, problems, draws in itertools.product(names, (30, 60, 100), (1, 2, 5, 8)):
             title = f"loses {100 * loss:g} points: {name}, {problems} problems, {draws} draws"
             yield title, functools.partial(one_cell, count, name, problems, draws, loss)
+    # Twenty structures at random, each at its own size; margins of 1 and 2 points, where few lost answers decide.
+    for seed, margin in itertools.product(range(20), (MARGIN, 0.02, 0.01)):
+        rng = np.random.default_rng([seed, round(100 * margin)])
+        problems, draws = int(rng.choice([30, 60, 100])), int(rng.choice([2, 3, 5, 8]))
+        name = f"groups {seed}"
+        title = f"loses {100 * margin:g} points: {name}, {problems} problems, {draws} draws"
+        yield title, functools.partial(one_cell, count, name, problems, draws, margin, margin)
+    for name, margin, problems, draws in itertools.product(
+        ("coins 3", "lost_wholly 0 0.1"), (0.02, 0.01), (60, 100), (2, 8)
+    ):
+        title = f"loses {100 * margin:g} points: {name}, {problems} problems, {draws} draws"
+        yield title, functools.partial(one_cell, count, name, problems, draws, margin, margin)
     for problems, draws, flips in itertools.product((30, 60, 100), (1, 8), (0.002, 0.1)):
         title = f"5% of problems fail wholly, flips {flips}: {problems} problems, {draws} draws"
         yield title, functools.partial(elsewhere, count // 2, problems, draws, flips)
@@ -289,15 +330,17 @@ def main() -> None:
     jobs += margin_jobs(count)
     rows = []
     for name, job in ((name, job) for name, job in jobs if options.only in name):
+        new = []
         for quantity, (value, n) in job().items():
             low, high = stats.binomtest(round(value * n), n).proportion_ci(method="wilson")
-            rows.append(
+            new.append(
                 {"setting": name, "quantity": quantity, "rate": value, "low": low, "high": high, "simulations": n}
             )
             print(f"{name:64} {quantity:35} {100 * value:6.1f}%  [{100 * low:.1f}, {100 * high:.1f}]", flush=True)
-    if options.output:
-        is_new = not options.output.exists()
-        pd.DataFrame(rows).round(4).to_csv(options.output, index=False, mode="a", header=is_new)
+        rows += new
+        if options.output:
+            is_new = not options.output.exists()
+            pd.DataFrame(new).round(4).to_csv(options.output, index=False, mode="a", header=is_new)
     print(json.dumps({f"{row['setting']}: {row['quantity']}": round(row["rate"], 4) for row in rows}))
 
 

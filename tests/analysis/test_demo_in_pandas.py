@@ -1,5 +1,6 @@
 """The script of docs/python.md reads a run, and its paired test agrees with the report's."""
 
+import json
 import os
 import random
 import re
@@ -32,3 +33,13 @@ def test_the_script_of_the_page_runs(tmp_path: Path, make_cell: Callable[..., Pa
     assert 0 < p < 0.05
     assert abs(p - reported) < 0.01
     assert (tmp_path / "run" / "report" / "by_evictions.png").stat().st_size > 10_000
+
+
+def test_the_notebook_has_the_cells_of_the_script() -> None:
+    parts = re.split(r"^# %% ", (ROOT / "docs/demo_in_pandas.py").read_text(), flags=re.MULTILINE)[1:]
+    notebook = json.loads((ROOT / "docs/demo_in_pandas.ipynb").read_text())
+    texts = ["".join(cell["source"]) for cell in notebook["cells"][1:]]
+    heads, codes = zip(*(part.split("\n", 1) for part in parts), strict=True)
+    assert texts[::2] == [f"## {head}" for head in heads]
+    assert texts[1::2] == [code.strip() for code in codes]
+    assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["language"]) == (4, "python")

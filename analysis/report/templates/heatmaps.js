@@ -3,7 +3,7 @@
 const SCORES = ["#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8"];
 const DIFFERENCES = ["#b2182b", "#d6604d", "#f4a582", "#fddbc7", "#f7f7f7", "#d1e5f0", "#92c5de", "#4393c3", "#2166ac"];
 const DECISIONS = { holds: "✓", costs: "(✓)", loses: "†" };
-const MARKED = { "=": "nothing was evicted, so this is the full cache", "*": "not finished" };
+const MARKED = { "=": "nothing was evicted, so this is the full cache", "*": "not finished", "°": "decided with fewer draws, so the score leans the way of its label" };
 const boards = document.getElementById("boards"), scale = document.getElementById("scale");
 
 const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
@@ -20,8 +20,7 @@ function colours(stops, place) {
 
 // What a cell says beyond its score: as a tooltip, and to a screen reader.
 function spoken(cell) {
-  const interval = `${percent(cell.these_low, true)} to ${percent(cell.these_high, true)}`;
-  const tests = unknown(cell.these_low) ? "" : `difference to the full cache ${percent(cell.diff_to_full, true)} points (${interval})`;
+  const tests = unknown(cell.these_low) ? "" : `difference to the full cache ${percent(cell.diff_to_full, true)} points (${signedInterval(cell.these_low, cell.these_high)})`;
   const p = unknown(cell.p_loses) ? "" : `p ${pValue(cell.p_loses)} of a loss`;
   const graded = cell.partial ? `${cell.graded} of ${counted(cell.completions, "completion")} graded` : counted(cell.graded, "answer");
   const marks = [...cell.marks].map((mark) => MARKED[mark]);

@@ -45,6 +45,7 @@ class Job:
         draws: completions per problem; in a round of a sequential job, those until the end of the round.
         rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
         margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
+        finish: whether the cells that a round has decided get the other draws after the last round.
         slots: sequences decoded at once, None for as many as fit.
         invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
         resolved: the whole configuration, for provenance.
@@ -67,6 +68,7 @@ class Job:
     shard: Shard = WHOLE
     rounds: tuple[int, ...] = ()
     margin: float | None = None
+    finish: bool = False
     inputs: Mapping[Path, str] = field(default_factory=dict)
     command: str = "kvsweep"
     tracker: TrackerConfig = UNTRACKED
@@ -90,21 +92,24 @@ class Job:
     @property
     def own_pairs(self) -> list[Pair]:
         """The pairs of this job's shard, which has its part of every round."""
-        return [pair for job in self.in_rounds() for pair in job.new_pairs]
+        return [pair for job in replace(self, finish=False).in_rounds() for pair in job.new_pairs]
 
     @property
     def new_pairs(self) -> list[Pair]:
-        """The pairs of this job's shard in the job's last round."""
+        """The pairs of this job's shard in the job's last round, which are new to the cells that are not decided."""
+        if self.finish:
+            return []
         return self.shard.of(list(itertools.product(self.problem_ids, range(self.earlier_draws, self.draws))))
 
     @property
     def earlier_draws(self) -> int:
-        """The draws until the end of the round before the job's last one."""
-        return max((draws for draws in self.rounds if draws < self.draws), default=0)
+        """The draws until the end of the round before the job's last one, after which a decided cell is left out."""
+        return 0 if self.finish else max((draws for draws in self.rounds if draws < self.draws), default=0)
 
     def in_rounds(self) -> list[Job]:
-        """A job for each round up to `draws`; this job alone unless the job is sequential."""
-        return [replace(self, draws=draws) for draws in self.rounds if draws <= self.draws] or [self]
+        """A job for each round up to `draws`, and one to `finish`; this job alone unless the job is sequential."""
+        rounds = [replace(self, draws=draws, finish=False) for draws in self.rounds if draws <= self.draws]
+        return rounds + [self] * self.finish or [self]
 
     @property
     def plan(self) -> str | None:
@@ -125,7 +130,7 @@ class Job:
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
-        wanted = self.problem_ids, self.draws, self.plan
+        wanted = self.problem_ids, self.draws, None if self.finish else self.plan
         return [cell for cell in self.cells if not is_done(self.run_directory, cell, *wanted)]
 
     def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
@@ -168,6 +173,11 @@ def make_job(config: DictConfig) -> Job:
     policies = build_policies(config)
     margin = build(ReportConfig, "report", config.get("report", {})).margin
     rounds = rounds_until(config.get("until"), draws, policies)
+    finish = config.get("finish", False)
+    if finish not in (True, False) or (finish and not rounds):
+        raise UserError(
+            f"finish={finish} goes with until=decided, as true or false: add until=decided or leave it out."
+        )
     if rounds and cache.bits != 16:
         raise UserError(
             "until=decided compares cells with the full cache of unpacked rows, which cache.bits="
@@ -186,6 +196,7 @@ def make_job(config: DictConfig) -> Job:
         draws=draws,
         rounds=rounds,
         margin=margin if rounds else None,
+        finish=finish,
         slots=slots,
         invariant=invariant,
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),

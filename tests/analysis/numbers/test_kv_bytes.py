@@ -9,7 +9,6 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.numbers.sentences import answers
 from kvsweep.analysis.pictures.bytes import bytes_figure
 
 # Bytes of a row and of the newest rows, by bits.
@@ -53,7 +52,6 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     said = cheapest_in_words(settings)
     assert "DynTS 0.3 / 48, budget 128, bits=8" in said
     assert "2.5 MiB of weights" in said
-    assert [text for _, text in answers(metrics) if said in text]
     assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to hold."
 
 

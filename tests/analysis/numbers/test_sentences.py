@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import zlib
@@ -9,15 +10,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from kvsweep.analysis.compare import compare, in_words
 from kvsweep.analysis.compare import main as compare_main
+from kvsweep.analysis.format import POLICY_TITLES
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.findings import analyse, analyse_scores
 from kvsweep.analysis.numbers.grids import find_grids
 from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
 from kvsweep.analysis.numbers.reference import REFERENCE
-from kvsweep.analysis.numbers.sentences import PanelVerdict, answers, panel_verdicts
+from kvsweep.analysis.numbers.sentences import PanelVerdict, panel_verdicts
 from kvsweep.analysis.pictures.cost import cost_figure, lengths_by_step
 from kvsweep.analysis.pictures.noise import noise_figure
 from kvsweep.analysis.report.build import build_report, main
@@ -112,27 +116,29 @@ def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell
     assert "hold" not in "".join(lines)
 
 
-def test_the_answer_names_the_smallest_cache_that_holds_on_each_benchmark(tmp_path: Path, make_cell: MakeCell) -> None:
-    # Of 200 pairs without a difference, the bound lies near z^2 / n with z^2 = 3.84, which is 1.9 points.
-    right = [[1]] * 200
-    worse = [[0]] * 60 + right[60:]
-    for benchmark, scores in (("toy_chain", right), ("toy_add", worse)):
-        place = {"benchmark": benchmark, "benchmark_title": benchmark}
-        make_cell(right, **place)
-        make_cell(scores, **place, policy="dynts", keep_ratio=0.1, completion={"evictions": []})
-        make_cell(scores, **place, policy="dynts")
-        make_cell(worse, **place, policy="window")
-    make_cell(right, benchmark="toy_regs", benchmark_title="toy_regs", done=False)
-    make_cell(right, benchmark="toy_regs", benchmark_title="toy_regs", policy="dynts")
-    ((title, said),) = answers(cell_metrics(load_run(tmp_path / "run")))
-    assert title == "Toy-Qwen"
-    # 201 steps: the cache holds 40 to 129, 73 to 129 and 73 to 127 rows of 40 to 240.
-    held = [*range(40, 130), *range(73, 130), *range(73, 127)]
-    share = 100 * sum(held) / sum(range(40, 241))  # the full cache's own text is as long
-    assert said == (
-        f"keeps its accuracy, within 5 points, with {share:.1f}% of the rows on toy_chain (DynTS, keep ratio 0.3, "
-        "window 48, budget 128); loses accuracy with every setting on toy_add; is unfinished on toy_regs."
-    )
+def test_policies_are_compared_in_pairs_with_holms_correction(tmp_path: Path, make_cell: MakeCell) -> None:
+    rng = np.random.default_rng(0)
+    truth = {"full": 0.95, "dynts": 0.9, "window": 0.3, "random": 0.2}
+    right = {policy: (rng.random((10, 2)) < share).astype(int) for policy, share in truth.items()}
+    for policy, answers in right.items():
+        make_cell(answers.tolist(), policy=policy)
+    (pairs,) = analyse(load_run(tmp_path / "run")).pairs
+    means = {POLICY_TITLES[policy]: answers.mean(1) for policy, answers in right.items() if policy != "full"}
+    order = sorted(means, key=lambda name: -means[name].mean())
+    assert list(pairs.table.index) == order
+    expected = {}
+    for first, second in itertools.combinations(order, 2):
+        difference = means[first] - means[second]
+        test = stats.permutation_test((difference,), np.mean, permutation_type="samples", n_resamples=np.inf)
+        expected[first, second] = difference.mean(), test.pvalue
+    holm = multipletests([p for _, p in expected.values()], method="holm")[1]
+    for ((first, second), (difference, _)), p in zip(expected.items(), holm, strict=True):
+        assert pairs.table.loc[first, second] == f"{100 * difference:+.1f}{'*' * bool(p < 0.05)} ({p:.3f})"
+    assert (holm < 0.05).tolist() == [False, True, False]
+    assert pairs.line == "1 of 3 pairs differ. The best, DynTS, is not shown to be better than window."
+    html = run_page(analyse(load_run(tmp_path / "run")), [], {}, {})
+    assert "Policy against policy" in html
+    assert f"<td>{pairs.table.iloc[0, -1]}</td>" in html
 
 
 def test_an_unfinished_panel_names_no_best(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -143,6 +149,16 @@ def test_an_unfinished_panel_names_no_best(tmp_path: Path, make_cell: MakeCell) 
     assert "Recommended" not in "".join(lines)
     table = cell_metrics(load_run(tmp_path / "run"))
     assert set(table["decision"].dropna()) == {"open"}
+
+
+def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1] * 8] * 100)
+    lucky = make_cell([[1] * 2 + [0] * 6] * 100, policy="dynts", keep_ratio=0.1)
+    record = json.loads((lucky / "provenance.json").read_text())
+    (lucky / "provenance.json").write_text(json.dumps(record | {"rounds": [2, 4, 8], "margin": 5}))
+    row = cell_metrics(load_run(tmp_path / "run")).set_index("policy").loc["dynts"]
+    assert (row["decision"], row["diff_to_full"], row["stopped_early"]) == ("loses", -0.75, False)
+    assert row["these_low"] < -0.75 < row["these_high"] < -0.5
 
 
 def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -163,6 +179,10 @@ def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_c
     assert "on the 200 answers that every setting has" in "".join(lines)
     html = run_page(analyse(load_run(tmp_path / "run")), [], {}, {})
     assert "sequential: in rounds of 2, 4, 8, until a cell was decided" in html
+    # A cell that stopped early is marked.
+    (marks,) = [re.findall(r'"marks":"([^"]*)"', html)]
+    assert marks == ["", "°", "", "°"]
+    assert "50.0 ± 5.0°" in html
 
 
 def test_truncated_texts_that_loop_are_counted(tmp_path: Path, make_cell: MakeCell) -> None:

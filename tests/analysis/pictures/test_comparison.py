@@ -15,7 +15,6 @@ from kvsweep.analysis.format import PAGE_WIDTH, POLICY_TITLES
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.grids import shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.numbers.sentences import spread_in_words
 from kvsweep.analysis.pictures.comparison import (
     accuracy_memory_figure,
     pareto_front,
@@ -192,21 +191,6 @@ def test_a_sweep_without_grades_or_rows_has_bars_to_come(tmp_path: Path, make_ce
         figure = policy_bars_figure(setting, "toy_qwen", rows)
         assert [text.get_text() for text in bar_panels(figure)[0].texts] == ["–"] * 3
         save_figure(figure, tmp_path, "figure")
-    assert spread_in_words(setting, "toy_qwen") == "not known yet"
-
-
-def test_how_equal_the_memory_is(tmp_path: Path, make_cell: MakeCell) -> None:
-    for policy, after in (("dynts", 72), ("window", 72), ("random", 75)):
-        events = {"evictions": [{"step": 89, "length_before": 129, "length_after": after}], "num_tokens": 92}
-        make_cell([[1]], policy=policy, completion=events)
-    table = read(tmp_path)
-    words = spread_in_words(shared_settings(table)[0], "toy_qwen")
-    # 92 steps of 40, 41, ..., 131, of which the last two are shorter by 57 or 54.
-    assert words == (
-        "3 policies keep 72.0 to 75.0 just after an eviction, 129.0 at the peak, "
-        "84.3 in the mean over the decoding steps (tokens)"
-    )
-    assert np.mean([*range(40, 130), 73, 74]) == pytest.approx(table["mean_cache_length"].min())
 
 
 def points(*pairs: tuple[float, float]) -> pd.DataFrame:

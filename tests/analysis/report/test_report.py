@@ -78,8 +78,8 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
             make_cell([[1], [0]], policy=policy, done=benchmark == "toy_chain", expected=2, **place)
     folder = build_report(tmp_path / "run").parent
     html = (folder / "report.html").read_text()
-    setting = "Toy-Qwen, keep ratio 0.3, window 48, budget 128, question on top"
-    assert f"{setting}: 3 policies keep 72.0 just after an eviction, 129.0" in html
+    setting = "Toy-Qwen | Chain, keep ratio 0.3, window 48, budget 128, question on top"
+    assert f"<b>{setting}</b>: 0 of 3 pairs differ. The best, DynTS, is not shown to be better than" in html
     assert "Toy-Qwen | mean of 2 benchmarks" in html
     table = html[html.index("<h3>Equal memory") : html.index('<h2 id="scores">')]
     assert table.count("DynTS 0.3 / 48, budget 128") == 3
@@ -108,7 +108,8 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
 def test_bar_charts_that_are_too_many_are_named(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsweep.analysis.report.gallery.MAX_BARS", 1)
+    for name in ("gallery", "page"):
+        monkeypatch.setattr(f"kvsweep.analysis.report.{name}.MAX_COMPARED", 1)
     for ratio in (0.1, 0.2):
         for policy in ("dynts", "window", "random"):
             make_cell([[1], [0]], policy=policy, keep_ratio=ratio)

@@ -11,7 +11,9 @@ import pytest
 import submitit
 import yaml
 
-from kvsweep.analysis.numbers.margin_test import decide_rounds
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.numbers.margin_test import decide_grid, decide_rounds
+from kvsweep.analysis.numbers.metrics import cell_metrics
 from kvsweep.base.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.sweep.launch import launch, slurm
@@ -20,7 +22,7 @@ from kvsweep.harness.sweep.watch.status import read_sweep
 from tests.harness.sweep.run import rounds_grades
 
 GRID = ["benchmark=toy_add", "grid.policy=[full,random]", "grid.keep_ratio=[0.2,0.6]", "grid.budget=[40,58,64]"]
-MARGIN = 50
+MARGIN = 42
 GRID += ["draws=8", f"report.margin={MARGIN}", "benchmark.limit=10"]
 DECIDED = "until=decided"
 
@@ -116,6 +118,32 @@ def test_a_cell_gets_the_draws_that_decide_it(whole, expected, command, tmp_path
     assert "nothing to do" in command(DECIDED).out
 
 
+def test_finish_completes_the_draws_of_decided_cells_and_keeps_the_rounds(whole, expected, command, tmp_path):
+    run = tmp_path / "default"
+    command(DECIDED)
+    assert rows(run) == expected
+    command(DECIDED, "finish=true", "+launcher.shards=2")
+    assert rows(run) == whole
+    for path in run.glob("*/provenance*.json"):
+        assert json.loads(path.read_text())["rounds"] == [2, 4, 8]
+    assert "nothing to do" in command(DECIDED, "finish=true").out
+    sweep = read_sweep(run)
+    assert (sweep.finished, {cell.state for cell in sweep.cells}) == (sweep.expected, {"done"})
+    # In one command, the rounds come first, and the cells have one score for all draws.
+    command(DECIDED, "finish=true", run="once")
+    assert rows(tmp_path / "once") == whole
+    found = cell_metrics(load_run(tmp_path / "once")).set_index("cell_id")
+    assert not found["stopped_early"].any()
+    tables, name = scores(tmp_path / "once", 8)
+    others = {cell_id: table for cell_id, table in tables.items() if cell_id != name}
+    decisions = decide_grid(others, tables[name], margin=MARGIN / 100, looks=3)
+    for cell_id, decision in decisions.items():
+        assert found.loc[cell_id, "decision"] == decision.label
+        assert found.loc[cell_id, ["these_low", "diff_to_full"]].tolist() == pytest.approx(
+            [decision.low, decision.difference]
+        )
+
+
 def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_path):
     command(DECIDED, "+launcher.shards=3", run="inline")
     assert rows(tmp_path / "inline") == expected
@@ -196,6 +224,8 @@ def test_an_array_for_each_round_waits_for_the_one_before(settings, compose, mon
         (["until=bored"], "until=bored is unknown"),
         (["until=2"], "until=2 is unknown"),
         ([DECIDED, "draws=1"], "draws=1"),
+        (["finish=true"], "finish=True goes with until=decided"),
+        ([DECIDED, "finish=2"], "finish=2 goes with until=decided"),
         ([DECIDED, "grid.policy=[random]"], "random alone"),
         ([DECIDED, "grid.policy=[full]"], "full alone"),
         *((["report.margin=" + margin], f"report.margin={margin}") for margin in ("0", "-1", "100", "nan", "'wide'")),
