@@ -402,7 +402,7 @@ def test_the_slot_cache_takes_the_memory_computed_for_it(sizes):
 @DTYPES
 def test_in_small(dtype):
     check_decode_attention(CPU, dtype, SMALL)
-    check_packed_attention(CPU, dtype, SMALL, (4, 2))
+    check_packed_attention(CPU, dtype, SMALL, (8, 4))
     check_a_slot_alone_and_in_a_batch(CPU, dtype, SMALL, (1, 2))
     check_replay(CPU, dtype, SMALL, mass=True)
     check_importance_labels(CPU, dtype, SMALL, 70, "later")

@@ -100,44 +100,47 @@ def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
 @inside
 @DTYPES
 @pytest.mark.parametrize(
-    ("bits", "group", "dim", "lengths"), [(8, 1, 16, [1, 40]), (4, 7, 96, [540, 77]), (2, 4, 128, [64, 65])]
+    ("bits", "group", "dim", "lengths"),
+    [((8, 4), 1, 16, [1, 40]), ((4, 4), 7, 96, [540, 77]), ((2, 8), 4, 128, [64, 65])],
 )
 def test_packed_attention(bits, group, dim, lengths, dtype):
     """Each head has its own number of packed rows; bytes that nobody uses are those of NaN."""
     from kvsweep.kernels.packed_attention import packed_attention
 
-    torch.manual_seed(bits)
-    form, residual, capacity = RowFormat(bits=bits, group=16, head_dim=dim), 24, max(lengths) + 3
+    torch.manual_seed(bits[0])
+    forms, residual, capacity = [RowFormat(bits=n, group=16, head_dim=dim) for n in bits], 24, max(lengths) + 3
     query, newest = torch.randn(2, 2 * group, dim).to(dtype), torch.randn(2, 2, 2, residual, dim).to(dtype)
-    packed = pack_rows(torch.randn(2, 2, 2, capacity, dim), form)
+    packed = torch.cat([pack_rows(torch.randn(2, 2, capacity, dim), form) for form in forms], dim=-1)
     positions, lengths = torch.arange(capacity).expand(2, 2, -1) + 1000, torch.tensor(lengths)
     counts = (lengths[:, None] - torch.tensor([[residual, 5], [3, 24]])).clamp(min=0)
     expected = reference.packed_attention(
-        query.double(), packed, newest.double(), positions, counts, lengths, form=form, scaling=0.2, return_mass=True
+        query.double(), packed, newest.double(), positions, counts, lengths, forms=forms, scaling=0.2, return_mass=True
     )
     for slot, head in itertools.product(range(2), range(2)):
-        packed[slot, :, head, counts[slot, head] :] = 0xFF
+        packed[slot, head, counts[slot, head] :] = 0xFF
         used = positions[slot, head, counts[slot, head] : lengths[slot]] % residual
         unused = [place for place in range(residual) if place not in used.tolist()]
         newest[slot, :, head, unused] = torch.nan
     inputs = query, packed, newest, positions, counts, lengths
-    output, mass = packed_attention(*inputs, form=form, scaling=0.2, return_mass=True)
+    output, mass = packed_attention(*inputs, forms=forms, scaling=0.2, return_mass=True)
     close(output, expected[0], dtype)
     close(mass, expected[1], dtype)
-    assert torch.equal(packed_attention(*inputs, form=form, scaling=0.2)[0], output)
+    assert torch.equal(packed_attention(*inputs, forms=forms, scaling=0.2)[0], output)
 
 
 @inside
 @DTYPES
 @pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize(("capacity", "kept"), [(1, 1), (150, 97), (150, 150), (70, 0)])
-def test_compact_layers_is_bit_exact(capacity, kept, per_head, dtype):
+@pytest.mark.parametrize(
+    ("capacity", "kept", "kinds"), [(1, 1, 2), (150, 97, 2), (150, 150, 2), (70, 0, 2), (90, 41, 1)]
+)
+def test_compact_layers_is_bit_exact(capacity, kept, kinds, per_head, dtype):
     from kvsweep.kernels.compact import compact_layers
 
     torch.manual_seed(capacity + kept)
     # In float32 the rows are whole units of 16 bytes; in bfloat16 of 4, as packed rows may be.
     layers, heads, dim = 2, 2, 24 if dtype == torch.float32 else 22
-    caches = torch.randn(2 * layers, 3, heads, capacity, dim).to(dtype)
+    caches = torch.randn(kinds * layers, 3, heads, capacity, dim).to(dtype)
     caches[0, 1, 0, 0, 0] = torch.nan
     order = torch.rand(layers, heads, capacity).argsort(dim=-1)[..., :kept].sort(dim=-1).values
     keep = order if per_head else order[0, 0].contiguous()
