@@ -260,7 +260,9 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
 
 def _completion_means(run: Run) -> pd.DataFrame:
     completions = run.completions
-    unpacked = completions["cell_id"].astype("str").map(run.cells.set_index("cell_id")["unpacked_rows"])
+    unpacked = (
+        completions["cell_id"].astype("str").map(run.cells.set_index("cell_id")["unpacked_rows"]).astype("float64")
+    )
     rows = completions.assign(
         packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
