@@ -171,15 +171,15 @@ def test_logits_have_the_same_bits_in_every_number_of_slots_in_chunks_and_after_
 
     monkeypatch.setattr(engine, "sample", recording)
     window = Branch(cell_id="window", policy=Window(name="window", **RULE))
-    texts = [reasons.prompt_ids(problem.question) for problem in problems("words", 8)]
+    texts = [reasons.prompt_ids(problem.question) for problem in problems("words", 4)]
 
     def logits_of(slots: int, branches: list[Branch], forced: list[tuple[int, ...]] | None = None):
         seen.clear()
         requests = [
             Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=tuple(branches), forced=known)
-            for i, (ids, known) in enumerate(zip(texts, forced or [()] * 8, strict=True))
+            for i, (ids, known) in enumerate(zip(texts, forced or [()] * 4, strict=True))
         ]
-        found, _ = run(reasons, requests, slots=slots, max_new_tokens=72, sampling=SamplingConfig(temperature=0.6))
+        found, _ = run(reasons, requests, slots=slots, max_new_tokens=60, sampling=SamplingConfig(temperature=0.6))
         return [found["window", str(i), 0] for i in range(len(texts))], dict(seen)
 
     alone, bits = logits_of(1, [window])
