@@ -303,11 +303,7 @@ def _loops(cells: pd.DataFrame) -> list[str]:
 
 
 def read_summary(path: Path) -> pd.DataFrame:
-    """Read the CSV of a grid of which only the scores are known: `SUMMARY_COLUMNS`, pass_at_1 in percent.
-
-    Raises:
-        UserError: no such file, a column is missing, or a score is outside 0 to 100.
-    """
+    """Read the CSV of a grid of which only the scores are known: `SUMMARY_COLUMNS`, pass_at_1 in percent."""
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:

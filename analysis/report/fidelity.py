@@ -22,11 +22,7 @@ _SHOWN = ("kl", "change", "flips", "answer_change")
 
 
 def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
-    """Write fidelity.csv, fidelity_bins.csv, fidelity_pairs.csv and fidelity.png to DIR/report; return the table too.
-
-    Raises:
-        UserError: nothing was replayed.
-    """
+    """Write fidelity.csv, bins.csv, pairs.csv and fidelity.png below DIR/report; return the table and their folder."""
     run = load_run(directory)
     rows = replay_rows(run, file)
     if rows.empty:

@@ -22,11 +22,7 @@ _PREFIX = "base_model.model."
 
 
 def adapter_files(folder: str) -> list[Path]:
-    """The two files of an adapter, as peft saves them.
-
-    Raises:
-        UserError: the folder holds no adapter, or one that is not a plain LoRA.
-    """
+    """The two files of an adapter, as peft saves them."""
     files = [Path(folder) / name for name in ("adapter_config.json", "adapter_model.safetensors")]
     if not all(file.is_file() for file in files):
         raise UserError(
@@ -37,11 +33,7 @@ def adapter_files(folder: str) -> list[Path]:
 
 
 def add_adapter(network: "PreTrainedModel", folder: str) -> None:
-    """Add the adapter's product to each weight that it names: W + lora_alpha / r · B A, computed in float32.
-
-    Raises:
-        UserError: the adapter is damaged or belongs to another model.
-    """
+    """Add the adapter's product to each weight that it names: W + lora_alpha / r · B A, computed in float32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

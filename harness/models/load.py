@@ -116,11 +116,7 @@ def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """The device that a model of this configuration is loaded to.
-
-    Raises:
-        UserError: a GPU is asked for, or given to this process, and torch finds none.
-    """
+    """The device that a model of this configuration is loaded to."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if torch.cuda.is_available():
         return torch.device("cuda" if config.device == "auto" else config.device)
