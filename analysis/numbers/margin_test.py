@@ -281,8 +281,8 @@ class _Sums:
     discordant: Floats
     credit: Floats
 
-    def score(self, losses: float, pairs: float) -> float:
-        """The standard score of the lead above a true one of -`losses`; the least of all tables.
+    def score(self, losses: float, pairs: float, axis: int | None = None) -> Any:
+        """The standard score of the lead above a true one of -`losses`; the least of all tables, or along one axis.
 
         Under the hypothesis, answers are won at a rate a and lost at a rate a + losses. The variance 2 a + losses at
         the likeliest a is the larger root of x^2 - variance x = losses excess.
@@ -303,7 +303,7 @@ class _Sums:
         score = (excess - math.exp(-max(0.0, losses) / 2) / 2) / error
         skewed = np.minimum(1, max(0.0, -losses) / error**2) / (6 * error)
         score -= skewed * (score * np.minimum(score, 3 * error) - 1)
-        return float(np.where(excess > 0, score, -math.inf).min())
+        return np.where(excess > 0, score, -math.inf).min(axis)
 
 
 @dataclass(frozen=True, kw_only=True)

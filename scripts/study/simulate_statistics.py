@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
+from kvsweep.analysis.numbers import margin_test
 from kvsweep.analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
 from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, hold_in_search, paired_test, power
 from kvsweep.analysis.numbers.metrics import score_intervals
@@ -159,33 +160,80 @@ def looks_of(draws: int) -> tuple[int, ...]:
     return {8: (2, 4, 8), 5: (2, 4, 5)}.get(draws, ())
 
 
+def tables(simulations: int, name: str, problems: int, draws: int, loss: float) -> tuple[np.ndarray, np.ndarray]:
+    """Where the cell alone, and where the full cache alone, is right, [simulations, problems, draws] each."""
+    blocks = simulations // 20 if name.startswith("beta") else 1
+    won, lost = [], []
+    for _ in range(blocks):
+        chances = structure(name, problems, loss)
+        luck = RNG.random((simulations // blocks, problems, draws))
+        won.append(luck < chances[0][:, None])
+        lost.append(luck > 1 - chances[1][:, None])
+    return np.concatenate(won), np.concatenate(lost)
+
+
+def p_above(won: np.ndarray, lost: np.ndarray, value: float) -> np.ndarray:
+    """`paired_test(...).p_above(value)` of many tables [simulations, problems, draws] at once.
+
+    The product tests one table at a time; this is its rule for tables without missing answers, and the first tables of
+    each call are compared with it.
+    """
+    lead, discordant = won.sum(2) - lost.sum(2), won.sum(2) + lost.sum(2)
+    draws, freedom = won.shape[2], max(1, won.shape[2] - 1)
+    credit = (lead**2 - discordant) / freedom * (draws > 1)
+    credit = np.where((lead > 0) & (credit > 0), margin_test._CREDIT_WON * credit, credit).sum(1)
+    steps = np.clip(np.minimum(-lead, draws - discordant), 0, None) * (draws > 1)
+    # Of the tables that are better by 1, 2, ... wins: how many of those steps begin at each lead, the lowest first.
+    counts = [((lead <= at) & (at < lead + steps)).sum(1) for at in range(-draws, 0)]
+    most = int(steps.sum(1).max())
+    number = np.minimum(np.arange(most + 1), steps.sum(1)[:, None])
+    credits, begin = np.repeat(credit[:, None], most + 1, 1), np.zeros(len(lead), dtype=int)
+    for at, count in zip(range(-draws, 0), counts, strict=True):
+        credits = credits + 2 * at / freedom * np.clip(number - begin[:, None], 0, count[:, None])
+        begin += count
+    credits = np.where(credits > 0, np.maximum(0, credits - margin_test._CREDIT_LUCK / freedom), credits)
+    pairs = float(won[0].size)
+    sums = margin_test._Sums(
+        lead=lead.sum(1)[:, None] + number, discordant=discordant.sum(1)[:, None] + number, credit=credits
+    )
+    p = special.ndtr(-sums.score(-value * pairs, pairs, axis=1))
+    for i in range(3):
+        assert abs(paired_test(1.0 - lost[i], 1.0 - won[i]).p_above(value) - p[i]) < 1e-9
+    return p
+
+
 def one_cell(
     simulations: int, name: str, problems: int, draws: int, loss: float, margin: float = MARGIN
 ) -> dict[str, tuple[float, int]]:
     """How often a cell that loses `loss` holds, at one look and in rounds, and the intervals cover the loss."""
-    found: dict[str, list[bool]] = {}
-    held = "holds" if loss == 0 else "wrong holds"
-    for _ in range(simulations):
-        chances = structure(name.removesuffix(" unequal"), problems, loss)
-        cell, full = outcomes(chances, draws)
-        cell = unequal(cell) if name.endswith("unequal") else cell
-        test = paired_test(cell, full)
-        add(found, held, test.p_above(-margin) <= LEVEL)
-        add(found, "interval covers", min(test.p_above(-loss), test.p_below(-loss)) > LEVEL)
+    if name.endswith("unequal"):
+        return unequal_cell(simulations // 5, name.removesuffix(" unequal"), problems, draws, loss)
+    won, lost = tables(simulations, name, problems, draws, loss)
+    looks = looks_of(draws)
+    found: dict[str, np.ndarray] = {}
+    for named, parts in (("", (draws,)), (", in rounds", looks)):
+        if not parts:
+            continue
+        level = LEVEL / len(parts)
+        seen = [(won[..., :n], lost[..., :n]) for n in parts]
+        held = [p_above(*one, -margin) <= level for one in seen]
+        found[f"{'holds' if loss == 0 else 'wrong holds'}{named}"] = np.any(held, 0)
+        inside = [(p_above(*one, -loss) > level) & (p_above(*one[::-1], loss) > level) for one in seen]
+        found[f"interval covers{', all rounds' if named else ''}"] = np.all(inside, 0)
         if loss == 0:
-            add(found, "holds by the rule before", before(cell - full, LEVEL))
-        if looks := looks_of(draws) * (not name.endswith("unequal")):
-            tests = [paired_test(cell[:, :n], full[:, :n]) for n in looks]
-            level = LEVEL / len(looks)
-            add(found, f"{held}, in rounds", any(test.p_above(-margin) <= level for test in tests))
-            ends = [min(test.p_above(-loss), test.p_below(-loss)) for test in tests]
-            add(found, "interval covers, all rounds", min(ends) > level)
-            if loss == 0:
-                add(
-                    found,
-                    "holds by the rule before, in rounds",
-                    any(before((cell - full)[:, :n], level) for n in looks),
-                )
+            old = [[before(cell, level) for cell in first[:1000] * 1.0 - second[:1000]] for first, second in seen]
+            found[f"holds by the rule before{named}"] = np.any(old, 0)
+    return {quantity: rate(values) for quantity, values in found.items()}
+
+
+def unequal_cell(simulations: int, name: str, problems: int, draws: int, loss: float) -> dict[str, tuple[float, int]]:
+    """`one_cell` for answers of which some are missing."""
+    found: dict[str, list[bool]] = {}
+    for _ in range(simulations):
+        cell, full = outcomes(structure(name, problems, loss), draws)
+        test = paired_test(unequal(cell), full)
+        add(found, "wrong holds", test.p_above(-MARGIN) <= LEVEL)
+        add(found, "interval covers", min(test.p_above(-loss), test.p_below(-loss)) > LEVEL)
     return {quantity: rate(np.array(values)) for quantity, values in found.items()}
 
 
