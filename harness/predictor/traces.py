@@ -66,7 +66,8 @@ def read_traces(directory: Path) -> list[Trace]:
     rows = read_rows(directory / TRACES_FILE, Trace)
     kept = sorted((trace for trace in rows if trace.kept), key=lambda trace: trace.key)
     if not kept:
-        raise UserError(f"{directory / TRACES_FILE} holds no correct trace: run kvsweep-predictor traces, on more problems.")
+        file = directory / TRACES_FILE
+        raise UserError(f"{file} holds no correct trace: run kvsweep-predictor traces, on more problems.")
     return kept
 
 
