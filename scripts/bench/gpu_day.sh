@@ -31,7 +31,7 @@ if [ -n "$SMALL" ]; then
     KERNELS="--tiny" INTERPRET=1
     DEMO="benchmark.limit=2 grid.keep_ratio=[0.3] grid.local_window=[48]" GREEDY=10 ROWS=100
     REPLAY="--models toy_qwen --tokens 128 --rounds 1" REPLAY_TIME="tokens=256 slots=2 rounds=1"
-    REPLAY_POLICY="policy.keep_ratio=0.5"
+    REPLAY_POLICY="policy.keep_ratio=0.5" REPEATS=40
     SWEEP="grid.keep_ratio=[0.3,0.5] grid.local_window=[32] decoding.max_new_tokens=200"
 else
     SHAPE=""
@@ -41,7 +41,7 @@ else
     KERNELS="--output $OUT/kernels.md" INTERPRET=0
     DEMO="" GREEDY=100 ROWS=20000
     REPLAY="--device cuda --models r1_qwen_7b --chunk 512 --tokens 4096" REPLAY_TIME="tokens=16384 slots=8 memory_gb=40 rounds=1"
-    REPLAY_POLICY="policy.budget=5000 policy.local_window=2000 policy.keep_ratio=0.4"
+    REPLAY_POLICY="policy.budget=5000 policy.local_window=2000 policy.keep_ratio=0.4" REPEATS=2000
     SWEEP="policy.budget=1200 grid.keep_ratio=[0.2,0.4] grid.local_window=[200,400] decoding.max_new_tokens=2000"
 fi
 
@@ -111,7 +111,7 @@ replay() { # known texts in chunks beside token by token; then seconds of each s
     # shellcheck disable=SC2086
     $PYTHON scripts/bench/bench_replay.py $REPLAY || return
     local texts="$OUT/texts.jsonl" grid="model=r1_qwen_7b model.random_weights=true benchmark=toy_chain benchmark.limit=1"
-    $PYTHON -c 'import json; print(json.dumps({"id": "t", "problem": "1+1", "text": "so 12 and 7 make 19, " * 4000}))' >"$texts"
+    $PYTHON -c 'import json; print(json.dumps({"id": "t", "problem": "1+1", "text": "so 12 and 7 make 19, " * '"$REPEATS"'}))' >"$texts"
     grid="$grid 'grid.policy=[full,streaming_llm,h2o]' policy=window $SHAPE $REPLAY_POLICY impl=$IMPL decoding.max_new_tokens=8"
     eval "$KVSWEEP $grid results_dir=$OUT/runs run_name=replay replay=only texts=$texts" || return
     $PYTHON -c 'from kvsweep.harness.replay.command import main; main()' "$OUT/runs/replay" --time "texts=$texts" $REPLAY_TIME
