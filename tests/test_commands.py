@@ -88,7 +88,7 @@ def test_help_names_every_choice(group: str, call: Callable[..., Ended]) -> None
 
 def test_help_names_keys_that_exist(call: Callable[..., Ended], compose: Callable[..., Any]) -> None:
     config = compose("launcher=slurm")
-    text = call("kvsweep", "--help").out.split("some of them:\n")[1].split("\n  Exit status")[0]
+    text = call("kvsweep", "--help").out.split("some of them:\n")[1].split("Exit status")[0]
     keys = [word.partition("=")[0] for line in text.splitlines() for word in line[2:62].split()]
     assert len(keys) > 15
     missing = object()
