@@ -51,7 +51,6 @@ class Slots(Protocol):
     step_positions: Tensor
     write_at: Tensor
     step_lengths: Tensor
-    lengths: np.ndarray
     needs_mass: bool
     invariant: bool
     operations: Operations
