@@ -1,12 +1,14 @@
 """The attention function that lets a transformers model decode over a slot cache."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.rows import PaddedPrefill, Prefill
+from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
+from kvsweep.kernels.reference import chunk_attention
 
 SLOT_ATTENTION = "slot"
 # Arguments that transformers hands down and that change nothing in what a token sees.
@@ -29,49 +31,65 @@ def slot_attention(
     *,
     scaling: float,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
     slot_cache: SlotCache | None = None,
+    slot_shape: CacheShape | None = None,
     prefill: Prefill | PaddedPrefill | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend one step over `slot_cache`; without it, prefill prompts or the next chunk of one, causally.
 
     query [prompts, q_heads, tokens, head_dim], in a step [tokens, q_heads, 1, head_dim]; key and value as the cache's
-    `update` returned them. Returns ([prompts, tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`,
-    take in what the layer computed.
+    `update` returned them; `s_aux`: the layer's sinks; `slot_shape` says which layers are windows. Returns ([prompts,
+    tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed.
 
     Raises:
-        ValueError: a decode step without `slot_cache`, or an argument that slot attention does not know, such as a
-            window or sinks; the result would be wrong.
+        ValueError: a decode step without `slot_cache`, a window that the shape does not know, or an argument that slot
+            attention does not know; the result would be wrong.
     """
     given = {"attention_mask": attention_mask, **others}
-    rows = key.shape[2] if slot_cache is None else slot_cache.longest
-    if sliding_window is not None and rows > sliding_window:
-        raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
     if unknown := sorted(name for name in given.keys() - _HARMLESS if given[name] is not None):
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    shape = slot_shape if slot_cache is None else slot_cache.shape
+    is_window = shape is not None and shape.layer_kinds[layer] == "window"
+    if sliding_window is not None and not is_window:
+        reached = key.shape[2] if slot_cache is None else slot_cache.longest
+        if reached > sliding_window:
+            raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
+    how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
-        return attend_slots(slot_cache, int(module.layer_idx), query[:, :, 0], scaling)[:, None], None  # type: ignore[arg-type]
-    earlier = key.shape[2] - query.shape[2]
-    if earlier and prefill is None:
+        return attend_slots(slot_cache, layer, query[:, :, 0], how)[:, None], None
+    if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
-    if prefill is not None:
-        prefill.observe(query, key, value, scaling)
+    window = shape.window if shape is not None and is_window else None
+    if prefill is not None and window is None:
+        prefill.observe(query, key, value, scaling, s_aux, softcap)
+    elif prefill is not None and window is not None:
+        prefill.observe_window(query, key, value, window)
+    if window is None and s_aux is None and softcap is None:
+        return _causal(query, key, value, scaling), None
+    prompts = zip(query.transpose(1, 2), key, value, strict=True)
+    return torch.stack([chunk_attention(*prompt, **how, window=window)[0] for prompt in prompts]), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    earlier = key.shape[2] - query.shape[2]
     seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device).tril(earlier)
     output = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=seen if earlier else None, is_causal=not earlier, scale=scaling, enable_gqa=True
     )
-    return output.transpose(1, 2), None
+    return output.transpose(1, 2)
 
 
-def attend_slots(cache: SlotCache, layer: int, query: Tensor, scaling: float) -> Tensor:
+def attend_slots(cache: SlotCache, layer: int, query: Tensor, how: Mapping[str, Any]) -> Tensor:
     """One layer's attention of a step, which the cache's recorders take in; returns [tokens, q_heads, head_dim].
 
-    query [tokens, q_heads, head_dim], after the cache's `update`. Tokens beyond the step's own fill a block and attend
-    to nothing.
+    query [tokens, q_heads, head_dim], after the cache's `update`; `how`: as `Storage.attend` takes it. Tokens beyond
+    the step's own fill a block and attend to nothing.
     """
-    output, masses = cache.storage.attend(layer, query, scaling)
-    for piece, mass in zip(cache.pieces, masses, strict=True):
-        cache.observe(layer, piece, query[piece.tokens], mass)
+    output: Tensor = cache.kept_layers[layer].attend(query, how)
     return output
 
 

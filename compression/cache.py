@@ -7,6 +7,7 @@ the length of the text.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,18 +15,19 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.config import UNPACKED, CacheConfig, LayerKind
+from kvsweep.compression.fixed_layers import LinearLayer, WindowLayer
 from kvsweep.compression.policy import Selection
 from kvsweep.compression.recorders import Memory, keep_columns
 from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.compression.signals import Signal
 from kvsweep.compression.storage import KiviRows, PackedRows, Piece, Storage, WholeRows
-from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
+from kvsweep.kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation, operations
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer of a slot cache, with the interface that transformers' attention modules expect of a cache layer.
+    """One full layer of a slot cache, with the interface that transformers' attention modules expect of a cache layer.
 
     `keys` and `values` are the layer's memory, [slots, kv_heads, capacity, head_dim], unless rows are packed.
     """
@@ -43,6 +45,14 @@ class SlotLayer(CacheLayerMixin):
         """Write the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
         self._cache.storage.write(self._index, key_states, value_states)
         return key_states, value_states
+
+    def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
+        """Attend (`Storage.attend`), and let the recorders take in what each token attended to."""
+        cache = self._cache
+        output, masses = cache.storage.attend(self._index, query, how)
+        for piece, mass in zip(cache.pieces, masses, strict=True):
+            cache.observe(self._index, piece, query[piece.tokens], mass)
+        return output
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the cache has allocated the memory."""
@@ -107,27 +117,46 @@ class SlotCache(Cache):
         self.device_lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         heads = (shape.layers, shape.kv_heads) if per_head else (1, 1)
         self.positions = torch.zeros(slots, *heads, capacity, dtype=torch.int64, device=device)
-        sizes = {"shape": shape, "slots": slots, "capacity": capacity, "device": device}
+        sizes: dict[str, Any] = {"shape": shape, "slots": slots, "capacity": capacity, "device": device}
         memory = Memory(**sizes, operations=self.operations, linear=self.linear)
         self.recorders = {signal: signal.allocate(memory) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         config.check_implementation(impl)
-        kinds = {"kivi": KiviRows, "plain": PackedRows, "rotated": PackedRows}
-        kind = kinds[config.scheme] if config.is_packed else WholeRows
-        self.storage: Storage = kind(self, shape, capacity, device, config)
+        schemes = {"kivi": KiviRows, "plain": PackedRows, "rotated": PackedRows}
+        scheme = schemes[config.scheme] if config.is_packed else WholeRows
+        self.storage: Storage = scheme(self, shape, capacity, device, config)
+        self.shape = shape
+        # The layers that policies see, and the others.
         self.slot_layers = [SlotLayer(self, index) for index in range(shape.layers)]
-        super().__init__(layers=list(self.slot_layers))
+        self.windows = [WindowLayer(self, shape, device) for _ in range(shape.kinds.count("window"))]
+        self.linears = [LinearLayer(self, shape, device) for _ in range(shape.kinds.count("linear"))]
+        kinds: dict[LayerKind, Iterator[Any]] = {
+            "full": iter(self.slot_layers),
+            "window": iter(self.windows),
+            "linear": iter(self.linears),
+        }
+        self.kept_layers: list[Any] = [next(kinds[kind]) for kind in shape.layer_kinds]
+        super().__init__(layers=list(self.kept_layers))
 
     @staticmethod
     def bytes_per_slot(shape: CacheShape, capacity: int, config: CacheConfig = UNPACKED) -> int:
-        """Bytes of keys and values that one slot takes (`CacheConfig.bytes_per_slot`)."""
+        """Bytes that one slot takes: its rows (`CacheConfig.bytes_per_slot`) and what has a fixed size."""
         sizes = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-        return config.bytes_per_slot(**sizes, itemsize=shape.dtype.itemsize, capacity=capacity)
+        rows = config.bytes_per_slot(**sizes, itemsize=shape.dtype.itemsize, capacity=capacity)
+        return rows + shape.fixed_bytes
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of key and value memory that the tensors hold."""
-        return sum(tensor.untyped_storage().nbytes() for tensor in self.storage.tensors)
+        """Bytes of memory that the rows, windows and states of all slots hold."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in (*self.storage.tensors, *self._fixed()))
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """The inputs of a linear layer's convolution, of each token's slot."""
+        return self.kept_layers[layer_idx].read(0)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """The recurrent state of a linear layer, of each token's slot."""
+        return self.kept_layers[layer_idx].read(1)
 
     @property
     def live(self) -> int:
@@ -164,6 +193,10 @@ class SlotCache(Cache):
         self._set_length(slot, length)
         self.positions[slot, ..., :length] = torch.arange(length, device=self.positions.device)
         self.storage.admit(slot, prefill)
+        for window, rows in zip(self.windows, prefill.windows if length else [None] * len(self.windows), strict=True):
+            window.admit(slot, rows, length)
+        for layer, states in zip(self.linears, prefill.states if length else [None] * len(self.linears), strict=True):
+            layer.admit(slot, states)
         for recorder in self.recorders.values():
             recorder.admit(slot, prefill)
         return slot
@@ -189,15 +222,22 @@ class SlotCache(Cache):
         whole = slice(len(slots))
         self._place([Piece(slots=whole, tokens=whole, count=1)], slots, write_at, positions)
 
+    @property
+    def longest_chunk(self) -> int | None:
+        """The most tokens of a slot that one step may feed; None where there is no limit."""
+        return 1 if self.linears else self.storage.longest_chunk
+
     def begin_chunks(self, counts: Mapping[int, int], positions: Tensor) -> None:
         """Make room for the next `counts[slot]` tokens of each slot, at original `positions` [tokens], slot by slot.
 
         The layers then write and attend as in a step, each token over the rows up to its own.
 
         Raises:
-            ValueError: a slot would hold more than its capacity.
+            ValueError: a slot would hold more than its capacity, or take more tokens than `longest_chunk`.
         """
         pieces, begin = list[Piece](), 0
+        if self.linears and any(count > 1 for count in counts.values()):
+            raise ValueError("a slot of a model with linear layers takes one token per step")
         for slot, count in counts.items():
             if self.lengths[slot] + count > self.capacity:
                 raise ValueError(
@@ -217,6 +257,11 @@ class SlotCache(Cache):
         """Note the tokens of a step: the slot of each, its row there, and its original position, [tokens] each."""
         self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
         self.step_lengths = write_at + 1
+        # Tokens that are computed, the step's own first.
+        self.step_tokens = whole_blocks(len(slots), TOKEN_BLOCK) if self.invariant and not self.ragged else len(slots)
+        if self.windows:
+            ring = self.shape.ring
+            self.reach = ring if self.ragged else min(ring, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))
         self.positions[slots, :, :, write_at] = positions[:, None, None]
         self.storage.place()
         for recorder in self.recorders.values():
@@ -237,6 +282,8 @@ class SlotCache(Cache):
             recorder.on_token(self.step_slots, self.write_at, hidden)
 
     def evict(self, slot: int, selection: Selection) -> None:
+        if not self.slot_layers:
+            raise ValueError("a model without a layer of full attention has no rows to evict: choose policy=full")
         keep = selection.keep
         self.storage.keep(slot, keep)
         keep_columns(self.positions[slot], keep)
@@ -273,8 +320,15 @@ class SlotCache(Cache):
     def _columns(self) -> Iterator[Tensor]:
         yield self.positions
         yield from self.storage.columns
+        yield from self._fixed()
         for recorder in self.recorders.values():
             yield from recorder.tensors
+
+    def _fixed(self) -> Iterator[Tensor]:
+        for window in self.windows:
+            yield from window.tensors
+        for layer in self.linears:
+            yield from layer.tensors
 
     def _set_length(self, slot: int, length: int) -> None:
         self.lengths[slot] = length

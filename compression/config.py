@@ -1,14 +1,36 @@
-"""The precision in which a cache stores its rows. Importing this does not import torch."""
+"""What a cache stores for each kind of layer, and in which precision. Importing this does not import torch."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
 from kvsweep.kernels.row_format import RowFormat, RowForms
 
 Scheme = Literal["rotated", "plain", "kivi"]
 Width = Literal[8, 4, 2]
+
+# full: rows that policies compete for; window: the newest rows alone; linear: a state of fixed size.
+LayerKind = Literal["full", "window", "linear"]
+
+
+def ring(window: int) -> int:
+    """Rows that a window layer allocates for a slot: whole blocks, of which the first `window` are used."""
+    return whole_blocks(window, ROW_BLOCK)
+
+
+def fixed_bytes(
+    kinds: Sequence[LayerKind], row: int, window: int, states: Sequence[tuple[int, ...]], itemsize: int
+) -> int:
+    """Bytes that a slot takes whatever its length: the windows' rows, of `row` bytes each, and the linear states.
+
+    The first state of a linear layer has `itemsize` bytes a number, the second one 4.
+    """
+    sizes = [math.prod(size) * width for size, width in zip(states, (itemsize, 4), strict=False)]
+    return kinds.count("window") * ring(window) * row + kinds.count("linear") * sum(sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ recordings in `Recorder.tensors` are copied or swapped with it.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.nn import functional
 from kvsweep.compression.predictor import load_predictor
 from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.kernels.implementation import Operations
+from kvsweep.kernels.reference import attention_weights, capped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +117,14 @@ class MassRecorder(Recorder):
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         self.total[slot] = 0
-        for layer, (query, (key, _)) in enumerate(zip(prefill.queries, prefill.rows, strict=True)):
-            self.total[slot, layer, :, : prefill.length] = self.causal_mass(query, key, scaling=prefill.scaling)
+        layers = zip(prefill.queries, prefill.rows, prefill.sinks, strict=True)
+        for layer, (query, (key, _), sinks) in enumerate(layers):
+            if sinks is None and prefill.softcap is None:
+                received = self.causal_mass(query, key, scaling=prefill.scaling)
+            else:
+                how: dict[str, Any] = {"scaling": prefill.scaling, "sinks": sinks, "softcap": prefill.softcap}
+                received = decayed_mass(query, key, decay=self.decay, **how)
+            self.total[slot, layer, :, : prefill.length] = received
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         """Add what each token's queries pay, one token after the other: sums in another order would round otherwise."""
@@ -222,7 +230,16 @@ class QueryRecorder(Recorder):
         return self.ring[slot, :, :, order]
 
 
-def decayed_mass(query: Tensor, key: Tensor, *, scaling: float, decay: float, block: int = 512) -> Tensor:
+def decayed_mass(
+    query: Tensor,
+    key: Tensor,
+    *,
+    scaling: float,
+    decay: float,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    block: int = 512,
+) -> Tensor:
     """Causal attention that each key of a prompt receives, a query's weight `decay` times that of the next.
 
     query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; returns [kv_heads, length], summed over queries
@@ -238,8 +255,9 @@ def decayed_mass(query: Tensor, key: Tensor, *, scaling: float, decay: float, bl
         if not weights.float().any():
             break
         logits = torch.matmul(grouped[:, :, rows], keys[:, :, :end].transpose(-1, -2)) * scaling
-        logits = logits.masked_fill(positions[:end] > rows[:, None], float("-inf"))
-        total[:, :end] += (logits.softmax(dim=-1) * weights.float()[:, None]).sum(dim=(1, 2))
+        logits = capped(logits, softcap).masked_fill(positions[:end] > rows[:, None], float("-inf"))
+        paid = attention_weights(logits, None if sinks is None else sinks.view(kv_heads, -1, 1, 1))
+        total[:, :end] += (paid * weights.float()[:, None]).sum(dim=(1, 2))
     return total
 
 

@@ -2,20 +2,56 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvsweep.compression.config import LayerKind, fixed_bytes, ring
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
-    """The numbers that decide the size of a cache: layers, heads per layer, width of a head, precision."""
+    """The numbers that decide the size of a cache: layers, heads per layer, width of a head, precision.
+
+    Attributes:
+        layers: layers of full attention, whose rows policies see.
+        kinds: the kind of each layer of the network; empty where all are full.
+        window: rows of a window layer, the newest ones.
+        states: the state of a slot in each linear layer: a convolution's inputs, then a sum over the text, which is
+            in float32.
+    """
 
     layers: int
     q_heads: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    kinds: tuple[LayerKind, ...] = ()
+    window: int = 0
+    states: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer of the network."""
+        full: LayerKind = "full"
+        return self.kinds or (full,) * self.layers
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that a slot takes whatever its length (`compression.config.fixed_bytes`)."""
+        row = 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return fixed_bytes(self.kinds, row, self.window, self.states, self.dtype.itemsize)
+
+    @property
+    def ring(self) -> int:
+        """Rows that a window layer allocates for a slot: whole blocks, of which the first `window` are used."""
+        return ring(self.window)
+
+    @property
+    def state_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The precision of each state of a linear layer."""
+        return (self.dtype, torch.float32)[: len(self.states)]
 
 
 class Prefill:
@@ -24,32 +60,54 @@ class Prefill:
     A long prompt may come in chunks; `begin_chunk` announces each.
 
     Attributes:
-        rows: each layer's keys and values, [kv_heads, length, head_dim].
-        queries: each layer's queries, [q_heads, length, head_dim]; empty unless `keep_queries`.
+        rows: the keys and values of each full layer, [kv_heads, length, head_dim].
+        queries: the queries of each full layer, [q_heads, length, head_dim]; empty unless `keep_queries`.
         scaling: factor of the model's attention logits, 1 until a layer is observed.
+        sinks: each full layer's sinks, [q_heads] or None.
+        softcap: the softcap of the attention logits, or None.
+        windows: the newest keys and values of each window layer, [kv_heads, at most length, head_dim].
+        states: the states of each linear layer.
     """
 
     def __init__(self, *, keep_queries: bool = True) -> None:
         self.rows: list[tuple[Tensor, Tensor]] = []
         self.queries: list[Tensor] = []
+        self.sinks: list[Tensor | None] = []
+        self.windows: list[tuple[Tensor, Tensor]] = []
+        self.states: list[list[Tensor]] = []
         self.keep_queries, self.scaling = keep_queries, 1.0
-        self._layer = 0
+        self.softcap: float | None = None
+        self._layer = self._window = self._tokens = 0
 
     def begin_chunk(self) -> None:
         """Expect the first layer again, for the tokens that follow."""
-        self._layer = 0
+        self._layer = self._window = 0
 
-    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Take in one layer, [1, heads, tokens, head_dim] each: this chunk's queries, all keys and values so far."""
-        layer, self._layer, self.scaling = self._layer, self._layer + 1, scaling
-        self.rows[layer : layer + 1] = [(key[0], value[0])]
+    def observe(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        """Take in a full layer, [1, heads, tokens, head_dim] each: this chunk's queries, all keys and values so far."""
+        layer, self._layer, self.scaling, self.softcap = self._layer, self._layer + 1, scaling, softcap
+        self.rows[layer : layer + 1], self.sinks[layer : layer + 1] = [(key[0], value[0])], [sinks]
         if self.keep_queries:
             self.queries[layer : layer + 1] = [torch.cat([*self.queries[layer : layer + 1], query[0]], dim=1)]
+
+    def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
+        """Take in a window layer, as `observe` does; of its rows the newest `window` stay."""
+        layer, self._window = self._window, self._window + 1
+        self._tokens += 0 if layer else query.shape[2]
+        self.windows[layer : layer + 1] = [(key[0, :, -window:].clone(), value[0, :, -window:].clone())]
 
     @property
     def length(self) -> int:
         """Tokens of the prompt."""
-        return self.rows[0][0].shape[1] if self.rows else 0
+        return self.rows[0][0].shape[1] if self.rows else self._tokens
 
 
 class PaddedPrefill:
@@ -58,8 +116,14 @@ class PaddedPrefill:
     def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
         self.parts = list(zip(prefills, lengths, strict=True))
 
-    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Take in one layer of all prompts, [prompts, heads, longest, head_dim] each."""
+    def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
+        """Take in a full layer of all prompts, [prompts, heads, longest, head_dim] each, as `Prefill.observe` does."""
         for row, (prefill, length) in enumerate(self.parts):
             one = slice(row, row + 1), slice(None), slice(length)
-            prefill.observe(query[one], key[one], value[one], scaling)
+            prefill.observe(query[one], key[one], value[one], *how)
+
+    def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
+        """Take in a window layer of all prompts, as `Prefill.observe_window` does."""
+        for row, (prefill, length) in enumerate(self.parts):
+            one = slice(row, row + 1), slice(None), slice(length)
+            prefill.observe_window(query[one], key[one], value[one], window)

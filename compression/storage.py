@@ -4,7 +4,7 @@ The cache says which slots step, which rows stay and how long a slot is; a stora
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from kvsweep.kernels.packing import pack_rows, rotation
 from kvsweep.kernels.reference import whole_kivi_rows, whole_rows
 from kvsweep.kernels.row_format import RowForms
 
-_Attended = tuple[Tensor, Tensor | None]
+Attended = tuple[Tensor, Tensor | None]
 
 # Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
 _COPIED_TOKENS = 16
@@ -51,7 +51,6 @@ class Slots(Protocol):
     step_positions: Tensor
     write_at: Tensor
     step_lengths: Tensor
-    lengths: np.ndarray
     needs_mass: bool
     invariant: bool
     operations: Operations
@@ -88,19 +87,19 @@ class Storage(ABC):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write a layer's rows of a step, [tokens or more, kv_heads, 1, head_dim]."""
 
-    def attend(self, layer: int, query: Tensor, scaling: float) -> tuple[Tensor, list[Tensor | None]]:
+    def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend with one query per token, [tokens or more, q_heads, head_dim], each over the rows up to its own.
 
-        Returns output [tokens or more, q_heads, head_dim], zero beyond the step's tokens, and for each piece its mass
-        [tokens, kv_heads, rows] if the cache needs it.
+        `how` names the layer's `scaling`, and its `sinks` and `softcap` where it has them. Returns output [tokens or
+        more, q_heads, head_dim], zero beyond the step's tokens, and for each piece its mass [tokens, kv_heads, rows] if
+        the cache needs it.
         """
-        parts = [self._attend(layer, piece, query[piece.tokens], scaling) for piece in self.cache.pieces]
-        output = parts[0][0] if len(parts) == 1 else torch.cat([output for output, _ in parts])
-        beyond = len(query) - len(output)
-        return pad(output, (0, 0, 0, 0, 0, beyond)) if beyond else output, [mass for _, mass in parts]
+        how = {**how, "return_mass": self.cache.needs_mass}
+        parts = [self._attend(layer, piece, query[piece.tokens], how) for piece in self.cache.pieces]
+        return joined(parts, len(query))
 
     @abstractmethod
-    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+    def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         """Attend with the queries of one piece, [tokens, q_heads, head_dim]."""
 
     @property
@@ -155,25 +154,26 @@ class WholeRows(Storage):
         for rows, new in zip((self.keys[layer], self.values[layer]), (keys, values), strict=True):
             rows[cache.step_slots, :, cache.write_at] = new[: len(cache.write_at), :, 0]
 
-    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+    def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         seen = cache.seen(piece.slots)
         keys, values = self.keys[layer][piece.slots, :, :seen], self.values[layer][piece.slots, :, :seen]
-        how = {"scaling": scaling, "return_mass": cache.needs_mass}
         if piece.count == 1:
             return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)
-        if not cache.invariant:
+        given = {name: value for name, value in how.items() if value is not None}
+        # The Triton kernel of a chunk knows neither sinks nor a softcap; those of a step, below, do.
+        if not cache.invariant and not (cache.operations.RAGGED and given.keys() & {"sinks", "softcap"}):
             rows = int(cache.lengths[piece.slots.start])
-            return cache.operations.chunk_attention(query, keys[0, :, :rows], values[0, :, :rows], **how)
+            return cache.operations.chunk_attention(query, keys[0, :, :rows], values[0, :, :rows], **given)
         # As many decode steps over the same rows, which round as if they came one after the other. Of rows that are not
         # copied as they lie, torch's product would make a copy that lies otherwise, and rounds otherwise.
         parts = []
-        for few, lengths in _few(query, cache.step_lengths[piece.tokens]):
+        for few, lengths in few_tokens(query, cache.step_lengths[piece.tokens]):
             copies = [rows.expand(len(few), -1, -1, -1) for rows in (keys, values)]
             if not cache.operations.RAGGED:
                 copies = [rows.contiguous() for rows in copies]
             parts.append(cache.operations.decode_attention(few, *copies, lengths, **how))
-        return _joined(parts)
+        return _of_one_piece(parts)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         self.cache.operations.compact_layers([tensor[slot] for tensor in self.tensors], keep)
@@ -270,15 +270,15 @@ class PackedRows(Storage):
         rows = self._rotated(torch.cat([keys, values], dim=2), _FORTH)  # [tokens or more, kv_heads, 2, head_dim]
         self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
 
-    def attend(self, layer: int, query: Tensor, scaling: float) -> tuple[Tensor, list[Tensor | None]]:
+    def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend in the rotated space over the packed and the newest rows."""
-        output, masses = super().attend(layer, self._rotated(query, _BACK), scaling)
+        output, masses = super().attend(layer, self._rotated(query, _BACK), how)
         return self._rotated(output, _BACK), masses
 
-    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+    def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         stored = self._rows(layer, piece.slots, cache.seen(piece.slots))
-        lengths, how = cache.step_lengths[piece.tokens], {"scaling": scaling, "return_mass": cache.needs_mass}
+        lengths = cache.step_lengths[piece.tokens]
         if piece.count == 1:
             return cache.operations.packed_attention(query, *stored, lengths, forms=self.forms, **how)
         # Each token sees a row as it was then: whole until its own step, packed from there on.
@@ -383,9 +383,9 @@ class KiviRows(Storage):
         at, rows = self.cache.write_at % self.newest.shape[-2], torch.cat([keys, values], dim=2).transpose(1, 2)
         self.newest[self.cache.step_slots, layer, :, :, at] = rows[: len(at)]
 
-    def _attend(self, layer: int, piece: Piece, query: Tensor, scaling: float) -> _Attended:
+    def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
-        lengths, how = cache.step_lengths[piece.tokens], {"scaling": scaling, "return_mass": cache.needs_mass}
+        lengths = cache.step_lengths[piece.tokens]
         counts = (lengths - self.residual).clamp(min=0) // self.group * self.group
         stored, seen = self._rows(layer, piece.slots, cache.seen(piece.slots)), cache.seen(piece.slots)
         if piece.count == 1:
@@ -458,22 +458,29 @@ def _forms(config: CacheConfig, shape: CacheShape) -> RowForms:
 
 
 def _attend_then(
-    cache: Slots, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: dict[str, Any]
-) -> _Attended:
+    cache: Slots, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: Mapping[str, Any]
+) -> Attended:
     """Attend over a slot's rows [2, kv_heads, rows, head_dim], of which `counts` [tokens, kv_heads or 1] are packed."""
     numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
-    for few, then, ends in _few(query, counts, lengths):
+    for few, then, ends in few_tokens(query, counts, lengths):
         is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
         keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
         parts.append(cache.operations.decode_attention(few, keys, values, ends, **how))
-    return _joined(parts)
+    return _of_one_piece(parts)
 
 
-def _few(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """A few tokens at a time of numbers per token, [tokens, ...] each."""
     return zip(*(column.split(_COPIED_TOKENS) for column in columns), strict=True)
 
 
-def _joined(parts: Iterable[_Attended]) -> _Attended:
+def _of_one_piece(parts: Iterable[Attended]) -> Attended:
     outputs, masses = zip(*parts, strict=True)
     return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
+
+
+def joined(parts: Sequence[Attended], tokens: int) -> tuple[Tensor, list[Tensor | None]]:
+    """The outputs of the parts of a step, with zeros up to so many tokens, and their masses."""
+    output = parts[0][0] if len(parts) == 1 else torch.cat([output for output, _ in parts])
+    beyond = tokens - len(output)
+    return pad(output, (0, 0, 0, 0, 0, beyond)) if beyond else output, [mass for _, mass in parts]

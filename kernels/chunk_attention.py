@@ -74,7 +74,7 @@ def _attend(
         if UPCAST:
             k, v = k.to(tl.float32), v.to(tl.float32)
         seen = row[None, :] <= last[:, None]
-        _, top, weight, mixed = attend_rows(q, k, v, seen, scaling, top, weight, mixed)
+        _, top, weight, mixed = attend_rows(q, k, v, seen, scaling, top, weight, mixed, None)
     out = (mixed / weight[:, None]).to(output.dtype.element_ty)
     tl.store(output + own[:, None] * DIM + dims, out, mask=real[:, None] & wide)
     if MASS:

@@ -20,7 +20,15 @@ def block(dtype: torch.dtype) -> int:
 
 
 def decode_attention(
-    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, scaling: float, return_mass: bool = False
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    *,
+    scaling: float,
+    return_mass: bool = False,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The reference's operation; dead rows are never read and may hold NaN, and a length of 0 gives zeros."""
     slots, kv_heads, capacity, head_dim = keys.shape
@@ -45,27 +53,36 @@ def decode_attention(
         BLOCK=block(query.dtype),
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
+        SOFTCAP=softcap,
         num_warps=4,
         num_stages=2,
     )
-    return join(query, part, peak, total, logits if return_mass else None, per_head)
+    return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
 
 
 def join(
-    query: Tensor, part: Tensor, peak: Tensor, total: Tensor, logits: Tensor | None, lengths: Tensor
+    query: Tensor,
+    part: Tensor,
+    peak: Tensor,
+    total: Tensor,
+    logits: Tensor | None,
+    lengths: Tensor,
+    sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Join the chunks of each head: output as the query, and from logits, if there are any, the mass.
 
     part [slots, q_heads, chunks, head_dim]; peak and total [slots, q_heads, chunks]; logits [slots, q_heads, capacity];
-    lengths [slots, kv_heads].
+    lengths [slots, kv_heads]; sinks [q_heads].
     """
     slots, q_heads, chunks, head_dim = part.shape
     kv_heads = lengths.shape[1]
     shape = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK}
     output, norm = torch.empty_like(query), torch.empty_like(peak[..., 0])
     _join_chunks[(slots, q_heads)](
-        *(part, peak, total, lengths, output, norm, *lengths.stride(), chunks, q_heads),
+        *(part, peak, total, lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride()),
+        *(chunks, q_heads),
         **shape,
+        SINKS=sinks is not None,
         DIM=head_dim,
         DIM_PADDED=padded(head_dim),
         num_warps=4,
@@ -88,7 +105,7 @@ def _attend_chunk(
     query, keys, values, lengths, part, peak, total, logits_out, scaling, capacity,
     stride_slot, stride_head, stride_row, stride_length_slot, stride_length_head,
     GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr,
+    GROUP_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
@@ -113,7 +130,7 @@ def _attend_chunk(
             v = tl.load(values + at, mask=live[:, None] & wide, other=0.0)
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
-            logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed)
+            logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed, SOFTCAP)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
         cell = heads * tl.num_programs(2) + chunk
@@ -123,12 +140,14 @@ def _attend_chunk(
 
 
 @triton.jit
-def attend_rows(q, k, v, live, scaling, top, weight, mixed):
+def attend_rows(q, k, v, live, scaling, top, weight, mixed, SOFTCAP: tl.constexpr):
     """Take a block of rows, of which each query sees those that are `live`, into a running softmax per query head.
 
     Returns its logits, then the largest logit so far, and relative to that the sum of weights and of weighted values.
     """
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+    if SOFTCAP is not None:
+        logits = SOFTCAP * (2.0 / (1.0 + tl.exp(-2.0 * logits / SOFTCAP)) - 1.0)  # a hyperbolic tangent
     logits = tl.where(live, logits, float("-inf"))
     above = tl.maximum(top, tl.max(logits, 1))
     p = tl.exp(logits - above[:, None])
@@ -140,8 +159,8 @@ def attend_rows(q, k, v, live, scaling, top, weight, mixed):
 
 @triton.jit
 def _join_chunks(
-    part, peak, total, lengths, output, norm, stride_length_slot, stride_length_head, chunks, q_heads,
-    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
+    part, peak, total, lengths, sinks, output, norm, stride_length_slot, stride_length_head, chunks, q_heads,
+    GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     length = tl.load(lengths + slot * stride_length_slot + (head // GROUP) * stride_length_head).to(tl.int32)
@@ -149,6 +168,8 @@ def _join_chunks(
     wide = dims < DIM
     row = slot * q_heads + head
     top, weight = float("-inf"), 0.0
+    if SINKS:
+        top, weight = tl.load(sinks + head).to(tl.float32), 1.0
     mixed = tl.zeros([DIM_PADDED], tl.float32)
     for chunk in range(0, tl.cdiv(length, CHUNK)):
         cell = row * chunks + chunk

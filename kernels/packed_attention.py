@@ -27,6 +27,8 @@ def packed_attention(
     forms: RowForms,
     scaling: float,
     return_mass: bool = False,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The reference's operation; dead rows are never read and may hold any bytes."""
     slots, kv_heads, capacity, _ = packed.shape
@@ -63,10 +65,11 @@ def packed_attention(
         RESIDUAL=newest.shape[3],
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
+        SOFTCAP=softcap,
         num_warps=4,
         num_stages=2,
     )
-    return join(query, part, peak, total, logits if return_mass else None, per_head)
+    return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
 
 
 @triton.jit
@@ -76,7 +79,7 @@ def _attend_packed(
     position_slot, position_head, count_slot, count_head, stride_length_slot, stride_length_head,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, KEY_BYTES: tl.constexpr,
-    SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr,
+    SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(lengths + slot * stride_length_slot + head * stride_length_head).to(tl.int32)
@@ -112,7 +115,7 @@ def _attend_packed(
             old_v = _unpacked(packed, fields, at_old + KEY_BYTES, dims, mask_old, DIM, VALUE_BITS, SHARE)
             k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
             v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
-            logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed)
+            logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed, SOFTCAP)
             if MASS:
                 tl.store(logits_out + heads[:, None] * capacity + rows, logits, mask=real[:, None] & live)
         cell = heads * tl.num_programs(2) + chunk

@@ -7,7 +7,7 @@ them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` 
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, reduce
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -68,8 +68,34 @@ def _same_bits(tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
     return _known_bits[shape]
 
 
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """The logits squeezed between minus and plus `softcap` (Gemma 2); None: as they are."""
+    return logits if softcap is None else (logits / softcap).tanh() * softcap
+
+
+def attention_weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """The probabilities of each query's rows, [..., rows], in float32 at least.
+
+    `sinks` is a logit beside each query's rows (gpt-oss), broadcast over [..., 1]. It takes a part of the probability,
+    so that the sum over the rows is below 1.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if sinks is None:
+        return logits.softmax(dim=-1, dtype=wide)
+    beside = sinks.to(logits.dtype).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, beside], dim=-1).softmax(dim=-1, dtype=wide)[..., :-1]
+
+
 def decode_attention(
-    query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, *, scaling: float, return_mass: bool = False
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    *,
+    scaling: float,
+    return_mass: bool = False,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one new token per slot over that slot's live rows.
 
@@ -80,6 +106,8 @@ def decode_attention(
         lengths: [slots] or [slots, kv_heads], each from 1 to capacity.
         scaling: factor on the logits, usually head_dim ** -0.5.
         return_mass: also return the probabilities summed over each group of query heads.
+        sinks: a logit of each query head's sink, [q_heads], or None.
+        softcap: as in `capped`, or None.
 
     Returns:
         output [slots, q_heads, head_dim] and mass [slots, kv_heads, capacity] or None.
@@ -87,39 +115,53 @@ def decode_attention(
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
     group = grouped.shape[2]
+    if sinks is not None:
+        sinks = sinks.view(kv_heads, group, 1)
     if group > _FEW_HEADS:
-        grouped = pad(grouped, (0, 0, 0, whole_blocks(group, HEAD_BLOCK) - group))
+        more = whole_blocks(group, HEAD_BLOCK) - group
+        grouped = pad(grouped, (0, 0, 0, more))
+        sinks = None if sinks is None else pad(sinks, (0, 0, 0, more))
     # [slots, kv_heads or 1, capacity]
     live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)
-    logits = torch.matmul(grouped * scaling, keys.transpose(-1, -2))
+    logits = capped(torch.matmul(grouped * scaling, keys.transpose(-1, -2)), softcap)
     logits.masked_fill_(~live[:, :, None], float("-inf"))
-    # [slots, kv_heads, group or more, capacity], in float32 at least
-    weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    weights = attention_weights(logits, sinks)  # [slots, kv_heads, group or more, capacity]
     output = _mix(weights.to(values.dtype), values)[:, :, :group].reshape(slots, -1, head_dim)
     # sum(dim=2) would add the heads in an order that depends on the number of rows.
     return output, reduce(torch.add, weights.unbind(dim=2)[:group]) if return_mass else None
 
 
 def chunk_attention(
-    query: Tensor, keys: Tensor, values: Tensor, *, scaling: float, return_mass: bool = False
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scaling: float,
+    return_mass: bool = False,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of the newest tokens of one slot, each over the rows up to its own: `decode_attention` in a chunk.
 
-    query [tokens, q_heads, head_dim]; keys and values [kv_heads, rows, head_dim], the tokens' own rows last. Returns
-    output [tokens, q_heads, head_dim] and mass [tokens, kv_heads, rows] or None.
+    query [tokens, q_heads, head_dim]; keys and values [kv_heads, rows, head_dim], the tokens' own rows last; `window`:
+    how many of the newest rows a token sees, None: all. Returns output [tokens, q_heads, head_dim] and mass [tokens,
+    kv_heads, rows] or None.
     """
     tokens, kv_heads, rows = len(query), *keys.shape[:2]
     unseen = _unseen(tokens, rows, query.dtype, query.device)
-    if not return_mass:
+    if window is not None and window < rows:
+        unseen = unseen + torch.full_like(unseen, float("-inf")).tril(rows - tokens - window)
+    if not return_mass and sinks is None and softcap is None:
         output = scaled_dot_product_attention(
             query.transpose(0, 1)[None], keys[None], values[None], attn_mask=unseen, scale=scaling, enable_gqa=True
         )
         return output[0].transpose(0, 1), None
     grouped = query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, head_dim]
-    logits = torch.matmul(grouped * scaling, keys[:, None].transpose(-1, -2)) + unseen
-    weights = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    output = torch.matmul(weights.to(values.dtype), values[:, None])
-    return output.permute(2, 0, 1, 3).flatten(1, 2), weights.sum(dim=1).transpose(0, 1)
+    logits = capped(torch.matmul(grouped * scaling, keys[:, None].transpose(-1, -2)), softcap) + unseen
+    weights = attention_weights(logits, None if sinks is None else sinks.view(kv_heads, -1, 1, 1))
+    output = torch.matmul(weights.to(values.dtype), values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
+    return output, weights.sum(dim=1).transpose(0, 1) if return_mass else None
 
 
 def _unseen(tokens: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -151,6 +193,8 @@ def packed_attention(
     forms: RowForms,
     scaling: float,
     return_mass: bool = False,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`decode_attention` over rows of which the oldest are packed. Query, rows and output are all rotated, or none is.
 
@@ -164,27 +208,40 @@ def packed_attention(
         counts: packed rows, [slots, kv_heads].
         lengths: [slots], each from 1 to capacity.
         forms: the bytes of a packed key and of a packed value.
-        scaling, return_mass: as in `decode_attention`.
+        scaling, return_mass, sinks, softcap: as in `decode_attention`.
 
     Returns:
         As `decode_attention`. Dead packed rows may hold any bytes; all of `newest` must be finite.
     """
-    stored = (packed, newest, positions, counts)
-    return _attend_unpacked(partial(whole_rows, forms=forms), stored, query, lengths, scaling, return_mass)
+    stored, how = (packed, newest, positions, counts), {"scaling": scaling, "sinks": sinks, "softcap": softcap}
+    return _attend_unpacked(partial(whole_rows, forms=forms), stored, query, lengths, return_mass, how)
 
 
 def kivi_attention(
-    query: Tensor, *stored: Tensor, lengths: Tensor, forms: RowForms, scaling: float, return_mass: bool = False
+    query: Tensor,
+    *stored: Tensor,
+    lengths: Tensor,
+    forms: RowForms,
+    scaling: float,
+    return_mass: bool = False,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`decode_attention` over rows stored as `whole_kivi_rows` describes them; the rest as in `packed_attention`."""
-    return _attend_unpacked(partial(whole_kivi_rows, forms=forms), stored, query, lengths, scaling, return_mass)
+    how = {"scaling": scaling, "sinks": sinks, "softcap": softcap}
+    return _attend_unpacked(partial(whole_kivi_rows, forms=forms), stored, query, lengths, return_mass, how)
 
 
 def _attend_unpacked(
-    unpack: Callable[..., Tensor], stored: Sequence[Tensor], query: Tensor, lengths: Tensor, scaling: float, mass: bool
+    unpack: Callable[..., Tensor],
+    stored: Sequence[Tensor],
+    query: Tensor,
+    lengths: Tensor,
+    mass: bool,
+    how: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
     parts = [
-        decode_attention(few, *unpack(*rows), ends, scaling=scaling, return_mass=mass)
+        decode_attention(few, *unpack(*rows), ends, return_mass=mass, **how)
         for few, ends, *rows in zip(*(one.split(_UNPACKED_SLOTS) for one in (query, lengths, *stored)), strict=True)
     ]
     return torch.cat([output for output, _ in parts]), torch.cat([one for _, one in parts]) if mass else None

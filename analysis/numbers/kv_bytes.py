@@ -1,7 +1,8 @@
 """Bytes of a cell's keys and values.
 
-The bytes of a text are those of a slot as long as the text's cache: bytes per row times rows, and the newest rows that
-a packed cache holds beside them (compression/config.py has the formula). The weights are counted apart.
+The bytes of a text are those of a slot as long as the text's cache: bytes per row times rows, the newest rows that a
+packed cache holds beside them, and what windows and linear layers take whatever the length (compression/config.py has
+the formulas). The weights are counted apart.
 """
 
 from typing import Any
@@ -12,15 +13,17 @@ from kvsweep.analysis import format
 
 
 def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Add kv_bytes_mean (a text's, mean over the decoding steps), kv_bytes_peak (the longest's) and weight_bytes.
+    """Add kv_bytes_mean (a text's, mean over the decoding steps), kv_bytes_peak (the longest's) and their fixed part.
 
-    The columns are missing for runs older than the provenance's `bytes`.
+    And weight_bytes. The columns are missing for runs older than the provenance's `bytes`.
     """
     known = [provenance.get(cell, {}).get("bytes", {}) for cell in cells["cell_id"]]
-    sizes = pd.DataFrame(known, index=cells.index, columns=["row", "newest", "weights"], dtype="float64")
+    sizes = pd.DataFrame(known, index=cells.index, columns=["row", "newest", "fixed", "weights"], dtype="float64")
+    sizes["fixed"] = sizes["fixed"].where(sizes["fixed"].notna(), 0 * sizes["row"])  # 0 in runs older than this number
     return cells.assign(
-        kv_bytes_mean=sizes["row"] * cells["mean_cache_length"] + sizes["newest"],
-        kv_bytes_peak=sizes["row"] * cells["max_peak_length"] + sizes["newest"],
+        kv_bytes_mean=sizes["row"] * cells["mean_cache_length"] + sizes["newest"] + sizes["fixed"],
+        kv_bytes_peak=sizes["row"] * cells["max_peak_length"] + sizes["newest"] + sizes["fixed"],
+        kv_bytes_fixed=sizes["fixed"],
         weight_bytes=sizes["weights"],
     )
 

@@ -40,7 +40,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         _outcome_shares(graded),
         _tokens_spent(graded),
         _completion_means(run),
-        _kept_of_full(run.cells, run.completions),
+        _kept_of_full(run.cells, with_fixed_rows(run)),
         looping(run),
         _throughput(run.stats),
     ]
@@ -188,12 +188,21 @@ def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> p
 def _kept_of_full(cells: pd.DataFrame, completions: pd.DataFrame) -> pd.DataFrame:
     """The cells' cache lengths over those of the full cache's own run, on the pairs that both have, by cell_id."""
     sums = ["peak_length", "num_tokens", "held"]
-    rows = completions[["cell_id", "problem_id", "draw", *sums[:2]]].assign(held=cache_rows(completions)["held"])
+    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
+        held=cache_rows(completions)["held"], peak_length=completions["peak_length"] + completions["fixed_rows"]
+    )
     pairs = _beside_full(cells, rows, sums)
     total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum()
     per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
     kept = {"kept_memory": total["peak_length"] / total["peak_length_full"], "kept_rows": per_step[0] / per_step[1]}
     return pd.DataFrame(kept)
+
+
+def with_fixed_rows(run: Run) -> pd.DataFrame:
+    """The completions with fixed_rows: the unpacked rows that a slot's memory of fixed size is worth."""
+    rows = {cell: given.get("bytes", {}).get("fixed_rows", 0) for cell, given in run.provenance.items()}
+    given = run.completions["cell_id"].astype("object").map(rows).fillna(0).astype("float64")
+    return run.completions.assign(fixed_rows=given)
 
 
 def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
@@ -259,7 +268,8 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def _completion_means(run: Run) -> pd.DataFrame:
-    completions = run.completions
+    completions = with_fixed_rows(run)
+    fixed_rows = completions["fixed_rows"]
     unpacked = (
         completions["cell_id"].astype("str").map(run.cells.set_index("cell_id")["unpacked_rows"]).astype("float64")
     )
@@ -268,7 +278,8 @@ def _completion_means(run: Run) -> pd.DataFrame:
         hit_limit=completions["stop_reason"] == "length",
         evicted=completions["evictions"] > 0,
         # The last token of a text is drawn but never enters the cache.
-        full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1,
+        full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
+        own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
     table = rows.groupby("cell_id", observed=True).agg(
         hit_limit=("hit_limit", "mean"),
@@ -279,8 +290,9 @@ def _completion_means(run: Run) -> pd.DataFrame:
         evicted=("evicted", "mean"),
         packed=("packed", "mean"),
         full_length=("full_length", "mean"),
+        own_length=("own_length", "mean"),
     )
-    table["kept_memory_own"] = (table["mean_peak_length"] / table.pop("full_length")).clip(upper=1.0)
+    table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
     peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
     table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum()
     counted = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]

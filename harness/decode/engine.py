@@ -30,7 +30,6 @@ from kvsweep.harness.decode.slots import SlotState, SlotTable
 from kvsweep.harness.decode.view import view_slot
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
-from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation
 
 
@@ -51,11 +50,6 @@ def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, im
             "invariant=false."
         )
     return on_cpu and not spec.experts if setting is None else setting
-
-
-def _fill_block(column: Tensor) -> Tensor:
-    """Append zeros to numbers per token, [tokens], up to a whole block."""
-    return pad(column, (0, whole_blocks(len(column), TOKEN_BLOCK) - len(column)))
 
 
 # Known tokens of one slot, and of all slots, that one step feeds: enough to fill the processor.
@@ -129,7 +123,8 @@ class Engine:
             config=cache,
         )
         self.table = SlotTable(self.cache, max_new_tokens=decoding.max_new_tokens, find_loops=decoding.stop_on_loop)
-        self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), invariant=self.cache.invariant)
+        alone = self.cache.invariant or bool(self.cache.linears)
+        self.prefiller = Prefiller(model, keep_queries=bool(self.cache.recorders), alone=alone)
         self.stop_ids = torch.tensor(model.stop_ids, device=device)
         # Whether the host may start a step before it has read the ends of the last one, and whether those are unread.
         self.ahead, self.unread = device.type == "cuda", False
@@ -251,7 +246,7 @@ class Engine:
 
     @property
     def _most_fed(self) -> int:
-        return min(_MOST_FED, self.cache.storage.longest_chunk or _MOST_FED)
+        return min(_MOST_FED, self.cache.longest_chunk or _MOST_FED)
 
     def _step(self, queue: deque[Request]) -> list[tuple[str, Completion]]:
         """Fill the slots, write one token in each, evict; return the completions that are known to have ended."""
@@ -318,9 +313,8 @@ class Engine:
 
     def _hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Last hidden states [tokens or more, hidden_size] of the tokens of a step, which the cache has begun."""
-        if self.cache.invariant and not self.cache.ragged:
-            tokens, positions = _fill_block(tokens), _fill_block(positions)
-        return self.model.step_hidden(tokens, positions, self.cache)
+        beyond = self.cache.step_tokens - len(tokens)
+        return self.model.step_hidden(pad(tokens, (0, beyond)), pad(positions, (0, beyond)), self.cache)
 
     def _sample(self, logits: Tensor) -> None:
         """Draw every live slot's next token from logits [live, vocabulary], and flag the texts that it ends."""

@@ -21,16 +21,16 @@ class Prefiller:
     Args:
         model: the model that prefills.
         keep_queries: whether some recorder needs the prompts' queries.
-        invariant: whether a prompt's rows must not depend on the prompts beside it. A prompt is then prefilled alone,
-            since products of other numbers of tokens may round otherwise.
+        alone: whether each prompt is prefilled alone: where its rows must not depend on the prompts beside it, since
+            products of other numbers of tokens may round otherwise, and where linear layers would read the padding.
         step_tokens: tokens per call, padding included.
     """
 
     def __init__(
-        self, model: LoadedModel, *, keep_queries: bool, invariant: bool = False, step_tokens: int = STEP_TOKENS
+        self, model: LoadedModel, *, keep_queries: bool, alone: bool = False, step_tokens: int = STEP_TOKENS
     ) -> None:
         self.model, self.keep_queries, self.step_tokens = model, keep_queries, step_tokens
-        self.invariant = invariant
+        self.alone = alone
         self.done: dict[_Ids, Prefill] = {(): Prefill()}
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 
@@ -45,7 +45,7 @@ class Prefiller:
         if not missing:
             return
         if self._begun is None and len(missing[0]) > self.step_tokens:
-            self._begun = missing[0], Prefill(keep_queries=self.keep_queries), DynamicCache()
+            self._begun = missing[0], Prefill(keep_queries=self.keep_queries), self.model.new_cache()
         if self._begun is not None:
             self._next_chunk(*self._begun)
             return
@@ -55,7 +55,7 @@ class Prefiller:
             if count and (count + 1) * width > self.step_tokens:
                 break
             count += 1
-        for prompts in [[ids] for ids in missing[:count]] if self.invariant else [missing[:count]]:
+        for prompts in [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]:
             self._side_by_side(prompts)
 
     def _side_by_side(self, prompts: list[_Ids]) -> None:
@@ -64,7 +64,7 @@ class Prefiller:
         padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
         for row, ids in zip(padded, prompts, strict=True):
             row[: len(ids)] = torch.tensor(ids)
-        self._run(padded, 0, PaddedPrefill(prefills, lengths), DynamicCache())
+        self._run(padded, 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
         self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
@@ -75,10 +75,4 @@ class Prefiller:
             self.done[ids], self._begun = prefill, None
 
     def _run(self, ids: torch.Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache) -> None:
-        device = self.model.device
-        self.model.decode_hidden(
-            input_ids=ids.to(device),
-            position_ids=torch.arange(start, start + ids.shape[1], device=device).expand(len(ids), -1),
-            past_key_values=cache,
-            prefill=prefill,
-        )
+        self.model.read(ids.to(self.model.device), start, prefill, cache)

@@ -64,7 +64,7 @@ def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int
     """Log-probability of each answer token in each live slot, [answer, live]."""
     rows, answer = [], torch.tensor(token_ids[answer_start:], device=model.device)
     positions = torch.arange(answer_start, len(token_ids) - 1, device=model.device)
-    for at in positions.split(_FED):
+    for at in positions.split(cache.longest_chunk or _FED):
         cache.begin_chunks(dict.fromkeys(range(cache.live), len(at)), at.repeat(cache.live))
         tokens = answer[at - answer_start].repeat(cache.live)
         logits = model.logits(model.step_hidden(tokens, at.repeat(cache.live), cache)).float()
@@ -83,7 +83,8 @@ def grad_x_input(model: LoadedModel, token_ids: Sequence[int], answer_start: int
     ids = torch.tensor([token_ids], device=model.device)
     embedded = model.network.get_input_embeddings()(ids).detach().requires_grad_()
     positions = torch.arange(len(token_ids), device=model.device)[None]
-    output = model.network.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False)
+    shape = {"slot_shape": model.shape}
+    output = model.network.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False, **shape)
     scores = model.logits(output.last_hidden_state[0, answer_start:-1]).float().log_softmax(dim=-1)
     rows = []
     for number, target in enumerate(token_ids[answer_start + 1 :]):

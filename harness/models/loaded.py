@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.rows import CacheShape, Prefill
+from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.fused_step import FusedStep
 from kvsweep.harness.models.head import OwnHead
@@ -74,8 +74,7 @@ class LoadedModel:
         """Factor of the attention logits."""
         prefill = Prefill()
         with torch.inference_mode():
-            token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-            self.decode_hidden(input_ids=token, position_ids=token, past_key_values=DynamicCache(), prefill=prefill)
+            self.read(torch.zeros(1, 1, dtype=torch.int64, device=self.device), 0, prefill, self.new_cache())
         return float(prefill.scaling)
 
     @cached_property
@@ -172,9 +171,32 @@ class LoadedModel:
         ids, at = tokens[:, None], positions[:, None]
         return self.decode_hidden(input_ids=ids, position_ids=at, past_key_values=cache, slot_cache=cache)[:, 0]
 
-    def decode_hidden(self, **inputs: Any) -> Tensor:
+    def decode_hidden(self, *, use_cache: bool = True, **inputs: Any) -> Tensor:
         """Last hidden states [slots, tokens, hidden_size], after the final norm."""
-        return self.network.base_model(use_cache=True, **inputs).last_hidden_state
+        return self.network.base_model(use_cache=use_cache, **inputs).last_hidden_state
+
+    def new_cache(self) -> DynamicCache:
+        """An empty cache of transformers, for `read`."""
+        return DynamicCache(config=self.network.config)
+
+    def read(self, ids: Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache | None) -> Tensor:
+        """Read prompts, or the next chunk of one, from position `start` on: last hidden states as `decode_hidden`.
+
+        ids [prompts, tokens]; `prefill` observes; `cache` carries what was read from one chunk to the next, and may be
+        None for a model without linear layers.
+        """
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(len(ids), -1)
+        given = {"past_key_values": cache, "prefill": prefill, "slot_shape": self.shape}
+        hidden = self.decode_hidden(input_ids=ids, position_ids=positions, use_cache=cache is not None, **given)
+        linears: list[Any] = (
+            [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"] if cache else []
+        )
+        if linears:
+            assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
+            first = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
+            kept = [(layer.conv_states[0], layer.recurrent_states[0]) for layer in linears]
+            first.states = [[state[0] for state in states if state is not None] for states in kept]
+        return hidden
 
     def logits(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
         """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""

@@ -4,13 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import SLOT_ATTENTION
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import Selection
-from kvsweep.compression.rows import Prefill
+from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
 from kvsweep.harness.models.loaded import LoadedModel
 
 TOKENS = 9
@@ -28,7 +27,7 @@ def check_steps(model: LoadedModel) -> None:
     """
     ids = torch.arange(3, 3 + 7 * TOKENS, 7, device=model.device)[None] % model.spec.vocab_size
     try:
-        found, expected = _steps(model, ids), _own_logits(model.network, ids)
+        found, expected = _steps(model, ids), _own_logits(model, ids)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # Each architecture fails in its own way.
@@ -46,8 +45,8 @@ def _refused(model: LoadedModel, what: str) -> UserError:
 def _steps(model: LoadedModel, ids: Tensor) -> Tensor:
     """Logits [2, vocabulary] of the last two tokens, each a step over a slot cache, with an eviction between them."""
     prefill, cache = Prefill(), SlotCache(model.shape, slots=1, capacity=TOKENS, device=model.device)
-    before, at = ids[:, : TOKENS - 2], torch.arange(TOKENS, device=model.device)
-    model.decode_hidden(input_ids=before, position_ids=at[None, :-2], past_key_values=DynamicCache(), prefill=prefill)
+    at = torch.arange(TOKENS, device=model.device)
+    model.read(ids[:, : TOKENS - 2], 0, prefill, model.new_cache())
     _check_rows(model, prefill)
     cache.admit(prefill)
     logits = []
@@ -55,7 +54,7 @@ def _steps(model: LoadedModel, ids: Tensor) -> Tensor:
         cache.begin_step(at[step : step + 1])
         hidden = model.step_hidden(ids[0, step : step + 1], at[step : step + 1], cache)
         logits.append(model.logits(hidden, cache.linear)[0].float())
-        if step < TOKENS - 1:
+        if step < TOKENS - 1 and cache.slot_layers:
             cache.evict(0, Selection(keep=torch.tensor(_KEPT, device=model.device)))
     return torch.stack(logits)
 
@@ -63,23 +62,50 @@ def _steps(model: LoadedModel, ids: Tensor) -> Tensor:
 def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
     """Refuse a network whose layers compute rows of other shapes than its config says."""
     heads = {"q": model.shape.q_heads, "k": model.shape.kv_heads, "v": model.shape.kv_heads}
-    for query, (key, value) in zip(prefill.queries, prefill.rows, strict=True):
-        for name, tensor in {"q": query, "k": key, "v": value}.items():
-            found, expected = (tensor.shape[0], tensor.shape[2]), (heads[name], model.shape.head_dim)
-            if found != expected:
-                raise _refused(model, f"has {name} of (heads, width) {found}, not {expected}")
-    if len(prefill.rows) != model.shape.layers:
-        raise _refused(model, f"has {len(prefill.rows)} layers of attention, not {model.shape.layers}")
+    rows = [
+        {"q": query, "k": key, "v": value} for query, (key, value) in zip(prefill.queries, prefill.rows, strict=True)
+    ]
+    rows += [{"k": key, "v": value} for key, value in prefill.windows]
+    for name, tensor in (pair for layer in rows for pair in layer.items()):
+        found, expected = (tensor.shape[0], tensor.shape[2]), (heads[name], model.shape.head_dim)
+        if found != expected:
+            raise _refused(model, f"has {name} of (heads, width) {found}, not {expected}")
+    kinds = ("full",) * len(prefill.rows) + ("window",) * len(prefill.windows) + ("linear",) * len(prefill.states)
+    if sorted(kinds) != sorted(model.shape.layer_kinds):
+        raise _refused(model, f"has layers {', '.join(kinds)}, not {', '.join(model.shape.layer_kinds)}")
+    wanted = [(*size, dtype) for size, dtype in zip(model.shape.states, model.shape.state_dtypes, strict=True)]
+    for states in prefill.states:
+        given = [(*state.shape, state.dtype) for state in states]
+        if given != wanted:
+            raise _refused(model, f"has linear states of {given}, not {wanted}")
 
 
-def _own_logits(network: Any, ids: Tensor) -> Tensor:
-    """The same logits by the network's own code, in which the last token does not see the rows evicted before it."""
-    hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=ids.device).triu(1)
-    hidden[-1, [i for i in range(TOKENS - 1) if i not in _KEPT]] = True
-    lowest = torch.finfo(network.dtype).min
-    mask = torch.zeros(1, 1, TOKENS, TOKENS, dtype=network.dtype, device=ids.device).masked_fill(hidden, lowest)
+def _own_logits(model: LoadedModel, ids: Tensor) -> Tensor:
+    """The same logits by the network's own code, whose last token does not see the rows evicted before it."""
+    network, shape = model.network, model.shape
     network.set_attn_implementation("eager")
     try:
-        return network(input_ids=ids, attention_mask=mask, use_cache=False).logits[0, -2:].float()
+        return network(input_ids=ids, attention_mask=_masks(network, shape), use_cache=False).logits[0, -2:].float()
     finally:
         network.set_attn_implementation(SLOT_ATTENTION)
+
+
+def _masks(network: Any, shape: CacheShape) -> Any:
+    """What each token does not see, as the network's code takes it: one mask, or one for each kind of layer."""
+    later = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=network.device).triu(1)
+    evicted = later.clone()
+    evicted[-1, [i for i in range(TOKENS - 1) if i not in _KEPT]] = True
+    hidden: dict[LayerKind, Tensor] = {
+        "full": evicted,
+        "window": later | ~later.new_ones(later.shape).triu(1 - shape.window),
+    }
+    lowest = torch.finfo(network.dtype).min
+    masks: dict[LayerKind, Tensor | None] = {"linear": None}
+    for kind, mask in hidden.items():
+        masks[kind] = torch.zeros(1, 1, TOKENS, TOKENS, dtype=network.dtype, device=later.device).masked_fill(
+            mask, lowest
+        )
+    kinds = set(shape.layer_kinds)
+    if len(kinds) == 1:
+        return masks[kinds.pop()]
+    return {name: masks[kind] for name, kind in zip(network.config.layer_types, shape.layer_kinds, strict=True)}

@@ -10,24 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kvsweep.base.errors import UserError
+from kvsweep.compression.config import LayerKind, fixed_bytes
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import cached_file, from_place, reason
 
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
 
-# full: rows that policies compete for; window: the newest rows alone; linear: a state of fixed size.
-LayerKind = Literal["full", "window", "linear"]
-
 _KINDS: dict[str, LayerKind] = {
     "full_attention": "full",
     "attention": "full",
     "sliding_attention": "window",
     "linear_attention": "linear",
-    "mamba": "linear",
     "conv": "linear",
 }
 # The families whose config.json names every size, once it has these fields.
@@ -39,11 +36,12 @@ _SIZES = (
 # The families that tests/harness/models/test_families.py decodes as transformers' `generate` does.
 FAMILIES = _PLAIN | {
     *("apertus", "arcee", "aria_text", "bitnet", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe"),
-    *("exaone4", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "granite"),
-    *("granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax"),
-    *("internlm3", "iquestcoder", "jais2", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat"),
-    *("olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "qwen3_moe", "seed_oss"),
-    *("smollm3", "solar_open", "starcoder2"),
+    *("exaone4", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode"),
+    *("gpt_neox", "gpt_oss", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "lfm2", "lfm2_moe"),
+    *("minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "olmo", "olmo2", "olmo3", "olmoe"),
+    *("persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
+    *("qwen3_next", "seed_oss", "smollm3", "solar_open", "starcoder2"),
 }
 # Families with a table of positions, which has no row for a longer text.
 _TABLES = {"gpt2", "gpt_bigcode"}
@@ -58,6 +56,8 @@ class ModelSpec:
     Attributes:
         family: the config's model_type.
         layer_kinds: the kind of each layer's attention.
+        window: rows that a window layer sees, 0 without one.
+        states: the sizes of a linear layer's states (`compression.rows.CacheShape`).
         positions: tokens of the longest text that the model was made for, None where its config names no number.
         limited: whether a text longer than `positions` would be decoded otherwise than by the model's own code.
         plain_head: whether the logits are one product of the last hidden states.
@@ -67,6 +67,8 @@ class ModelSpec:
 
     family: str
     layer_kinds: tuple[LayerKind, ...]
+    window: int
+    states: tuple[tuple[int, ...], ...]
     q_heads: int
     kv_heads: int
     head_dim: int
@@ -87,26 +89,30 @@ class ModelSpec:
         """
         facts = _Facts(config)
         family = str(facts["model_type"])
-        if family not in FAMILIES:
-            raise _refused(family, "no proof that a slot cache decodes it as its own code does")
         for field, what in _REFUSED_FIELDS.items():
             if facts[field]:
                 raise _refused(family, f"{what} ({field})")
+        if family not in FAMILIES:
+            raise _refused(family, "no proof that a slot cache decodes it as its own code does")
         ropes = _rope_types(facts["rope_parameters"] or facts["rope_scaling"])
         positions = _longest(facts, ropes)
-        layers = facts.size("num_hidden_layers")
-        window = None if facts["layer_types"] or facts["use_sliding_window"] is False else facts["sliding_window"]
-        windows = window is not None and (positions is None or window < positions)
-        named = facts["layer_types"] or ["sliding_attention" if windows else "full_attention"] * layers
-        if others := sorted({kind for kind in named if _KINDS.get(kind) != "full"}):
-            raise _refused(family, f"layers of kind {', '.join(others)}, and only full attention works")
+        window = None if facts["use_sliding_window"] is False else facts["sliding_window"]
+        # A window of all positions is full attention, as long as no text is longer.
+        acts = window is not None and (positions is None or window < positions)
+        kind = "full_attention" if window is None else "sliding_attention"
+        named = facts["layer_types"] or [kind] * facts.size("num_hidden_layers")
+        if others := sorted(set(named) - set(_KINDS)):
+            raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(_KINDS)} work")
+        kinds = [_KINDS[kind] if acts or _KINDS[kind] != "window" else "full" for kind in named]
         if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
-        limited = not ropes <= _FIXED_ROPES or family in _TABLES or window is not None
+        limited = not ropes <= _FIXED_ROPES or family in _TABLES or (not acts and "sliding_attention" in named)
         return cls(
             family=family,
-            layer_kinds=tuple(_KINDS[kind] for kind in named),
+            layer_kinds=tuple(kinds),
+            window=facts.size("sliding_window") if "window" in kinds else 0,
+            states=_states(facts) if "linear" in kinds else (),
             q_heads=heads,
             kv_heads=1 if facts["multi_query"] else facts.size("num_key_value_heads", heads),
             head_dim=facts.size("head_dim", hidden // heads),
@@ -124,8 +130,13 @@ class ModelSpec:
 
     @property
     def layers(self) -> int:
-        """The number of layers."""
-        return len(self.layer_kinds)
+        """The number of layers of full attention, whose rows policies see."""
+        return self.layer_kinds.count("full")
+
+    def fixed_bytes(self, dtype: str) -> int:
+        """Bytes that a slot takes in windows and linear layers, in a precision such as "float32"."""
+        row = 2 * self.kv_heads * self.head_dim * BYTES[dtype]
+        return fixed_bytes(self.layer_kinds, row, self.window, self.states, BYTES[dtype])
 
     def cache_shape(self, dtype: str) -> CacheShape:
         """The shape of the key-value rows in a precision such as "float32"."""
@@ -135,6 +146,9 @@ class ModelSpec:
 
         return CacheShape(
             layers=self.layers,
+            kinds=self.layer_kinds if self.layers < len(self.layer_kinds) else (),
+            window=self.window,
+            states=self.states,
             q_heads=self.q_heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
@@ -143,10 +157,12 @@ class ModelSpec:
 
 
 _REFUSED_FIELDS = {
+    "use_bidirectional_attention": "attention to later tokens",
     "is_heterogeneous": "layers of several shapes",
-    "attn_logit_softcapping": "a softcap of attention logits",
     "attention_chunk_size": "attention in chunks",
-    "kv_lora_rank": "latent attention (MLA)",
+    "kv_lora_rank": "latent attention (MLA), whose rows are no keys and values of heads",
+    "mamba_d_state": "layers of Mamba, whose states no test holds against its own code",
+    "ssm_state_size": "layers of Mamba, whose states no test holds against its own code",
     "is_encoder_decoder": "an encoder",
     "add_cross_attention": "cross attention",
     "alibi": "attention biases by distance",
@@ -173,6 +189,16 @@ class _Facts:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
         return value
+
+
+def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
+    """The sizes of a linear layer's states: a short convolution's inputs, or these and a delta rule's sum."""
+    if facts["conv_L_cache"]:
+        return ((facts.size("hidden_size"), facts.size("conv_L_cache")),)
+    keys = facts.size("linear_num_key_heads") * facts.size("linear_key_head_dim")
+    heads, width = facts.size("linear_num_value_heads"), facts.size("linear_value_head_dim")
+    convolution = (2 * keys + heads * width, facts.size("linear_conv_kernel_dim"))
+    return convolution, (heads, facts.size("linear_key_head_dim"), width)
 
 
 def _rope_types(rope: Mapping[str, Any] | None) -> set[str]:
@@ -217,6 +243,8 @@ def _fields(file: Path) -> Any:
 def _is_plain(fields: Any) -> bool:
     """True if the fields of a config.json are all that a spec needs, without the defaults of transformers."""
     if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN or "per_layer_config" in fields:
+        return False
+    if fields.get("use_sliding_window") and "layer_types" not in fields:
         return False
     needed = (*_SIZES, "head_dim") if fields["model_type"] == "qwen3" else _SIZES
     return all(isinstance(fields.get(name), int) for name in needed)

@@ -46,8 +46,24 @@ class LabelPass(Prefill):
         self.totals: dict[LabelKind, Tensor] = {}
         self.layers = 0
 
-    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Add one layer of one text, [1, heads, length, head_dim] each."""
+    def observe(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        sinks: Tensor | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        """Add one full layer of one text, [1, heads, length, head_dim] each.
+
+        Raises:
+            UserError: the layer's attention is not a plain softmax.
+        """
+        if sinks is not None or softcap is not None:
+            raise UserError(
+                "importance labels are of plain attention, without sinks or a softcap: choose another model."
+            )
         self.layers += 1
         for kind in self.kinds:
             heads = self.label(query[0], key[0], kind=kind, scaling=scaling)
@@ -64,9 +80,7 @@ def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -
     """The last hidden states [length, hidden_size] of a whole text, read in one forward that `prefill` observes."""
     model.check_length(len(token_ids))
     ids = torch.tensor([token_ids], device=model.device)
-    positions = torch.arange(len(token_ids), device=model.device)[None]
-    output = model.network.base_model(input_ids=ids, position_ids=positions, use_cache=False, prefill=prefill)
-    return output.last_hidden_state[0]
+    return model.read(ids, 0, prefill, model.new_cache() if model.shape.states else None)[0]
 
 
 @torch.inference_mode()

@@ -34,8 +34,8 @@ class QueryMeans(Prefill):
         self.sums: list[Tensor] = []
         self.tokens = 0
 
-    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> None:
-        """Add one layer of one text, [1, heads, length, head_dim] each."""
+    def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
+        """Add one full layer of one text, [1, heads, length, head_dim] each."""
         layer, self._layer = self._layer, self._layer + 1
         if not layer:
             self.tokens += query.shape[2]

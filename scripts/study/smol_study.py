@@ -4,8 +4,8 @@
     python scripts/study/smol_study.py --kl results/published/smol/r1_replay.csv --output results/published/smol
 
 Reads the published cells of methods_on_top (the toys) and methods_smol (the question on top in all of them), and, with
---kl, a table of fidelity by policy and rows. Writes ranking.csv, ranking.png and, with the correlations of Spearman and
-their intervals over resampled problems' errors (normal draws from each cell's standard error), correlations.csv.
+--kl, a table of fidelity by policy and rows. Writes ranking.csv, ranking.png and correlations.csv: Spearman's
+correlations with intervals over normal draws within the standard errors.
 """
 
 import argparse

@@ -57,8 +57,9 @@ def variants():
                 "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
             }
             constants |= {"MASS": mass, "UPCAST": up}
-            name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)}"
-            yield name, decode_attention._attend_chunk, types, constants, 4
+            for softcap in (None, 50.0) if group == 4 else (None,):
+                name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)} softcap={softcap}"
+                yield name, decode_attention._attend_chunk, types, {**constants, "SOFTCAP": softcap}, 4
             types = dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}") | {
                 "mass": "*fp32",
                 "scaling": "fp32",
@@ -67,9 +68,11 @@ def variants():
             del constants["CHUNK"], constants["DEPTH"]
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, chunk_attention._attend, types, {**constants, "TOKENS": at_once}, 4
-        if group == 4:
+        for sinks in (False, True) if group == 4 else ():
             types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
-            yield f"join_chunks {dtype} D={dim}", decode_attention._join_chunks, types, common, 4
+            types |= {"sinks": f"*{dtype}" if sinks else "*i64"}
+            name = f"join_chunks {dtype} D={dim} sinks={int(sinks)}"
+            yield name, decode_attention._join_chunks, types, {**common, "SINKS": sinks}, 4
     places = dict.fromkeys(("positions", "counts", *lengths), "*i64") | {
         "stride_length_slot": "i64",
         "stride_length_head": "i64",
@@ -80,7 +83,7 @@ def variants():
         constants = {"GROUP": 7, "GROUP_PADDED": 8, **shape_of(128, dtype), "SHARE": 32}
         constants |= {"KEY_BITS": keys, "VALUE_BITS": bits, "KEY_BYTES": 128 * keys // 8 + 16}
         constants |= {"CHUNK": decode_attention.CHUNK, "BLOCK": packed_attention.BLOCK}
-        constants |= {"RESIDUAL": 128, "MASS": True, "UPCAST": up}
+        constants |= {"RESIDUAL": 128, "MASS": True, "UPCAST": up, "SOFTCAP": None}
         name = f"attend_packed {dtype} bits={keys} {bits}"
         yield name, packed_attention._attend_packed, types, constants, 4
     for (dtype, up), outs in itertools.product(TYPES.items(), (3584, 152064)):

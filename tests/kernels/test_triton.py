@@ -99,6 +99,35 @@ def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
 
 @inside
 @DTYPES
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_attention_with_sinks_and_a_softcap(softcap, dtype):
+    """Over whole rows and over packed ones, of more than a chunk; sinks of all sizes, one a query head."""
+    from kvsweep.kernels.decode_attention import decode_attention
+    from kvsweep.kernels.packed_attention import packed_attention
+
+    torch.manual_seed(0)
+    query, (keys, values) = 3 * torch.randn(2, 6, 16).to(dtype), torch.randn(2, 2, 2, 530, 16).to(dtype)
+    lengths, sinks = torch.tensor([525, 2]), torch.tensor([-9.0, -1, 0, 1, 4, 30]).to(dtype)
+    how = {"scaling": 0.3, "return_mass": True, "softcap": softcap}
+    output, mass = decode_attention(query, keys, values, lengths, sinks=sinks, **how)
+    exact = [tensor.double() for tensor in (query, keys, values)]
+    expected = reference.decode_attention(*exact, lengths, sinks=sinks.double(), **how)
+    close(output, expected[0], dtype)
+    close(mass, expected[1], dtype)
+    assert not torch.allclose(expected[1], reference.decode_attention(*exact, lengths, **how)[1], rtol=0.1)
+    forms, newest = [RowFormat(bits=8, group=16, head_dim=16)] * 2, torch.randn(2, 2, 2, 24, 16).to(dtype)
+    packed = torch.cat([pack_rows(torch.randn(2, 2, 530, 16), form) for form in forms], dim=-1)
+    counts, positions = (lengths[:, None] - 10).clamp(min=0).expand(-1, 2), torch.arange(530).expand(2, 2, -1)
+    rest = positions, counts, lengths
+    output, mass = packed_attention(query, packed, newest, *rest, forms=forms, sinks=sinks, **how)
+    wide = query.double(), packed, newest.double(), *rest
+    expected = reference.packed_attention(*wide, forms=forms, sinks=sinks.double(), **how)
+    close(output, expected[0], dtype)
+    close(mass, expected[1], dtype)
+
+
+@inside
+@DTYPES
 @pytest.mark.parametrize(
     ("bits", "group", "dim", "lengths"),
     [((8, 4), 1, 16, [1, 40]), ((4, 4), 7, 96, [540, 77]), ((2, 8), 4, 128, [64, 65])],

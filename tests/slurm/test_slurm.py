@@ -338,7 +338,7 @@ def test_a_task_that_takes_more_memory_than_it_asked_for(
     job = submit(cluster, tmp_path, *SMALL, "launcher.shards=1", "launcher.memory_gb=0.25")
     wait_until_empty(cluster)
     told = words(run, cluster)
-    assert f"job {job}_0 left SLURM's queue" in told
+    assert f"job {job} left SLURM's queue while it ran" in told
     assert "out of time or memory" in told
     assert "oom-kill" in _logs(run, job) or "Out Of Memory" in _logs(run, job)
     submit(cluster, tmp_path, *SMALL, "launcher.shards=1", "launcher.memory_gb=2.5")

@@ -161,9 +161,10 @@ def _memory(job: Job, question: int) -> str:
     spec, itemsize = read_spec(job.model), BYTES[job.model.dtype]
     layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim
     sizes = {"layers": layers, "kv_heads": heads, "head_dim": head_dim, "itemsize": itemsize}
+    fixed = spec.fixed_bytes(job.model.dtype)
     capacities = [cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells]
     parts = [
-        f"{job.cache.bytes_per_slot(**sizes, capacity=rows) / 2**20:.1f} MiB a slot of {rows} tokens "
+        f"{(job.cache.bytes_per_slot(**sizes, capacity=rows) + fixed) / 2**20:.1f} MiB a slot of {rows} tokens "
         f"({counted(count, 'cell')})"
         for rows, count in sorted(Counter(capacities).items())
     ]
@@ -173,4 +174,8 @@ def _memory(job: Job, question: int) -> str:
         formula = f"{layers} layers x {heads} heads x {(many - newest) / job.cache.group / (layers * heads):g} bytes"
         newest_rows = f", and {job.cache.whole_rows} rows of 2 x {head_dim} x {itemsize} a slot"
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
+    kinds = Counter(spec.layer_kinds)
+    if fixed:
+        layers_of = [f"{counted(kinds[kind], f'{kind} layer')}" for kind in ("window", "linear") if kinds[kind]]
+        newest_rows += f", and a fixed {fixed / 2**20:.1f} MiB a slot in {' and '.join(layers_of)}"
     return f"{', '.join(parts)}; {formula} a token{newest_rows}, a question of about {question} tokens; {slots}"

@@ -282,8 +282,14 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
 def check_packing(
     model: ModelConfig, cache: CacheConfig, impl: Implementation, policies: Sequence[Policy], max_new_tokens: int
 ) -> None:
-    """Refuse a precision in which rows cannot be stored, or take no less memory than unpacked rows."""
+    """Refuse policies without a layer to evict from, and a precision that rows cannot have or that saves nothing."""
     spec = read_spec(model)
+    evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
+    if not spec.layers and evicting:
+        raise UserError(
+            f"model={model.name} has no layer of full attention, whose rows policy={evicting[0]} could evict: "
+            "choose policy=full."
+        )
     sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": 4 if model.dtype == "float32" else 2}
     try:
         cache.forms(spec.head_dim)

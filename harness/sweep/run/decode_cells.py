@@ -4,7 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -95,9 +95,11 @@ def _record_provenance(
 ) -> None:
     job, code = work.job, decoding_pass["code"]
     group = job.cache.group
-    newest, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
+    empty, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
+    fixed, whole = model.shape.fixed_bytes, SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
     weights = sum(parameter.nbytes for parameter in model.network.parameters())
-    sizes = {"row": (many - newest) / group, "newest": newest, "weights": weights}
+    sizes = {"row": (many - empty) / group, "newest": empty - fixed, "fixed": fixed, "weights": weights}
+    sizes["fixed_rows"] = fixed / whole if whole else 0
     for cell in cells:
         provenance = {
             "dataset_hash": cell.dataset_hash,

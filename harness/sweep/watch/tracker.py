@@ -192,7 +192,10 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
     if score is not None and not records.read_cell(folder)["model"].get("random_weights"):
         values["pass_at_1"] = score
     rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))
-    peak, full = sum(row.peak_length for row in rows), sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
+    sizes = records.read_provenance(folder / shard.file(records.PROVENANCE_FILE)).get("bytes", {})
+    fixed = len(rows) * sizes.get("fixed_rows", 0)
+    peak = fixed + sum(row.peak_length for row in rows)
+    full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
     passes = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)
     allocated = max((row.kv_bytes_allocated for row in passes), default=0)
     return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}

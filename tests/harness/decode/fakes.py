@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
+from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.attention import attend_slots
 from kvsweep.compression.policies.full import FullCache
@@ -80,11 +81,13 @@ class FakeModel:
         rows = self.rows(tokens[:, None], positions[:, None])
         cache.slot_layers[0].update(rows, rows.cos())
         query = rows[:, :, 0] * 3
-        return attend_slots(cache, 0, query, 1.0)[:, 0]
+        return attend_slots(cache, 0, query, {"scaling": 1.0})[:, 0]
 
-    def decode_hidden(self, input_ids, position_ids, past_key_values, prefill):
-        rows = self.rows(input_ids, position_ids)
-        keys, values = past_key_values.update(rows, rows.cos(), 0)
+    new_cache = DynamicCache
+
+    def read(self, ids, start, prefill, cache):
+        rows = self.rows(ids, torch.arange(start, start + ids.shape[1]).expand(len(ids), -1))
+        keys, values = cache.update(rows, rows.cos(), 0)
         prefill.observe(rows * 3, keys, values, self.scaling)
         return rows[:, 0]
 

@@ -123,7 +123,7 @@ def test_a_prompt_beside_others(toy_qwen, invariant):
     prompts = [tuple(numbers.randrange(3, 128) for _ in range(length)) for length in (5, 33, 64, 65, 190, 66)]
 
     def rows(*together) -> Prefill:
-        prefiller = Prefiller(toy_qwen, keep_queries=True, invariant=invariant)
+        prefiller = Prefiller(toy_qwen, keep_queries=True, alone=invariant)
         while together[0] not in prefiller.done:
             prefiller.advance(together)
         found = prefiller.done[together[0]]

@@ -77,6 +77,17 @@ HEADS = {"one layer": ONE, "one kv head": MQA, "as many kv heads": MHA}
 FULL2 = {"layer_types": ["full_attention"] * 2}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
+WINDOW = {"sliding_window": 8}
+GEMMA = {"query_pre_attn_scalar": 8}
+
+DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+
+
+def layers(*kinds: str) -> dict[str, Any]:
+    return {"num_hidden_layers": len(kinds), "layer_types": list(kinds)}
+
+
+ATTENTION, DELTA_RULE, CONV = "full_attention", "linear_attention", "conv"
 
 EXACT: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {**HEADS, **ROPES, "wide heads": WIDE, "tied": TIED, "biases": {**BIAS, "mlp_bias": True}}
@@ -84,38 +95,69 @@ EXACT: dict[str, dict[str, dict[str, Any]]] = {
         "gelu": {"hidden_act": "gelu"},
         "3 heads": {"hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 3},
     },
-    "qwen2": {**HEADS, "yarn": YARN, "tied": TIED, "windows off": {"use_sliding_window": False, "sliding_window": 8}},
-    "qwen3": {**HEADS, "yarn": YARN, "wide heads": WIDE, "biases": BIAS},
+    "qwen2": {**HEADS, "yarn": YARN, "tied": TIED, "windows off": {"use_sliding_window": False, "sliding_window": 8}}
+    | {"windows": {**WINDOWS, "max_window_layers": 0}},
+    "qwen3": {
+        **HEADS,
+        "yarn": YARN,
+        "wide heads": WIDE,
+        "biases": BIAS,
+        "windows": {**WINDOWS, "max_window_layers": 1},
+    },
     "qwen2_moe": {"plain": {}, "dense layers": {"decoder_sparse_step": 2}},
-    "qwen3_moe": {"plain": {}, "normed": {"norm_topk_prob": True}, "windows off": {"use_sliding_window": False}},
-    "mistral": {"no window": {"sliding_window": None}, "wide heads": {"sliding_window": None, **WIDE}}
+    "qwen3_moe": {"plain": {}, "normed": {"norm_topk_prob": True}, "windows off": {"use_sliding_window": False}}
+    | {"windows": WINDOWS},
+    "mistral": {
+        "windows": WINDOW,
+        "no window": {"sliding_window": None},
+        "wide heads": {"sliding_window": None, **WIDE},
+    }
     | {"a window beyond all positions": {"sliding_window": 512}},
-    "mixtral": {"no window": {"sliding_window": None}, "one kv head": {"sliding_window": None, **MQA}},
-    "ministral": {"full layers": FULL2},
-    "ministral3": {"plain": {"sliding_window": None}},
+    "mixtral": {
+        "windows": WINDOW,
+        "no window": {"sliding_window": None},
+        "one kv head": {"sliding_window": None, **MQA},
+    },
+    "ministral": {"full layers": FULL2, "windows": MIXED},
+    "ministral3": {"plain": {"sliding_window": None}, "windows": WINDOW},
     "phi": {"plain": {}, "normed heads": {"qk_layernorm": True}, "partial rope": {"partial_rotary_factor": 0.25}},
-    "phi3": {"no window": {"sliding_window": None}, "as many kv heads": {"sliding_window": None, **MHA}},
-    "phimoe": {"no window": {"sliding_window": None}},
+    "phi3": {"no window": {"sliding_window": None}, "as many kv heads": {"sliding_window": None, **MHA}}
+    | {"windows": WINDOW},
+    "phimoe": {"no window": {"sliding_window": None}, "windows": WINDOW},
     "gemma": {"plain": {}, "one kv head": MQA, "wide heads": WIDE},
+    "gemma2": {"softcap": {**FULL2, **GEMMA, "attn_logit_softcapping": 5.0}, "windows": {**MIXED, **GEMMA}},
+    "gemma3_text": {"windows": {**MIXED, **GEMMA}, "full layers": {**FULL2, **GEMMA}},
+    "gpt_oss": {"sinks and windows": MIXED, "sinks": FULL2},
     "granite": {"scalings": {"logits_scaling": 8.0, "attention_multiplier": 0.1, "residual_multiplier": 0.3}}
     | {"embeddings": {"embedding_multiplier": 12.0, "logits_scaling": 0.25}},
     "granitemoe": {"scalings": {"logits_scaling": 6.0, "attention_multiplier": 0.2}},
     "granitemoeshared": {"scalings": {"logits_scaling": 6.0, "shared_intermediate_size": 16}},
     "cohere": {"plain": {}, "scale": {"logit_scale": 2.0}, "normed heads": {"use_qk_norm": True}},
-    "cohere2": {"full layers": FULL2},
+    "cohere2": {"full layers": FULL2, "windows": MIXED},
     "hyperclovax": {"plain": {}, "scalings": {"logits_scaling": 8.0}},
     "nanochat": {"softcap": {"final_logit_softcapping": 3.0}},
     "olmo": {"plain": {}, "clipped": {"clip_qkv": 0.5}},
     "olmo2": {"plain": {}, "one kv head": MQA},
-    "olmo3": {"full layers": FULL2},
+    "olmo3": {"full layers": FULL2, "windows": MIXED},
     "olmoe": {"plain": {}},
-    "exaone4": {"full layers": {**FULL2, "sliding_window": None}},
-    "starcoder2": {"no window": {"sliding_window": None}, "no biases": {"sliding_window": None, "use_bias": False}},
-    "smollm3": {"plain": {}, "a layer without rope": {"no_rope_layers": [1, 0]}},
+    "exaone4": {"full layers": {**FULL2, "sliding_window": None}, "windows": MIXED},
+    "starcoder2": {"no window": {"sliding_window": None}, "no biases": {"sliding_window": None, "use_bias": False}}
+    | {"windows": WINDOW},
+    "smollm3": {"plain": {}, "a layer without rope": {"no_rope_layers": [1, 0]}}
+    | {"windows": {**MIXED, "use_sliding_window": True}},
     "glm4_moe": {"plain": {}, "normed heads": {"use_qk_norm": True}},
     "seed_oss": {"plain": {}, "output bias": {"attention_out_bias": True}},
     "gpt2": {"plain": {}, "unscaled": {"scale_attn_weights": False}, "tied not": {"tie_word_embeddings": False}},
     "gpt_bigcode": {"one kv head": {}, "as many kv heads": {"multi_query": False, "num_key_value_heads": 4}},
+    "qwen3_next": {
+        "linear first and last": {**DELTA, **layers(DELTA_RULE, ATTENTION, DELTA_RULE)},
+        "linear between": {**DELTA, **layers(ATTENTION, DELTA_RULE, ATTENTION)},
+    },
+    **{
+        f: {"linear first and last": {**DELTA, **layers(DELTA_RULE, ATTENTION, DELTA_RULE)}}
+        for f in ("qwen3_5_text", "qwen3_5_moe_text")
+    },
+    **{f: {"convolutions first and last": layers(CONV, ATTENTION, CONV)} for f in ("lfm2", "lfm2_moe")},
     "gpt_neox": {"parallel": {}, "sequential": {"use_parallel_residual": False}, "linear rope": LINEAR},
     "hunyuan_v1_dense": {"plain": {}},
     **{family: {"plain": {}} for family in ("apertus", "arcee", "aria_text", "bitnet", "dots1")},
@@ -134,23 +176,8 @@ LIMITED: dict[str, dict[str, dict[str, Any]]] = {
     "gpt2": {"a short table": {"n_positions": 10}},
 }
 REFUSED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
-    "mistral": {"a window": ({"sliding_window": 8}, "sliding_attention")},
-    "mixtral": {"a window": ({"sliding_window": 8}, "sliding_attention")},
-    "phi3": {"a window": ({"sliding_window": 8}, "sliding_attention")},
-    "phimoe": {"a window": ({"sliding_window": 8}, "sliding_attention")},
-    "starcoder2": {"a window": ({"sliding_window": 8}, "sliding_attention")},
-    "ministral3": {"a window": ({"sliding_window": 8}, "sliding_attention")},
-    "qwen2": {
-        "windows": ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding_attention")
-    },
-    "qwen3": {
-        "windows": ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding_attention")
-    },
-    "qwen3_moe": {"windows": ({"use_sliding_window": True, "sliding_window": 8}, "sliding_attention")},
-    "ministral": {"windows": (MIXED, "sliding_attention")},
-    "cohere2": {"windows": (MIXED, "sliding_attention")},
-    "olmo3": {"windows": (MIXED, "sliding_attention")},
-    "exaone4": {"windows": (MIXED, "sliding_attention")},
+    "gemma3_text": {"both directions": ({**MIXED, "use_bidirectional_attention": True}, "attention to later tokens")},
+    "llama": {"chunks": ({"attention_chunk_size": 8}, "attention in chunks")},
     "gpt2": {
         "a scaling per layer": ({"scale_attn_by_inverse_layer_idx": True}, "another scaling in each layer"),
         "cross attention": ({"add_cross_attention": True}, "cross attention"),
@@ -226,15 +253,20 @@ def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = P
     together, _ = decode(model, 3, new, prompts)
     assert together == texts
     network = model.network
-    network.set_attn_implementation("sdpa")
+    # Gemma 2 and gpt-oss know no other; elsewhere both have the same logits.
+    network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
     own = []
+    how = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
     with torch.inference_mode():
         for text, prompt in zip(texts, prompts, strict=True):
-            own.append(network(input_ids=torch.tensor([text]), use_cache=False).logits[0, prompt - 1 : -1])
-        first, prompt = texts[0], prompts[0]
-        made = network.generate(torch.tensor([first[:prompt]]), max_new_tokens=new, do_sample=False, pad_token_id=0)
+            if not own or model.spec.states:
+                ids = torch.tensor([text[:prompt]])
+                made = network.generate(ids, **how, return_dict_in_generate=True, output_logits=True)
+                assert made.sequences[0].tolist() == text
+            # A linear layer that reads a whole text rounds otherwise than its recurrent form, which `generate` takes.
+            whole = network(input_ids=torch.tensor([text]), use_cache=False).logits[0, prompt - 1 : -1]
+            own.append(torch.cat(made.logits) if model.spec.states else whole)
     network.set_attn_implementation(SLOT_ATTENTION)
-    assert made[0].tolist() == first
     torch.testing.assert_close(logits, torch.cat(own), rtol=1e-4, atol=1e-4 * float(torch.cat(own).std()))
     assert [t for text, n in zip(texts, prompts, strict=True) for t in text[n:]] == torch.cat(own).argmax(-1).tolist()
 

@@ -13,7 +13,8 @@ import yaml
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.models.spec import read_architecture
+from kvsweep.harness.models.spec import read_architecture, read_spec
+from kvsweep.harness.models.thinking import segment_text
 from kvsweep.harness.settings import build, compose_config, plain
 
 REAL = (
@@ -80,6 +81,42 @@ def test_the_whole_model_has_the_published_number_of_parameters(name: str, billi
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(read_architecture(config(name, small=False, random_weights=True)))
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "within", "full", "others", "fixed_mib"),
+    [
+        # Beside the full layers: 12 windows of 128 rows of 2 x 8 x 64 numbers, 24 of 4096 rows of 2 x 32 x 128.
+        ("gpt_oss_20b", 20.9, 0.05, 12, ("window", 12), 12 * 128 * 2 * 8 * 64 * 2 / 2**20),
+        ("olmo3_7b_think", 7.3, 0.05, 8, ("window", 24), 24 * 4096 * 2 * 32 * 128 * 2 / 2**20),
+        ("qwen3_30b_a3b_thinking", 30.5, 0.05, 48, ("window", 0), 0),
+        # 36 states of 32 x 128 x 128 numbers in float32, and of 8192 x 4 inputs of a convolution.
+        ("qwen3_next_80b_thinking", 80, 0.5, 12, ("linear", 36), 36 * (32 * 128 * 128 * 4 + 8192 * 4 * 2) / 2**20),
+    ],
+)
+def test_models_of_2026_have_the_published_sizes_and_layers(
+    name: str, billions: float, within: float, full: int, others: tuple[str, int], fixed_mib: float
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    whole = config(name, small=False, random_weights=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(read_architecture(whole))
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, abs=within)
+    spec = read_spec(whole)
+    kind, count = others
+    assert (spec.layers, spec.layer_kinds.count(kind)) == (full, count)  # type: ignore[arg-type]
+    assert spec.fixed_bytes("bfloat16") / 2**20 == fixed_mib
+
+
+def test_channels_are_the_thinking_and_the_answer_of_gpt_oss() -> None:
+    model = load_model(config("gpt_oss_20b"))
+    text = "<|channel|>analysis<|message|>2+2 is 4<|end|><|start|>assistant<|channel|>final<|message|>4"
+    thinking, answer = segment_text(text, model.config.tags)
+    assert (text[thinking], text[answer]) == ("2+2 is 4<|end|><|start|>assistant", "4")
+    assert model.thinking_opened_by == "template"
+    ids = model.tokenizer(text, add_special_tokens=False).input_ids
+    assert model.decode(ids[model.thinking_tokens(ids) :]).startswith("<|channel|>final<|message|>")
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -1,13 +1,14 @@
 """One reading of a config: the same facts from plain JSON and from transformers, and refusals in one sentence."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
@@ -48,8 +49,10 @@ def test_plain_json_says_what_transformers_says(config: PreTrainedConfig, tmp_pa
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
-        (MistralConfig(**SIZES, sliding_window=8), "sliding_attention"),
+        (
+            Qwen2Config(**SIZES, layer_types=["full_attention", "chunked_attention", "full_attention"]),
+            "chunked_attention",
+        ),
         (LlamaConfig(**{**SIZES, "num_hidden_layers": 0}), "num_hidden_layers=0"),
     ],
 )
@@ -63,9 +66,38 @@ def test_a_refusal_names_the_family_and_what_it_has(config: PreTrainedConfig, pa
 def test_windows_that_are_switched_off_are_full_attention(tmp_path: Path) -> None:
     fields = {**SIZES, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 8}
     assert ModelSpec.of(fields).layer_kinds == ("full",) * 3
-    (tmp_path / "config.json").write_text(json.dumps({**fields, "use_sliding_window": True}))
-    with pytest.raises(UserError, match="sliding_attention"):
-        read_spec(ModelConfig(name="a", title="", path=str(tmp_path)))
+    switched_on = {**fields, "use_sliding_window": True, "max_window_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(switched_on))
+    spec = read_spec(ModelConfig(name="a", title="", path=str(tmp_path)))
+    assert (spec.layer_kinds, spec.window) == (("full", "window", "window"), 8)
+
+
+@pytest.mark.parametrize(
+    ("family", "part"),
+    [
+        ("deepseek_v2", "latent attention (MLA)"),
+        ("deepseek_v3", "latent attention (MLA)"),
+        ("minicpm3", "latent attention (MLA)"),
+        ("kimi_linear", "latent attention (MLA)"),
+        ("falcon_h1", "layers of Mamba"),
+        ("nemotron_h", "layers of Mamba"),
+        ("jamba", "layers of Mamba"),
+        ("gemma3", "no proof"),
+    ],
+)
+def test_a_known_family_is_refused_with_its_reason(family: str, part: str) -> None:
+    with pytest.raises(UserError, match=re.escape(part)) as refused:
+        ModelSpec.of(AutoConfig.for_model(family))
+    assert family in str(refused.value)
+
+
+def test_windows_are_those_of_transformers() -> None:
+    """Qwen2 has them from layer `max_window_layers` on, Mistral in all layers; one of all positions never acts."""
+    qwen = ModelSpec.of(Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1))
+    assert (qwen.layer_kinds, qwen.window, qwen.layers) == (("full", "window", "window"), 8, 1)
+    assert ModelSpec.of(MistralConfig(**SIZES, sliding_window=8)).layer_kinds == ("window",) * 3
+    far = ModelSpec.of(MistralConfig(**SIZES, sliding_window=777))
+    assert (far.layer_kinds, far.limited, far.window) == (("full",) * 3, True, 0)
 
 
 def test_a_rope_that_changes_with_the_text_limits_its_length() -> None:

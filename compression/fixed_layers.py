@@ -1,0 +1,152 @@
+"""Layers whose memory does not grow with the text: windows, and the states of linear layers. No policy sees them."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+
+from kvsweep.compression.rows import CacheShape
+from kvsweep.compression.storage import Slots, few_tokens, joined
+
+
+class WindowLayer(CacheLayerMixin):
+    """The newest `window` rows of each slot in a ring: the row of the token at position p lies at p % window.
+
+    Attributes:
+        tensors: keys and values, [slots, kv_heads, ring, head_dim] each; `CacheShape.ring` is at least the window.
+    """
+
+    def __init__(self, cache: "FixedSlots", shape: CacheShape, device: torch.device) -> None:
+        super().__init__()
+        size = (cache.slots, shape.kv_heads, shape.ring, shape.head_dim)
+        self.tensors = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2)]
+        self.keys, self.values = self.tensors
+        self.is_initialized = True
+        self.window, self._cache = shape.window, cache
+
+    def admit(self, slot: int, rows: tuple[Tensor, Tensor] | None, length: int) -> None:
+        """Write the newest rows of a prompt of `length` tokens, [kv_heads, tokens, head_dim] each; None: no prompt."""
+        for ring in self.tensors:
+            ring[slot] = 0  # an earlier sequence may have left NaN
+        for ring, new in zip(self.tensors, rows or (), strict=False):
+            newest = new[:, -self.window :]
+            ring[slot, :, torch.arange(length - newest.shape[1], length, device=ring.device) % self.window] = newest
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Take the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; `attend` writes them."""
+        self._new = key_states[:, :, 0], value_states[:, :, 0]
+        return key_states, value_states
+
+    def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
+        """Attend with one query per token, [tokens or more, q_heads, head_dim], over the window that ends with it.
+
+        Returns output [tokens or more, q_heads, head_dim], zero beyond the step's tokens.
+        """
+        cache = self._cache
+        lengths = (cache.step_positions + 1).clamp(max=self.window)
+        if len(cache.pieces) == 1 and cache.pieces[0].count == 1:
+            slots = cache.pieces[0].slots
+            self._write(slice(len(lengths)))
+            keys, values = (ring[slots, :, : cache.reach] for ring in self.tensors)
+            parts = [cache.operations.decode_attention(query[: len(lengths)], keys, values, lengths, **how)]
+        else:
+            parts = [part for piece in cache.pieces for part in self._chunk(query, lengths, piece.tokens, how)]
+        return joined(parts, len(query))[0]
+
+    def _chunk(self, query: Tensor, lengths: Tensor, tokens: slice, how: Mapping[str, Any]) -> list[Any]:
+        """Attend with the tokens of one slot, each over the ring as it is after the token's own row is written."""
+        cache, slot = self._cache, self._cache.step_slots[tokens][0]
+        positions, places = cache.step_positions[tokens], torch.arange(cache.reach, device=query.device)
+        # Positions of the rows at each place of the ring, for each token; new rows lie behind the ring's own.
+        held = positions[:, None] - (positions[:, None] - places) % self.window
+        ring = self.tensors[0].shape[2]
+        at = torch.where((held >= positions[0]) & (places < self.window), ring + held - positions[0], places)
+        rows = [
+            torch.cat([old[slot], new[tokens].transpose(0, 1)], dim=1)
+            for old, new in zip(self.tensors, self._new, strict=True)
+        ]
+        parts = []
+        for few, ends, where in few_tokens(query[tokens], lengths[tokens], at):
+            keys, values = (row[:, where].transpose(0, 1).contiguous() for row in rows)
+            parts.append(cache.operations.decode_attention(few, keys, values, ends, **how))
+        self._write(slice(max(tokens.start, tokens.stop - self.window), tokens.stop))
+        return parts
+
+    def _write(self, tokens: slice) -> None:
+        cache = self._cache
+        for ring, new in zip(self.tensors, self._new, strict=True):
+            ring[cache.step_slots[tokens], :, cache.step_positions[tokens] % self.window] = new[tokens]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the memory is allocated."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Refuse: slot attention masks by each slot's length."""
+        raise NotImplementedError("a slot cache has a length per slot, which no single mask size can express")
+
+    def get_seq_length(self) -> int:
+        """Rows of the longest slot in the full layers."""
+        return self._cache.longest
+
+    def get_max_length(self) -> int:
+        """Rows of a slot."""
+        return self.window
+
+
+class LinearLayer(LinearAttentionLayer):
+    """The state of each slot in a layer of linear attention or of convolutions, as transformers' modules update it.
+
+    Attributes:
+        tensors: the inputs of the convolution, [slots, width, kernel], then the recurrent state, if there is one.
+    """
+
+    def __init__(self, cache: "FixedSlots", shape: CacheShape, device: torch.device) -> None:
+        super().__init__()
+        self.tensors = [
+            torch.zeros(cache.slots, *size, dtype=dtype, device=device)
+            for size, dtype in zip(shape.states, shape.state_dtypes, strict=True)
+        ]
+        # Where `record_past` is true, the modules hand every state to `update_conv_state` and change none in place.
+        self.has_previous_state, self.record_past, self._cache = {0: True}, True, cache
+
+    def admit(self, slot: int, states: list[Tensor] | None) -> None:
+        """Write the states of a prompt; None: of a text without a token, which are zero."""
+        for index, tensor in enumerate(self.tensors):
+            tensor[slot] = 0 if states is None else states[index]
+
+    def read(self, index: int) -> Tensor:
+        """A state of each token's slot, [tokens, ...], zero beyond the step's own tokens."""
+        found = self.tensors[index][self._cache.step_slots]
+        beyond = self._cache.step_tokens - len(found)
+        return torch.cat([found, found.new_zeros(beyond, *found.shape[1:])]) if beyond else found
+
+    def update_conv_state(
+        self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs: object
+    ) -> Tensor:
+        """Append the step's inputs [tokens or more, width, 1] to those of the convolution, and return both."""
+        whole = torch.cat([self.read(0), conv_states], dim=-1)
+        self._write(0, whole[..., -self.tensors[0].shape[-1] :])
+        return whole
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object) -> Tensor:
+        """Take the step's new states, [tokens or more, ...]."""
+        self._write(1, recurrent_states)
+        return recurrent_states
+
+    def _write(self, index: int, states: Tensor) -> None:
+        self.tensors[index][self._cache.step_slots] = states[: len(self._cache.step_slots)]
+
+
+class FixedSlots(Slots, Protocol):
+    """The cache as these layers see it."""
+
+    reach: int  # rows of a window's ring that attention is given
+    step_tokens: int
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest live slot."""

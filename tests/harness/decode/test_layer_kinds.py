@@ -1,0 +1,251 @@
+"""Models whose layers are of several kinds, tiny, over texts far longer than their windows.
+
+The yardstick is transformers' own code: `generate`, and its eager attention under a mask for each kind of layer.
+"""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from kvsweep.compression.attention import SLOT_ATTENTION
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.h2o import H2O
+from kvsweep.compression.policies.window import Window
+from kvsweep.compression.policy import Selection
+from kvsweep.compression.rows import Prefill
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.models.loaded import LoadedModel
+from tests.harness.models.test_families import check_exact, loaded
+
+WINDOW = 24
+THREE = {"num_hidden_layers": 3, "sliding_window": WINDOW}
+ROPES = {"sliding_attention": {"rope_type": "default", "rope_theta": 100.0}} | {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+}
+
+
+def kinds(*names: str) -> dict[str, Any]:
+    short = {"w": "sliding_attention", "f": "full_attention", "l": "linear_attention", "c": "conv"}
+    return {"layer_types": [short[name] for name in names]}
+
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows alone": ("mistral", {"sliding_window": WINDOW}),
+    "a window of no whole block, fused": (
+        "qwen3",
+        {**THREE, **kinds("f", "w", "f"), "use_sliding_window": True, "sliding_window": 37},
+    ),
+    "windows first and last": ("olmo3", {**THREE, **kinds("w", "f", "w")}),
+    "no rope in full layers": ("exaone4", {**THREE, **kinds("w", "f", "w")}),
+    "two ropes": ("gemma3_text", {**THREE, **kinds("f", "w", "f"), "rope_parameters": ROPES}),
+    "softcap": ("gemma2", {**THREE, **kinds("w", "f", "f"), "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}),
+    "sinks": ("gpt_oss", {**THREE, **kinds("w", "f", "w")}),
+}
+DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+MODELS |= {
+    "linear first and last": ("qwen3_5_text", {"num_hidden_layers": 3, **DELTA, **kinds("l", "f", "l")}),
+    "linear between": ("qwen3_next", {"num_hidden_layers": 3, **DELTA, **kinds("f", "l", "f")}),
+    "convolutions": ("lfm2", {"num_hidden_layers": 3, **kinds("c", "f", "c")}),
+}
+# The products of experts depend on the tokens beside a text: `invariant=true` is refused (test_families.py).
+WITH_EXPERTS = {"gpt_oss", "qwen3_next"}
+EACH = pytest.mark.parametrize("name", MODELS)
+
+
+@cache
+def model_of(name: str) -> LoadedModel:
+    family, fields = MODELS[name]
+    return loaded(family, fields)
+
+
+def text_of(model: LoadedModel, length: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 290, (length,), generator=generator).tolist()
+
+
+@EACH
+def test_300_tokens_are_those_of_the_models_own_code(name: str) -> None:
+    check_exact(model_of(name), new=300, prompts=(5, 40, 9))
+
+
+def own_logits(model: LoadedModel, text: list[int], prompt: int, gone: dict[int, list[int]]) -> torch.Tensor:
+    """Eager logits of the tokens behind the prompt; from token `at` on no full layer sees the positions `gone[at]`.
+
+    In one forward; with linear layers in steps over transformers' own cache, since the form of a linear layer that
+    reads a whole text rounds otherwise than its recurrent form, by up to 6e-4 of the logits' deviation.
+    """
+    network, length, lowest = model.network, len(text), torch.finfo(torch.float32).min
+    later = torch.ones(length, length, dtype=torch.bool).triu(1)
+    hidden = {"full": later.clone(), "window": later | ~torch.ones_like(later).triu(1 - model.spec.window)}
+    for at, positions in gone.items():
+        hidden["full"][at:, positions] = True
+    masks = {kind: torch.zeros(1, 1, length, length).masked_fill(mask, lowest) for kind, mask in hidden.items()}
+    network.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            if not model.spec.states:
+                kind = {"sliding_attention": masks["window"], "full_attention": masks["full"]}
+                mask = kind if getattr(network.config, "layer_types", None) else masks["window"]
+                return network(input_ids=torch.tensor([text]), attention_mask=mask, use_cache=False).logits[0, prompt:]
+            own, found = model.new_cache(), []
+            network(input_ids=torch.tensor([text[:prompt]]), past_key_values=own)
+            for at in range(prompt, length):
+                seen = {"full_attention": masks["full"][:, :, at : at + 1, : at + 1]}
+                seen |= {"linear_attention": None, "conv": None}
+                ids = {"input_ids": torch.tensor([text[at : at + 1]]), "position_ids": torch.tensor([[at]])}
+                found.append(network(**ids, past_key_values=own, attention_mask=seen).logits[0, -1])
+            return torch.stack(found)
+    finally:
+        network.set_attn_implementation(SLOT_ATTENTION)
+
+
+@EACH
+@pytest.mark.parametrize("impl", ["torch"])
+def test_evictions_free_rows_of_full_layers_alone(name: str, impl: str) -> None:
+    """The second slot is copied from the first, which then swaps places with the third."""
+    model, prompt, length = model_of(name), 33, 160
+    text = text_of(model, length, 1)
+    evictions = {} if not model.shape.layers else {60: range(5, 40), 90: range(2, 41, 2), 130: range(0, 35)}
+    cache = SlotCache(model.shape, slots=3, capacity=length, device=model.device)
+    found, gone, prefill = [], dict[int, list[int]](), Prefill()
+    with torch.inference_mode():
+        model.read(torch.tensor([text[:prompt]]), 0, prefill, model.new_cache())
+        cache.admit(prefill)
+        for at in range(prompt, length):
+            if at == 70:
+                cache.copy(0, 2)
+                cache.swap(0, 2)
+            positions = torch.tensor([at])
+            cache.begin_step(positions)
+            found.append(model.logits(model.step_hidden(torch.tensor([text[at]]), positions, cache))[0])
+            cache.end_step(torch.zeros(1, model.spec.hidden_size))
+            if at + 1 in evictions:
+                rows = set(evictions[at + 1])
+                held = cache.positions[0, 0, 0, : cache.lengths[0]].tolist()
+                gone[at + 1] = [position for row, position in enumerate(held) if row in rows]
+                cache.evict(0, Selection(keep=torch.tensor([row for row in range(len(held)) if row not in rows])))
+    expected = own_logits(model, text, prompt, gone)
+    torch.testing.assert_close(torch.stack(found), expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
+
+
+FULL = FullCache(name="full")
+POLICIES = [
+    FULL,
+    Window(name="window", keep_ratio=0.3, local_window=8, budget=40),
+    H2O(name="h2o", keep_ratio=0.4, local_window=8, budget=36),
+]
+
+
+def engine_of(model: LoadedModel, requests: list[Request], slots: int, new: int = 48, **options: Any) -> Engine:
+    decoding = DecodingConfig(name="greedy", max_new_tokens=new, sampling=SamplingConfig(temperature=0))
+    return Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, **options)
+
+
+def branches(model: LoadedModel) -> tuple[Branch, ...]:
+    return tuple(Branch(cell_id=p.name, policy=p) for p in (POLICIES if model.shape.layers else POLICIES[:1]))
+
+
+def requests_for(model: LoadedModel, count: int, **options: Any) -> list[Request]:
+    return [
+        Request(
+            problem_id=str(i),
+            draw=0,
+            prompt_ids=tuple(text_of(model, 3 + 5 * i % 44, i)),
+            branches=branches(model),
+            **options,
+        )
+        for i in range(count)
+    ]
+
+
+@EACH
+@pytest.mark.parametrize("config", [CacheConfig(), CacheConfig(bits=8, group=8, residual=16)], ids=["whole", "packed"])
+def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig) -> None:
+    model = model_of(name)
+    requests = requests_for(model, 3)
+    alone = [single for request in requests for single in request.split()]
+    found, expected = (
+        {(cell, c.problem_id): c for cell, c in engine_of(model, rows, slots, cache=config).generate(rows)}
+        for rows, slots in ((requests, 4), (alone, 1))
+    )
+    assert found == expected
+    assert len(found) == 3 * len(branches(model))
+    assert any(c.evictions for c in found.values()) == (len(branches(model)) > 1)
+
+
+@pytest.mark.parametrize("name", [name for name, (family, _) in MODELS.items() if family not in WITH_EXPERTS])
+def test_bits_are_the_same_whatever_the_slots(name: str) -> None:
+    """Logits of 66 texts, 1, 7 and 64 of them side by side."""
+    model = model_of(name)
+    seen: list[dict[tuple[str, int], torch.Tensor]] = []
+    for slots in (1, 7, 64):
+        requests = [r for request in requests_for(model, 66) for r in list(request.split())[-1:]]
+        engine, logits = engine_of(model, requests, slots, new=16), dict[tuple[str, int], torch.Tensor]()
+        assert engine.cache.invariant
+        sample = engine._sample
+
+        def keep(rows: torch.Tensor, engine: Engine = engine, logits: Any = logits, sample: Any = sample) -> None:
+            for slot in range(engine.cache.live):
+                key = engine.table[slot].request.problem_id, int(engine.table.generated[slot])
+                logits[key] = rows[slot].clone()
+            sample(rows)
+
+        engine._sample = keep  # type: ignore[method-assign]
+        list(engine.generate(requests))
+        seen.append(logits)
+    for other in seen[1:]:
+        assert other.keys() == seen[0].keys()
+        assert all(torch.equal(other[key], rows) for key, rows in seen[0].items())
+
+
+@EACH
+@pytest.mark.parametrize("invariant", [True, False])
+def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool) -> None:
+    """A text of 150 tokens over two slots: the last hidden states after chunks of any size."""
+    model = model_of(name)
+    if invariant and model.spec.experts:
+        pytest.skip("refused for experts")
+    text = tuple(text_of(model, 150, 3))
+    decoding = DecodingConfig(name="fed", max_new_tokens=150, sampling=SamplingConfig(temperature=0))
+    given = {"prompt_ids": text[:30], "branches": branches(model), "forced": text[30:], "replayed": True}
+    requests = [Request(problem_id=str(i), draw=0, **given) for i in range(2)]
+    states = []
+    for most in (1, 7, 64):
+        engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=6, invariant=invariant)
+        largest = 1 if engine.cache.linears else most
+        type(engine)._most_fed, before = property(lambda _, most=largest: most), type(engine)._most_fed
+        try:
+            found = [part for step in engine.replay(requests) for part in step]
+        finally:
+            type(engine)._most_fed = before
+        rows = {
+            (f.request.problem_id, cell, f.start + i): s
+            for f in found
+            for cell in f.cell_ids
+            for i, s in enumerate(f.hidden)
+        }
+        states.append(torch.stack([rows[key] for key in sorted(rows)]))
+    for other in states[1:]:
+        if invariant:
+            assert torch.equal(other, states[0])
+        torch.testing.assert_close(other, states[0], rtol=1e-4, atol=1e-4)
+
+
+def test_bytes_count_what_does_not_grow() -> None:
+    for name in MODELS:
+        model = model_of(name)
+        cache = SlotCache(model.shape, slots=3, capacity=50, device=model.device)
+        assert cache.kv_bytes == 3 * SlotCache.bytes_per_slot(model.shape, 50)
+        assert SlotCache.bytes_per_slot(model.shape, 0) == model.spec.fixed_bytes("float32") > 0
+
+
+def test_rows_of_windows_cannot_be_evicted() -> None:
+    model = model_of("windows alone")
+    cache = SlotCache(model.shape, slots=1, capacity=5, device=model.device)
+    with pytest.raises(ValueError, match="without a layer of full attention"):
+        cache.evict(0, Selection(keep=torch.tensor([0])))
