@@ -13,6 +13,7 @@ from kvsweep.analysis.pictures.kept import (
     retention,
     retention_figure,
 )
+from kvsweep.analysis.report.kept_page import kept_html
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Eviction
 
@@ -34,6 +35,12 @@ def test_when_each_token_went(kept):
     assert table["gone_at"].tolist() == [0, 1, 2, 0, 0, 0]
     assert table["held_1"].tolist()[:4] == [100, 0, 50, 100]
     assert np.isnan(table["held_1"][4])
+
+
+def test_the_two_lines_of_a_title_stay_apart_on_the_page(kept):
+    html = kept_html(kept, title="Toy: p0, draw 0\nwindow 0.3 / 48")
+    assert "<title>Toy: p0, draw 0 | window 0.3 / 48</title>" in html
+    assert "<h1>Toy: p0, draw 0 | window 0.3 / 48</h1>" in html
 
 
 def test_retention_by_hand(kept):

@@ -72,6 +72,12 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     np.testing.assert_allclose(table["true: answer"], strips["true: answer"], rtol=1e-12)
     assert "".join(text.pieces[text.trace.think_start : text.trace.think_end]) == TEXT.split("</think>")[0]
     assert table["step"].max() == 2
+    # The model's own separator, which --split overrules.
+    for named, last in ((["model.split=zzz"], 0), (["model.split=zzz", "--split", " "], None)):
+        again = ["--out", str(out), f"model.path={tiny_model_dir}", "model.threads=1", *named]
+        main([str(texts), *again])
+        table_again = pd.read_csv(next(p for p in capsys.readouterr().out.split() if p.endswith(".csv")))
+        assert table_again["step"].max() == last if last is not None else table_again["step"].max() > 2
     assert table["position"].iloc[0] == text.trace.think_start
 
 
