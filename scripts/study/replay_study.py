@@ -109,8 +109,8 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
         print(note, flush=True)
 
 
-def joined(out: Path, experiment: str) -> pd.DataFrame:
-    """Fidelity of every cell beside its published Pass@1 and decision."""
+def joined(out: Path, experiment: str, texts: int) -> pd.DataFrame:
+    """Fidelity of every cell with all its texts, beside its published Pass@1 and decision."""
     from kvsweep.analysis.load import load_run
     from kvsweep.analysis.numbers.fidelity import fidelity, replay_rows
 
@@ -121,7 +121,7 @@ def joined(out: Path, experiment: str) -> pd.DataFrame:
     for table in (found, published):
         table[SIZES] = table[SIZES].apply(pd.to_numeric, errors="coerce")
     table = found[[*keys, "texts", *SIGNS]].merge(published[[*keys, "pass_at_1", "decision", "mean_tokens"]], on=keys)
-    return table.assign(experiment=experiment)
+    return table[table["texts"] >= texts].assign(experiment=experiment)
 
 
 def completed(table: pd.DataFrame) -> pd.DataFrame:
@@ -193,12 +193,12 @@ def halves(table: pd.DataFrame, rounds: int = 300) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def tables(out: Path, experiments: Sequence[str]) -> None:
+def tables(out: Path, experiments: Sequence[str], texts: int) -> None:
     """Put the replayed experiments among the published cells, and write the tables and the figure again."""
     from matplotlib.figure import Figure
 
     folder = ROOT / "results/published/replay"
-    new = [joined(out / name, name) for name in experiments]
+    new = [joined(out / name, name, texts) for name in experiments]
     known = pd.read_csv(folder / "cells.csv")
     fresh = pd.concat([pd.DataFrame(columns=PANEL), *new])[PANEL].apply(tuple, axis=1)
     kept = known[~known[PANEL].apply(tuple, axis=1).isin(set(fresh))]
@@ -245,7 +245,7 @@ def main() -> None:
     if given.stage != "tables":
         {"replay": replay, "cost": cost}[given.stage](given.out, given.texts, given.experiment, panels, given.overrides)
     else:
-        tables(given.out, given.experiment.split(",") if given.experiment else [])
+        tables(given.out, given.experiment.split(",") if given.experiment else [], given.texts)
 
 
 if __name__ == "__main__":
