@@ -122,8 +122,9 @@ class SlotCache(Cache):
         self.recorders = {signal: signal.allocate(memory) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         config.check_implementation(impl)
-        schemes = {"kivi": KiviRows, "plain": PackedRows, "rotated": PackedRows}
-        scheme = schemes[config.scheme] if config.is_packed else WholeRows
+        schemes: dict[str, Callable[..., Storage]]
+        schemes = {"kivi": KiviRows, "plain": PackedRows, "rotated": PackedRows, "whole": WholeRows}
+        scheme = schemes[config.scheme if config.is_packed else "whole"]
         self.storage: Storage = scheme(self, shape, capacity, device, config)
         self.shape = shape
         # The layers that policies see, and the others.

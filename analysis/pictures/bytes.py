@@ -38,7 +38,7 @@ def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -
         own["marker"] = "*" if all_rows else style.MARKERS[policies.index(policy) % len(style.MARKERS)]
         name = "all rows" if all_rows else format.policy_title(str(policy))
         score, error = 100 * line["pass_at_1"], 100 * line["se"].fillna(0)
-        own["label"] = ", ".join(filter(None, (name, f"{width:g} bits", scheme)))
+        own["label"] = ", ".join(filter(None, (name, f"{width:g} bits", str(scheme))))
         axes.errorbar(line["kv_bytes_mean"], score, error, markersize=5, **own)
     for row in points[points["policy"] == "full"].head(1).itertuples():
         style.full_cache_level(axes, row, format.policy_title("full"))

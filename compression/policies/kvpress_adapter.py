@@ -89,7 +89,7 @@ class KVPress(HeadPolicy):
     @property
     def _wanted(self) -> Signal | None:
         """The signal that the press reads; None for one that scores keys and values alone."""
-        return self.__dict__["_signal"]  # type: ignore[no-any-return]
+        return self.__dict__["_signal"]
 
     @property
     def signals(self) -> tuple[Signal, ...]:
