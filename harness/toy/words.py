@@ -181,7 +181,7 @@ KINDS: dict[str, Kind] = {
     "account": Kind(write=_account, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
     "schedule": Kind(write=_schedule, train_sizes=range(3, 9), eval_sizes=range(5, 8)),
     "walk": Kind(write=_walk, train_sizes=range(2, 8), eval_sizes=range(5, 9)),
-    "records": Kind(write=_records, train_sizes=(), eval_sizes=range(3, 7)),
+    "records": Kind(write=_records, train_sizes=(), eval_sizes=range(4, 7)),
 }
 
 # The kinds that a benchmark takes in turn. After 162,000 tokens of all four kinds smollm2_reasons solved no `account`

@@ -216,13 +216,18 @@ def tables(out: Path, experiments: Sequence[str], texts: int) -> None:
     summary["share_of_tokens"] = tries["share_of_tokens"].mean()
     summary.round(5).to_csv(folder / "halves.csv")
     panels = list(cells.groupby(PANEL))
-    figure = Figure(figsize=(11, 2.75 * -(-len(panels) // 4)), layout="constrained")
-    for axis, (names, panel) in zip(figure.subplots(-(-len(panels) // 4), 4).flat, panels, strict=False):
+    height = -(-len(panels) // 4)
+    figure = Figure(figsize=(11, 2.75 * height), layout="constrained")
+    axes = figure.subplots(height, 4, squeeze=False).ravel()
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    for axis, (names, panel) in zip(axes, panels, strict=False):
         axis.scatter(panel["kl"], 100 * panel["pass_at_1"], s=14, c=panel["decision"].map(COLORS).fillna("grey"))
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter("")
         axis.axhline(100 * (panel["pass_at_1"] + panel["lost"]).iloc[0], lw=0.8, ls="--", color="grey")
         value = stats.spearmanr(-panel["kl"], panel["pass_at_1"]).statistic
-        axis.set_title(f"{' '.join(names)}: Spearman {value:.2f}", fontsize=8)
+        axis.set_title(f"{names[0]}: Spearman {value:.2f}\n{names[1]} {names[2]}", fontsize=8)
         axis.set_xlabel("KL per token", fontsize=8)
         axis.set_ylabel("Pass@1 in %", fontsize=8)
     figure.savefig(folder / "kl_and_pass_at_1.png", dpi=110)
