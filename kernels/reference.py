@@ -5,7 +5,7 @@ A slot's rows at or beyond its length are dead and never change a result. They m
 them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any, Literal
 
@@ -233,18 +233,20 @@ def kivi_attention(
 
 
 def _attend_unpacked(
-    unpack: Callable[..., Tensor],
+    unpack: Callable[..., Iterable[Tensor]],
     stored: Sequence[Tensor],
     query: Tensor,
     lengths: Tensor,
     mass: bool,
     how: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:
-    parts = [
-        decode_attention(few, *unpack(*rows), ends, return_mass=mass, **how)
-        for few, ends, *rows in zip(*(one.split(_UNPACKED_SLOTS) for one in (query, lengths, *stored)), strict=True)
-    ]
-    return torch.cat([output for output, _ in parts]), torch.cat([one for _, one in parts]) if mass else None
+    outputs, masses = [], []
+    for few, ends, *rows in zip(*(one.split(_UNPACKED_SLOTS) for one in (query, lengths, *stored)), strict=True):
+        keys, values = unpack(*rows)
+        output, mass_of_few = decode_attention(few, keys, values, ends, return_mass=mass, **how)
+        outputs.append(output)
+        masses += [] if mass_of_few is None else [mass_of_few]
+    return torch.cat(outputs), torch.cat(masses) if mass else None
 
 
 def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms) -> Tensor:

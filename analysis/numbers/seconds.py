@@ -1,5 +1,7 @@
 """Seconds per setting: the rounds of `kvsweep-replay --time`, in which each cell decoded known texts alone."""
 
+from typing import Any
+
 import pandas as pd
 
 from kvsweep.analysis.load import Run
@@ -13,6 +15,7 @@ def timings(run: Run) -> pd.DataFrame:
     Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed over the full
     cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
     """
+    cells: Any = run.cells.itertuples()
     rows = [
         {
             "cell_id": cell.cell_id,
@@ -27,7 +30,7 @@ def timings(run: Run) -> pd.DataFrame:
             "kv_bytes": row.kv_bytes,
             "peak_bytes": row.peak_bytes,
         }
-        for cell in run.cells.itertuples()
+        for cell in cells
         for path in shard_files(run.directory / cell.cell_id, records.SECONDS_FILE).values()
         for row in read_rows(path, Timing, on_bad=records.ignore)
         if row.seconds > 0
@@ -35,12 +38,12 @@ def timings(run: Run) -> pd.DataFrame:
     averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]
     if not rows:
         return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).astype({"peak_bytes": "float64"})
     # A command that is given again adds rounds of the same numbers; the last ones count.
     table = table.drop_duplicates(["cell_id", "why", "round"], keep="last")
     beside = ["condition", "why", "round"]
     full = table[table["full"]].drop_duplicates(beside).set_index(beside)["tokens_per_second"]
     table["times_full"] = table["tokens_per_second"] / full.reindex(pd.MultiIndex.from_frame(table[beside])).to_numpy()
     grouped = table.groupby(["cell_id", "why"], sort=False)
-    found = grouped[averaged].agg(lambda values: pd.to_numeric(values).median())
+    found = grouped[averaged].median()
     return found.assign(rounds=grouped["round"].nunique()).reset_index()

@@ -105,13 +105,15 @@ def _pairs(title: str, rows: pd.DataFrame, scores: np.ndarray) -> PolicyPairs:
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     names = [_policy(row) for row in rows.itertuples()]
     texts = np.full((len(rows), len(rows)), "", dtype=object)
-    for i, j, test in zip(above, below, tests.itertuples(), strict=True):
+    listed: Any = tests.itertuples()
+    for i, j, test in zip(above, below, listed, strict=True):
         star = "*" * (test.p_holm < inference.LEVEL)
         texts[i, j] = f"{_signed(test.difference)}{star} ({format.p_value(test.p_holm)})"
     alike = [names[j] for i, j, shown in zip(above, below, differ, strict=True) if i == 0 and not shown]
     best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
-    table.insert(0, "Pass@1", [format.percent_pm(row.pass_at_1, row.se) for row in rows.itertuples()])
+    scored = zip(rows["pass_at_1"], rows["se"], strict=True)
+    table.insert(0, "Pass@1", [format.percent_pm(score, error) for score, error in scored])
     table.insert(1, "rows, % of full", rows["kept_rows"].map(format.percent).to_list())
     line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
     return PolicyPairs(title=title, line=line, table=table)

@@ -99,7 +99,7 @@ def drawn_fidelity(run: Run) -> Iterator[tuple[str, str, Figure]]:
             if len(own):
                 table = _named(run, fidelity(own))
                 name = f"{file.removesuffix('.jsonl')}_{model}"
-                yield name, title, fidelity_figure(table, bins[bins["cell_id"].isin(table["cell_id"])])
+                yield name, str(title), fidelity_figure(table, bins[bins["cell_id"].isin(table["cell_id"])])
 
 
 def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame) -> Figure:

@@ -57,8 +57,8 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
         title = model_title(found.metrics, model)
         grids = [grid for grid in found.grids if model in grid.models]
         figures = [_of_grid(found, grid, model, look) for grid in grids]
-        for figure, caption, name in chain(*figures, _of_model(found, model, look)):
-            pictures.append(picture(figure, folder, f"{title}, {caption}", *name))
+        for figure, caption, parts in chain(*figures, _of_model(found, model, look)):
+            pictures.append(picture(figure, folder, f"{title}, {caption}", *parts))
         if speeds := speed_figure(timed, found.metrics, model, look):
             pictures.append(picture(speeds, folder, f"{title}, Pass@1 against speed", "speed", model))
     for name, title, figure in drawn_fidelity(found.run):

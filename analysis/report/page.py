@@ -138,7 +138,10 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
     concerns = [
         ("Unfinished cells", [f"{_cell(row)}: {progress(row)} completions" for row in partial.itertuples()]),
-        ("Screened out, not decoded", [f"{_cell(row)}: {_reason(screen[row.cell_id])}" for row in out.itertuples()]),
+        (
+            "Screened out, not decoded",
+            [f"{_cell(row)}: {_reason(screen[str(row.cell_id)])}" for row in out.itertuples()],
+        ),
         ("Missing cells", _missing(found)),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
         ("Without answers", unanswered(found.run)),

@@ -181,7 +181,7 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
     timed = found.metrics.drop(columns=["tokens_per_second"], errors="ignore").merge(timings(found.run), on="cell_id")
     if timed.empty:
         return None
-    peaks = [size(row.kv_bytes if format.missing(row.peak_bytes) else row.peak_bytes) for row in timed.itertuples()]
+    peaks = timed["peak_bytes"].fillna(timed["kv_bytes"]).map(size)
     table = pd.DataFrame(
         {
             "setting": timed.apply(format.setting, axis=1),

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -102,10 +102,9 @@ def _screened(job: Job, replayed: ReplayJob, plan: ReplayPlan) -> Job:
     path = job.run_directory / records.SCREEN_FILE
     noted = records.read_screen(job.run_directory)
     known = {cell_id: note for cell_id, note in noted.items() if cell_id not in set(table["cell_id"])}
-    known |= {
-        row.cell_id: Screened(rule=f"screen={plan.screen}", texts=row.texts, kl=row.kl, loss=-row.change)
-        for row in out.itertuples()
-    }
+    left_out: Any = out.itertuples()
+    for row in left_out:
+        known[row.cell_id] = Screened(rule=f"screen={plan.screen}", texts=row.texts, kl=row.kl, loss=-row.change)
     if known != noted:
         replace_text(path, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
     if plan.screen is not None:

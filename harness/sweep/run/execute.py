@@ -68,7 +68,9 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             raise
         own_pairs, new_pairs = job.own_pairs, job.new_pairs
         if job.finish:
-            progress.total += sum(len(set(own_pairs) - store.finished_pairs) for store in stores.values())
+            progress.total = (progress.total or 0) + sum(
+                len(set(own_pairs) - store.finished_pairs) for store in stores.values()
+            )
         for cell_id, store in stores.items():
             status.cells[cell_id].finished = len(store.finished_pairs.intersection(own_pairs))
             if job.cache.is_packed:

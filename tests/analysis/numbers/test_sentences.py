@@ -22,7 +22,7 @@ from kvsweep.analysis.numbers.grids import find_grids
 from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
 from kvsweep.analysis.numbers.reference import REFERENCE
 from kvsweep.analysis.numbers.sentences import PanelVerdict, panel_verdicts
-from kvsweep.analysis.pictures.cost import cost_figure, lengths_by_step
+from kvsweep.analysis.pictures.cost import lengths_by_step
 from kvsweep.analysis.pictures.noise import noise_figure
 from kvsweep.analysis.report.build import build_report, main
 from kvsweep.analysis.report.drilldown import cells_data
@@ -217,23 +217,6 @@ def test_the_grey_band_holds_the_settings_tied_with_the_best(tmp_path: Path, mak
     assert inside == 2
     assert "1 other setting is statistically tied with the best" in "".join(verdict.lines)
     assert max(axes.get_yticks()) <= 100
-
-
-def test_the_throughput_of_a_batch_is_drawn_once(tmp_path: Path, make_cell: MakeCell) -> None:
-    alone = [make_cell([[1]] * 12), make_cell([[1]] * 12, policy="dynts", keep_ratio=0.1)]
-    together = [make_cell([[1]] * 12, policy="dynts", keep_ratio=ratio) for ratio in (0.2, 0.3, 0.4)]
-    for folder in together:
-        row = json.loads((folder / "stats.jsonl").read_text())
-        (folder / "stats.jsonl").write_text(json.dumps(row | {"cells": 3, "tokens_total": 9000}) + "\n")
-    run = load_run(tmp_path / "run")
-    figure = cost_figure(run, cell_metrics(run), "toy_qwen")
-    assert figure is not None
-    assert [bar.get_height() for bar in figure.axes[-1].patches] == [1600] * len(alone) + [3600]
-    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == [
-        "full\ncache",
-        "DynTS",
-        "3 cells\ntogether",
-    ]
 
 
 def test_where_eviction_acted(tmp_path: Path, make_cell: MakeCell) -> None:
