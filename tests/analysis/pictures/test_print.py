@@ -75,7 +75,7 @@ def figures(tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gallery, "save_figure", keep)
     pictures = gallery.draw_all(analyse(load_run(tmp_path / "run")), tmp_path, Look())
     names = [picture.name.split("_")[0] for picture in pictures]
-    assert names == ["noise", "heatmap", "published", "difference", "mean", "budget", "policies", "memory", "cost"]
+    assert names == ["heatmap", "published", "difference", "mean", "budget", "policies", "memory", "cost", "noise"]
     values = np.linspace(-1.5, 1.5, 60).reshape(6, 10)
     drawn.append(attribution_figure(values, list("abcdef"), list("0123456789"), title="t"))
     layout = Layout(question=3, thinking=50, answer=5, steps=[0] * 50, pieces=["a"] * 50)
