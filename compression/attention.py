@@ -58,6 +58,8 @@ def slot_attention(
         reached = key.shape[2] if slot_cache is None else slot_cache.longest
         if reached > sliding_window:
             raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
+    elif sliding_window is not None and shape is not None and sliding_window != shape.window:
+        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {shape.window}")
     how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
         return attend_slots(slot_cache, layer, query[:, :, 0], how)[:, None], None

@@ -352,9 +352,9 @@ def decode_part(job: Job, kills: int, dice: random.Random) -> None:
 
 def _decode(job: Job, left: int) -> None:
     class Deadly(Reporter):
-        def stored(self, cell_id: str) -> None:
+        def stored(self, cell_id: str, packed: bool | None = None) -> None:
             nonlocal left
-            super().stored(cell_id)
+            super().stored(cell_id, packed)
             left -= 1
             if not left:
                 raise Killed

@@ -84,11 +84,12 @@ def test_a_head_that_scales_or_caps_is_not_gone_around(
         load(family, **fields)
 
 
-@pytest.mark.parametrize("name", ["s_aux", "softcap", "attention_mask"])
+@pytest.mark.parametrize("name", ["position_bias", "head_mask", "attention_mask"])
 def test_arguments_that_slot_attention_does_not_know_are_refused(name: str) -> None:
-    rows = torch.zeros(1, 1, 3, 4)
+    rows, layer = torch.zeros(1, 1, 3, 4), torch.nn.Module()
+    layer.layer_idx = 0
     given: dict[str, Any] = {"attention_mask": None, name: torch.ones(1)}
     with pytest.raises(ValueError, match=f"does not know {name}"):
-        slot_attention(torch.nn.Module(), rows, rows, rows, scaling=1.0, **given)
+        slot_attention(layer, rows, rows, rows, scaling=1.0, **given)
     with pytest.raises(ValueError, match="beyond sliding_window=2"):
-        slot_attention(torch.nn.Module(), rows, rows, rows, None, scaling=1.0, sliding_window=2)
+        slot_attention(layer, rows, rows, rows, None, scaling=1.0, sliding_window=2)
