@@ -267,7 +267,9 @@ def check_exact(model: LoadedModel, new: int = NEW, prompts: tuple[int, ...] = P
             whole = network(input_ids=torch.tensor([text]), use_cache=False).logits[0, prompt - 1 : -1]
             own.append(torch.cat(made.logits) if model.spec.states else whole)
     network.set_attn_implementation(SLOT_ATTENTION)
-    torch.testing.assert_close(logits, torch.cat(own), rtol=1e-4, atol=1e-4 * float(torch.cat(own).std()))
+    # The state of a linear layer carries the rounding of every step before.
+    share = 5e-4 if model.spec.states else 1e-4
+    torch.testing.assert_close(logits, torch.cat(own), rtol=1e-4, atol=share * float(torch.cat(own).std()))
     assert [t for text, n in zip(texts, prompts, strict=True) for t in text[n:]] == torch.cat(own).argmax(-1).tolist()
 
 

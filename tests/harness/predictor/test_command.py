@@ -98,7 +98,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         (["train", "recipe.label=[later,later]"], "names a kind twice"),
         (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be at least 1."),
         (["train"], "run kvsweep-predictor labels first"),
-        (["labels"], "run kvsweep-predictor traces first"),
+        (["labels"], "run kvsweep-predictor traces"),
         (["traces", "recipe.import_from=nowhere"], "import_from=nowhere does not exist"),
         (["all", "recipe=r1", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
         (["all", "recipe=r1"], "no problems for traces"),

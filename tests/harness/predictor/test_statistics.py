@@ -85,7 +85,7 @@ def test_the_stage_takes_any_text(tmp_path, tiny_model_dir, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "run kvsweep-predictor traces first"), (["recipe.text=nowhere"], "recipe.text=nowhere is no file")],
+    [([], "run kvsweep-predictor traces"), (["recipe.text=nowhere"], "recipe.text=nowhere is no file")],
 )
 def test_a_stage_without_its_text_is_refused(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,5 @@
 """Bad input is one sentence before a model loads; a grid is what its lists say; a cell's id names its outputs."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -194,15 +193,6 @@ def test_a_predictor_without_its_card(
     assert "torn" in refused(f"model.predictor={directory}")
 
 
-def test_a_model_with_sliding_windows(refused: Callable[..., str], tiny_model_dir: Path, tmp_path: Path) -> None:
-    directory = tmp_path / "sliding"
-    shutil.copytree(tiny_model_dir, directory)
-    described = json.loads((directory / "config.json").read_text())
-    described["layer_types"] = ["full_attention", "sliding_attention"]
-    (directory / "config.json").write_text(json.dumps(described))
-    assert "sliding_attention" in refused(f"model.path={directory}")
-
-
 @pytest.mark.parametrize("options", [[], ["-m"]], ids=["cell", "sweep"])
 def test_results_in_a_place_that_is_no_folder(
     options: list[str],
@@ -373,6 +363,7 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
             "special_tokens",
             "safetensors_only",
             "sizes",
+            "split",
         },
         "decoding": {"name"},
         "policy": set[str](),
@@ -381,14 +372,14 @@ def test_every_field_changes_the_id_or_is_known_not_to(section: str) -> None:
         "path": "owner/other", "revision": "abd", "dtype": "float16", "random_weights": True, "think_end": "</t>",
         "think_start": "<t>", "force_think": True, "config": {"model_type": "llama"}, "special_tokens": {"bos": "<b>"},
         "name": "other", "title": "Other", "device": "cpu", "threads": 2, "predictor": "/p", "statistics": "/s",
-        "safetensors_only": False, "sizes": {}, "chat_template": "none",
+        "safetensors_only": False, "sizes": {}, "chat_template": "none", "split": "x",
         "max_new_tokens": 401, "stop_on_loop": True, "sampling": SamplingConfig(temperature=0.6, top_p=0.9, top_k=20),
         "keep_ratio": 0.31, "local_window": 17, "budget": 129, "question": "free", "sinks": 2,
     }  # fmt: skip
     cell = synthetic()
     part = getattr(cell, section)
-    # tests/harness/models/test_gguf.py: a GGUF is hashed, so it must be there.
-    for field in (field.name for field in fields(part) if field.name != "gguf"):
+    # Files are hashed, so they must be there: tests/harness/models has tests of a GGUF's and an adapter's identity.
+    for field in (field.name for field in fields(part) if field.name not in ("gguf", "adapter")):
         changed = replace(cell, **{section: replace(part, **{field: other[field]})})
         assert (changed.cell_id == cell.cell_id) == (field in known), field
     assert replace(cell, impl="triton").cell_id != cell.cell_id
