@@ -200,7 +200,7 @@ class _Provenance(TypedDict, total=False):
 
     expected: _Size
     draws: _Size
-    bytes: dict[str, records.Count]
+    bytes: dict[str, Annotated[float, msgspec.Meta(ge=0, le=records.MOST)]]
     decoding_passes: list[dict[str, Any]]
     git: dict[str, Any] | None
     config: dict[str, Any] | None
