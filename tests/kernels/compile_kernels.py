@@ -65,9 +65,10 @@ def variants():
                 "scaling": "fp32",
             }
             at_once = chunk_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
+            warps = chunk_attention.warps(getattr(torch, NAMES[dtype]), mass)
             del constants["CHUNK"], constants["DEPTH"]
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
-            yield name, chunk_attention._attend, types, {**constants, "TOKENS": at_once}, 4
+            yield name, chunk_attention._attend, types, {**constants, "TOKENS": at_once}, warps
         for sinks in (False, True) if group == 4 else ():
             types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
             types |= {"sinks": f"*{dtype}" if sinks else "*i64"}
