@@ -12,7 +12,7 @@ from kvsweep.analysis import format
 from kvsweep.analysis.load import Run, load_run
 from kvsweep.analysis.numbers.inference import paired_tests, score_array
 from kvsweep.analysis.numbers.metrics import graded_rows
-from kvsweep.base.command_line import one_sentence
+from kvsweep.base.command_line import counted, one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import csv_cell
 from kvsweep.base.files import replace_text
@@ -37,18 +37,11 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
         raise UserError(
             f"{first.directory} and {second.directory} share no cell; give runs of the same settings and problems."
         )
-    graded = [graded_rows(run).assign(cell_id=lambda rows: rows["cell_id"].astype("object")) for run in (first, second)]
-    differences = []
-    for pair in shared[["cell_id_a", "cell_id_b"]].to_numpy():
-        sides = zip("ab", graded, pair, strict=True)
-        both = pd.concat([rows[rows["cell_id"] == name].assign(cell_id=side) for side, rows, name in sides])
-        differences.append(score_array(both, ["a", "b"]))
-    # One padded array, because the correction runs over all settings.
-    shape = np.max([scores.shape for scores in differences], axis=0)
-    padded = np.full((len(differences), *shape), np.nan)
-    for place, scores in enumerate(differences):
-        padded[place, :, : scores.shape[1], : scores.shape[2]] = scores
-    tests = paired_tests(padded[:, 1] - padded[:, 0], np.zeros(shape[1:]))
+    graded = zip("ab", map(graded_rows, (first, second)), strict=True)
+    rows = pd.concat([own.assign(cell_id=side + own["cell_id"].astype("str")) for side, own in graded])
+    # One array, because the correction runs over all settings.
+    scores = score_array(rows, [side + name for side in "ab" for name in shared[f"cell_id_{side}"]])
+    tests = paired_tests(scores[len(shared) :] - scores[: len(shared)], np.zeros(scores.shape[1:]))
     return shared.join(tests)
 
 
@@ -73,17 +66,18 @@ def in_words(table: pd.DataFrame) -> str:
 def _summary(table: pd.DataFrame) -> list[str]:
     lines = []
     for title, cells in table.groupby(["model_title", "benchmark_title"], sort=False):
-        differ = cells[cells["p_holm"] < 0.05]
-        worse, better = (int((sign * differ["difference"] > 0).sum()) for sign in (-1, 1))
+        differences = cells.loc[cells["p_holm"] < 0.05, "difference"]
+        worse, better = (differences < 0).sum(), (differences > 0).sum()
         mean = format.percent(cells["difference"].mean(), signed=True)
-        counts = f"{len(cells)} cells, B worse in {worse}, better in {better}, mean {mean} points"
+        counts = f"{counted(len(cells), 'cell')}, B worse in {worse}, better in {better}, mean {mean} points"
         lines.append(f"{' | '.join(map(str, title))}: {counts}")
     if len(lines) > MAX_LISTED:
         lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more panels"]
     clear = int((table["p_holm"] < 0.05).sum())
     shown = f", the {MAX_LISTED} largest above" if clear > MAX_LISTED else ""
     rest = f" The other {len(table) - clear} are not shown to differ." if clear < len(table) else ""
-    return [*lines, f"{clear} of {len(table)} cells differ between A and B (B minus A, paired, Holm, 5%){shown}.{rest}"]
+    differ = f"A and B differ in {clear} of {counted(len(table), 'cell')} (B minus A, paired, Holm, 5%){shown}.{rest}"
+    return [*lines, differ]
 
 
 @one_sentence("kvsweep-compare")

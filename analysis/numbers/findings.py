@@ -1,6 +1,6 @@
 """All numbers and sentences of a run that its report shows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -32,12 +32,16 @@ class Findings:
 
     run: Run
     metrics: pd.DataFrame
-    models: list[str]
     grids: list[PolicyGrid]
-    settings: list[SharedSetting]
     verdicts: list[PanelVerdict]
-    policies: list[PanelVerdict]
-    pairs: list[PolicyPairs]
+    settings: list[SharedSetting] = field(default_factory=list)
+    policies: list[PanelVerdict] = field(default_factory=list)
+    pairs: list[PolicyPairs] = field(default_factory=list)
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models, in order."""
+        return list(self.metrics["model"].unique())
 
 
 def analyse(run: Run, margin: float | None = None) -> Findings:
@@ -45,21 +49,17 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     metrics, graded = cell_metrics(run, margin), graded_rows(run)
     grids, settings = find_grids(metrics), shared_settings(metrics)
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
-    models = list(metrics["model"].unique())
     policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
     pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
-    named = {"models": models, "grids": grids, "settings": settings, "verdicts": verdicts, "policies": policies}
-    return Findings(run=run, metrics=metrics, pairs=pairs, **named)
+    named = {"grids": grids, "settings": settings, "policies": policies, "pairs": pairs}
+    return Findings(run=run, metrics=metrics, verdicts=verdicts, **named)
 
 
 def analyse_scores(path: Path) -> Findings:
-    """The findings of grids of which only the scores are known, from a CSV as `verdict.read_summary` reads it."""
+    """The findings of grids of which only the scores are known, from a CSV as `read_summary` reads it."""
     table = read_summary(path)
     run = run_of_scores(table, path.with_suffix(""))
-    known = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"]).set_axis(run.cells["cell_id"])
-    known = known.assign(pass_at_1=table["pass_at_1"].to_numpy() / 100, graded=known["problems"] * known["draws"])
-    metrics = cell_metrics(run).set_index("cell_id").drop(columns=known.columns, errors="ignore").join(known)
-    metrics = metrics.reset_index()
-    models, grids = list(metrics["model"].unique()), find_grids(metrics)
-    named = {"models": models, "grids": grids, "settings": [], "pairs": [], "policies": []}
-    return Findings(run=run, metrics=metrics, verdicts=summary_verdicts(metrics), **named)
+    known = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])
+    known = known.assign(pass_at_1=table["pass_at_1"] / 100, graded=known["problems"] * known["draws"])
+    metrics = cell_metrics(run).drop(columns=known.columns, errors="ignore").join(known)
+    return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=summary_verdicts(metrics))

@@ -262,6 +262,11 @@ def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return views
 
 
+def compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
+    """The benchmarks on which a compressed cache ran."""
+    return list(cells.loc[cells["policy"] != "full", "benchmark"].unique())
+
+
 def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
     happened = pd.DataFrame({outcome: graded["outcome"] == outcome for outcome in OUTCOMES})
     return happened.groupby(graded["cell_id"], observed=True).mean()

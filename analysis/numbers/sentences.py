@@ -1,6 +1,6 @@
 """Sentences about a grid: which settings hold, if settings matter, where eviction acted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,15 @@ LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PanelVerdict:
-    """The verdict on one model and benchmark of a grid: sentences, of which the first sums up.
+    """The verdict on one model and benchmark: sentences, of which the first sums up; none where only scores are known.
 
     `cells` are rows of metrics. With too little data there is no `floor`.
     """
 
     title: str
     cells: pd.DataFrame
-    floor: NoiseFloor | None
-    lines: list[str]
+    floor: NoiseFloor | None = None
+    lines: list[str] = field(default_factory=list)
 
 
 def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]:
@@ -47,7 +47,6 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
         cells = cells[cells["graded"] > 0].drop_duplicates(["keep_ratio", "local_window"])
         if len(cells) < 3:
             continue
-        first = cells.iloc[0]
         scores = inference.score_array(graded, list(cells["cell_id"]))
         floor = inference.noise_floor(scores)
         unfinished = bool((cells["status"] != "done").any())
@@ -55,8 +54,7 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
         lines += [] if floor is None else [_span(floor, _where(cells, floor))]
         lines += [] if floor is None or unfinished else [_best(cells, scores, floor)]
         lines += [_eviction(cells), *_loops(cells)]
-        title = f"{first['model_title']} | {first['benchmark_title']}, {grid.title}"
-        found.append(PanelVerdict(title=title, cells=cells, floor=floor, lines=lines))
+        found.append(PanelVerdict(title=_title(cells, grid.title), cells=cells, floor=floor, lines=lines))
     return found
 
 
@@ -64,17 +62,13 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
     """The verdict on each model and benchmark of a setting: the policies beside the full cache."""
     found = []
     for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
-        first = cells.iloc[0]
         lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
+        ranked = cells.sort_values("diff_to_full", ascending=False)
         for decision, (_, heading) in LABELS.items():
-            rows: Any = cells[cells["decision"] == decision].sort_values("diff_to_full", ascending=False).itertuples()
-            named = [f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows]
-            if named:
-                lines.append(
-                    f"{heading.capitalize()}, with the difference to the full cache in points: {'; '.join(named)}."
-                )
-        title = f"{first['model_title']} | {first['benchmark_title']}, {setting.title}"
-        found.append(PanelVerdict(title=title, cells=cells, floor=None, lines=lines))
+            rows: Any = ranked[ranked["decision"] == decision].itertuples()
+            if named := "; ".join(f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows):
+                lines.append(f"{heading.capitalize()}, with the difference to the full cache in points: {named}.")
+        found.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
     return found
 
 
@@ -89,34 +83,35 @@ class PolicyPairs:
 
 def policy_pairs(setting: SharedSetting, graded: pd.DataFrame) -> list[PolicyPairs]:
     """Compare all policies that ran with one setting, paired over problems, Holm over the pairs of each benchmark."""
-    found = []
     cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
-    for _, rows in cells.groupby("condition", sort=False):
-        rows = rows.sort_values("pass_at_1", ascending=False, kind="stable").reset_index(drop=True)
-        if len(rows) > 1:
-            title = f"{rows['model_title'][0]} | {rows['benchmark_title'][0]}, {setting.title}"
-            found.append(_pairs(title, rows, inference.score_array(graded, list(rows["cell_id"]))))
-    return found
+    groups = cells.groupby("condition", sort=False)
+    return [_pairs(setting, rows, graded) for _, rows in groups if len(rows) > 1]
 
 
-def _pairs(title: str, rows: pd.DataFrame, scores: np.ndarray) -> PolicyPairs:
+def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> PolicyPairs:
+    rows = rows.sort_values("pass_at_1", ascending=False, kind="stable")
+    scores = inference.score_array(graded, list(rows["cell_id"]))
     above, below = np.triu_indices(len(rows), 1)
     tests = inference.paired_tests(scores[above] - scores[below], np.zeros(scores.shape[1:]))
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     names = [_policy(row) for row in rows.itertuples()]
     texts = np.full((len(rows), len(rows)), "", dtype=object)
     listed: Any = tests.itertuples()
-    for i, j, test in zip(above, below, listed, strict=True):
-        star = "*" * (test.p_holm < inference.LEVEL)
-        texts[i, j] = f"{_signed(test.difference)}{star} ({format.p_value(test.p_holm)})"
-    alike = [names[j] for i, j, shown in zip(above, below, differ, strict=True) if i == 0 and not shown]
+    texts[above, below] = [
+        f"{_signed(test.difference)}{'*' * shown} ({format.p_value(test.p_holm)})"
+        for test, shown in zip(listed, differ.tolist(), strict=True)
+    ]
+    alike = [names[j] for j in below[(above == 0) & ~differ]]
     best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
-    scored = zip(rows["pass_at_1"], rows["se"], strict=True)
-    table.insert(0, "Pass@1", [format.percent_pm(score, error) for score, error in scored])
+    table.insert(0, "Pass@1", [format.percent_pm(row.pass_at_1, row.se) for row in rows.itertuples()])
     table.insert(1, "rows, % of full", rows["kept_rows"].map(format.percent).to_list())
     line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
-    return PolicyPairs(title=title, line=line, table=table)
+    return PolicyPairs(title=_title(rows, setting.title), line=line, table=table)
+
+
+def _title(cells: pd.DataFrame, *more: str) -> str:
+    return ", ".join([" | ".join(cells.iloc[0][["model_title", "benchmark_title"]]), *more])
 
 
 def _policy(row: Any) -> str:
@@ -125,7 +120,7 @@ def _policy(row: Any) -> str:
 
 def recommended(cells: pd.DataFrame) -> pd.Series | None:
     """The cell with the smallest cache of those that hold even though the smallest is looked for; None without any."""
-    found = cells[cells["recommendable"].eq(True)].sort_values("kept_rows", kind="stable")
+    found = cells[cells["recommendable"].eq(True)].sort_values("kept_memory", kind="stable")
     return None if found.empty else found.iloc[0]
 
 
@@ -153,8 +148,8 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
         cost = ", a cost that is shown" if chosen["decision"] == "costs" else ""
         headline = (
             f"Recommended: {format.axes(chosen[POINT])}, the smallest cache that holds in a search through all "
-            f"{chosen['family']:.0f} settings. It loses {less} ({_difference(chosen)}{cost}) and keeps "
-            f"{format.percent(chosen['kept_rows'])}% of the full cache's rows."
+            f"{chosen['family']:.0f} settings. It loses {less} ({_difference(chosen)}{cost}) and saves "
+            f"{format.percent(1 - chosen['kept_memory'])}% of the memory."
         )
     elif labels == {"loses"}:
         best = known.sort_values("diff_to_full").iloc[-1]
@@ -322,28 +317,10 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
-    """The verdict on each model and benchmark of a table with the columns of `read_summary`, scores as fractions."""
+    """The noise floor of each model and benchmark of a table as `read_summary` reads it, scores as fractions."""
     found = []
-    for (model, benchmark), cells in table.groupby(["model", "benchmark"], sort=False):
-        first = cells.iloc[0]
-        scores = cells["pass_at_1"].to_numpy()
-        problems, draws = int(first["problems"]), int(first["draws"])
-        floors = [inference.summary_noise_floor(scores, problems, draws, between=b) for b in BETWEEN_PROBLEMS]
-        floor = floors[1]
-        second, best = np.sort(scores)[-2:]
-        gap, middle = best - second, BETWEEN_PROBLEMS[1]
-        needed = inference.summary_draws_to_separate(gap, scores.mean(), problems, between=middle)
-        least, _, most = sorted(one.p for one in floors)
-        wide, _, narrow = (format.percent(one.expected_spread) for one in floors)
-        lines = [
-            _span(floor),
-            f"The standard deviation of the scores is {100 * floor.spread:.2f} points; chance alone would give "
-            f"{narrow} to {wide}, if {BETWEEN_PROBLEMS[-1]:.0%} to {BETWEEN_PROBLEMS[0]:.0%} of the variance lies "
-            f"between problems ({format.p_equals(least)} to {format.p_value(most)}).",
-            f"{_tied(floor)} {_gap(needed)}",
-        ]
-        doubts: Any = cells["doubt"].dropna().unique() if "doubt" in cells else []
-        lines += [f"In doubt: {doubt}." for doubt in doubts]
-        names = [str(first.get(f"{name}_title", value)) for name, value in (("model", model), ("benchmark", benchmark))]
-        found.append(PanelVerdict(title=" | ".join(names), cells=cells, floor=floor, lines=lines))
+    for _, cells in table.groupby(["model", "benchmark"], sort=False):
+        scores, (problems, draws) = cells["pass_at_1"].to_numpy(), cells[["problems", "draws"]].iloc[0].astype(int)
+        floor = inference.summary_noise_floor(scores, problems, draws, between=BETWEEN_PROBLEMS[1])
+        found.append(PanelVerdict(title=_title(cells), cells=cells, floor=floor))
     return found

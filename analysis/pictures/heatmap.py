@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil
 from typing import Any
 
@@ -38,7 +37,7 @@ class Panel:
     note: str
     values: pd.DataFrame
     labels: pd.DataFrame
-    scale: str
+    scale: str = ""
     difference: bool = False
     full: float = np.nan
 
@@ -79,18 +78,19 @@ def published_figure(
     for benchmark, theirs in published.groupby("benchmark", sort=False):
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         name = f"{model_title(metrics, model)} | {rows['benchmark_title'].iloc[0]}"
-        own = _panel(grid, rows, _full_cells(rows, metrics), f"{name}, ours")
-        published_scores = _pivot(theirs, "pass_at_1", grid)
-        gap = own.values - published_scores
+        own = replace(_panel(grid, rows, _full_cells(rows, metrics), f"{name}, ours"), scale=str(benchmark))
+        read = [f"{row.pass_at_1:z.1f}{UNSURE * (row.sure == 'no')}" for row in theirs.itertuples()]
+        scores, labels = _pivot(theirs, "pass_at_1", grid), _pivot(theirs.assign(label=read), "label", grid)
+        gap = own.values - scores
         note = f"typical standard error of ours {format.percent(rows['se'].mean())}"
-        both: dict[str, Any] = {"scale": str(benchmark), "labels": published_scores.map(_percent)}
-        points: dict[str, Any] = {"scale": "", "labels": gap.map(partial(_percent, signed=True)), "difference": True}
         panels += [
-            Panel(title=f"{name}, published{_doubt(theirs)}", note="", values=published_scores, **both),
-            replace(own, scale=str(benchmark)),
-            Panel(title="ours minus published", note=note, values=gap, **points),
+            replace(
+                own, title=f"{name}, published", note="", full=np.nan, values=scores, labels=labels.fillna(MISSING)
+            ),
+            own,
+            Panel(title="ours minus published", note=note, values=gap, labels=gap.map(_points), difference=True),
         ]
-    look = Look(width=look.width, columns=3, map=look.map)
+    look = Look(width=look.width, columns=3 if look.width > 5 else 1, map=look.map)
     scale = "published and ours have one colour scale per row, the differences one for all rows"
     return _heatmaps(panels, grid.title, look, ["Pass@1 in %, differences in points", scale])
 
@@ -104,7 +104,7 @@ def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str,
     value = "diff_to_full" if difference else "pass_at_1"
     rows = rows.assign(label=[_cell_text(row, value, interval=look.interval) for row in rows.itertuples()])
     return Panel(
-        title=title + _doubt(rows),
+        title=title,
         note=_full_cache(full),
         values=100 * _pivot(rows, value, grid).astype("float64"),
         labels=_pivot(rows, "label", grid).fillna(MISSING),
@@ -120,12 +120,8 @@ def _pivot(rows: pd.DataFrame, value: str, grid: PolicyGrid) -> pd.DataFrame:
     return table.reindex(grid.windows, columns=grid.ratios)
 
 
-def _percent(points: float, *, signed: bool = False) -> str:
-    return format.percent(points / 100, signed=signed)
-
-
-def _doubt(rows: pd.DataFrame) -> str:
-    return UNSURE if "sure" in rows and (rows["sure"] == "no").any() else ""
+def _points(difference: float) -> str:
+    return format.percent(difference / 100, signed=True)
 
 
 def _cell_text(row: Any, value: str, *, interval: bool) -> str:
@@ -139,7 +135,7 @@ def _cell_text(row: Any, value: str, *, interval: bool) -> str:
     text += format.state_marks(row)
     if not interval:
         return text
-    low, high = (row.diff_low, row.diff_high) if difference else (row.ci_low, row.ci_high)
+    low, high = (row.these_low, row.these_high) if difference else (row.ci_low, row.ci_high)
     return f"{text}\n{100 * low:.0f} to {100 * high:.0f}"
 
 
@@ -157,9 +153,9 @@ def _notes(look: Look) -> list[str]:
     """The footnote's entries on values and colours."""
     if look.scale == "diff_from_full":
         notes = ["Pass@1 minus the full cache's, in points, on the same pairs; one colour scale for all panels"]
-    else:
-        scales = {"own": "each panel has its own colour scale", "shared": "one colour scale for all panels"}
-        notes = [f"Pass@1 in %; {scales[look.scale]}", "a stroke on the colour bar is the full cache"]
+        return notes + (["below each value the interval of its verdict"] if look.interval else [])
+    scales = {"own": "each panel has its own colour scale", "shared": "one colour scale for all panels"}
+    notes = [f"Pass@1 in %; {scales[look.scale]}", "a stroke on the colour bar is the full cache"]
     return notes + (["below each value its 95% interval"] if look.interval else [])
 
 
@@ -172,7 +168,7 @@ def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> 
     width = min(look.width, columns * WIDEST)
     shown = "".join(panel.title + panel.note + "".join(panel.labels.to_numpy().ravel()) for panel in panels)
     entries = [*notes, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown)]
-    entries += ["± standard error over problems"] if "±" in shown else []
+    entries += ["±\N{NO-BREAK SPACE}standard error over problems"] if "±" in shown else []
     figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * height + 0.62) + 0.6))
     grid = figure.subplots(rows, columns, squeeze=False)
     for place, axes in enumerate(grid.ravel()):
@@ -232,5 +228,6 @@ def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], cmap: str) -
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, pad=1)
     if not panel.difference and limits[0] <= panel.full <= limits[1]:
-        bar.ax.axhline(panel.full, color="black", linewidth=1.5)
+        for color, width in (("white", 3.5), ("black", 1.5)):  # seen on light and on dark colours
+            bar.ax.axhline(panel.full, color=color, linewidth=width, clip_on=False)
     return bar

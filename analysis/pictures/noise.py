@@ -43,7 +43,7 @@ def _panel(axes: Axes, verdict: PanelVerdict, width: float) -> None:
     axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
     low, _, high = (format.percent(value) for value in floor.expected_range)
     spans = f"scores span {format.percent(floor.range)}, by chance {low} to {high}, {format.p_equals(floor.p)}"
-    axes.set_title(style.wrapped(f"{verdict.title}\n{spans}", width), fontsize=7, linespacing=1.3)
+    axes.set_title(style.wrapped(f"{verdict.title}\n{spans}", width, style.SMALL), fontsize=7, linespacing=1.3)
     bottom = min(scores[0], tied_from)
     room = 0.08 * (best - bottom or 1.0)  # settings that are all correct span nothing
     axes.set_ylim(bottom - room, best + room)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_rgb
@@ -45,8 +46,8 @@ DIVERGING = "RdBu"
 # tell 77 policies apart; neighbours differ in both.
 LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
 MARKERS = "osD^vPX<>ph"
-# Of a figure's title, and of a note.
-_LETTERS_PER_INCH, _SMALL_PER_INCH = 14, 17
+# Letters of an inch of a figure's title, and of a note.
+LARGE, SMALL = 14, 17
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
@@ -61,14 +62,14 @@ def new_figure(size: tuple[float, float]) -> Figure:
     return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.06))
 
 
-def wrapped(title: str, width: float) -> str:
-    """A figure's title with line breaks where a line would be wider than `width` inches."""
-    return "\n".join(fill(line, round(_LETTERS_PER_INCH * width)) for line in title.splitlines())
+def wrapped(title: str, width: float, letters: int = LARGE) -> str:
+    """A figure's title with line breaks where a line of so many letters an inch would be wider than `width` inches."""
+    return "\n".join(fill(line, round(letters * width)) for line in title.splitlines())
 
 
 def footnote(figure: Figure, text: str) -> None:
     """Write a note below the figure, in lines that fit."""
-    figure.supxlabel(fill(text, round(_SMALL_PER_INCH * figure.get_figwidth())), fontsize=7, color="0.3")
+    figure.supxlabel(wrapped(text, figure.get_figwidth(), SMALL), fontsize=7, color="0.3")
 
 
 def panels(figure: Figure, count: int, columns: int, **shared: Any) -> list[Axes]:
@@ -101,11 +102,26 @@ def percent_errors(rows: Any) -> tuple[Any, list[Any]]:
     return score, [np.minimum(error, score), np.minimum(error, 100 - score)]
 
 
-def full_cache_level(axes: Axes, row: Any, label: str) -> None:
-    """Draw the full cache's Pass@1 in percent as a dashed line over a band of its standard error."""
-    level, error = 100 * row.pass_at_1, 0 if missing(row.se) else 100 * row.se
-    axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
-    axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
+def score_points(axes: Axes, x: Any, rows: Any, **look: Any) -> None:
+    """Draw the rows' Pass@1 in percent at `x`, with their standard errors."""
+    score, ends = percent_errors(rows)
+    axes.errorbar(x, score, ends, **{"markersize": 4, "elinewidth": 0.7, **look})
+
+
+def full_cache_level(axes: Axes, rows: pd.DataFrame, label: str = "full cache") -> None:
+    """Draw the full cache's Pass@1 in percent, if the rows have one, as a dashed line over a band of its error."""
+    for full in rows[rows["policy"] == "full"].head(1).itertuples():
+        level, error = 100 * full.pass_at_1, 0 if missing(full.se) else 100 * full.se
+        axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
+        axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
+
+
+def legend_below(figure: Figure, columns: int, **how: Any) -> None:
+    """Explain below a figure what its panels have drawn, each label once."""
+    drawn = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    handles = {label: handle for pairs in drawn for handle, label in pairs}
+    named: Any = (list(handles.values()), list(handles))
+    figure.legend(*named, loc="outside lower center", ncols=columns, frameon=False, **how)
 
 
 def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -58,8 +58,7 @@ def _panel(grid: PolicyGrid, cells: pd.DataFrame, metrics: pd.DataFrame) -> dict
     ids = cells.drop_duplicates(["local_window", "keep_ratio"]).set_index(["local_window", "keep_ratio"])["cell_id"]
     full = metrics[(metrics["condition"] == cells["condition"].iloc[0]) & (metrics["policy"] == "full")]
     rows = [[ids.get((window, ratio)) for ratio in grid.ratios] for window in grid.windows]
-    doubt = format.UNSURE if "sure" in cells and (cells["sure"] == "no").any() else ""
-    return {"title": cells["benchmark_title"].iloc[0] + doubt, "full": next(iter(full["cell_id"]), None), "rows": rows}
+    return {"title": cells["benchmark_title"].iloc[0], "full": next(iter(full["cell_id"]), None), "rows": rows}
 
 
 def policy_tables(found: Findings) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -15,19 +14,17 @@ from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import published_grid
 from kvsweep.analysis.numbers.seconds import timings
-from kvsweep.analysis.pictures.budget import budget_figure
-from kvsweep.analysis.pictures.bytes import bytes_figure
-from kvsweep.analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
 from kvsweep.analysis.pictures.cost import cost_figure
 from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure
 from kvsweep.analysis.pictures.noise import noise_figure
-from kvsweep.analysis.pictures.speed import speed_figure
+from kvsweep.analysis.pictures.policies import policy_bars_figure
 from kvsweep.analysis.pictures.style import save_figure
+from kvsweep.analysis.pictures.tradeoffs import accuracy_memory_figure, budget_figure, bytes_figure, speed_figure
 from kvsweep.analysis.report.fidelity import drawn_fidelity
 from kvsweep.base.escape import file_name
 
 # A figure, its caption and the parts of its file's name.
-Drawn = tuple[Figure, str, tuple[str, ...]]
+Drawn = tuple[Figure | None, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,23 +48,7 @@ def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
 
 
 def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
-    pictures = []
-    timed = timings(found.run)
-    for model in found.models:
-        title = model_title(found.metrics, model)
-        grids = [grid for grid in found.grids if model in grid.models]
-        figures = [_of_grid(found, grid, model, look) for grid in grids]
-        for figure, caption, parts in chain(*figures, _of_model(found, model, look)):
-            pictures.append(picture(figure, folder, f"{title}, {caption}", *parts))
-        if speeds := speed_figure(timed, found.metrics, model, look):
-            pictures.append(picture(speeds, folder, f"{title}, Pass@1 against speed", "speed", model))
-    for name, title, figure in drawn_fidelity(found.run):
-        pictures.append(picture(figure, folder, f"{title}, KL of replayed texts", "fidelity", name))
-    floors = [verdict for verdict in found.verdicts if verdict.floor is not None]
-    if floors:
-        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
-        pictures.append(picture(noise_figure(floors, look), folder, caption, "noise"))
-    return pictures
+    return [picture(figure, folder, caption, *name) for figure, caption, name in _of_run(found, look) if figure]
 
 
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
@@ -87,16 +68,26 @@ def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Itera
 
 def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     metrics = found.metrics
-    if figure := budget_figure(metrics, model, look):
-        yield figure, "Pass@1 against budget", ("budget", model)
+    for grid in found.grids:
+        if model in grid.models:
+            yield from _of_grid(found, grid, model, look)
+    yield budget_figure(metrics, model, look), "Pass@1 against budget", ("budget", model)
     for setting in found.settings[:MAX_COMPARED]:
         if model in setting.models:
-            caption = f"Pass@1 per policy at {setting.title}"
             figure = policy_bars_figure(setting, model, metrics, look)
-            yield figure, caption, ("policies", model, setting.file_part)
-    if figure := accuracy_memory_figure(metrics, model, look):
-        yield figure, "Pass@1 against memory", ("memory", model)
-    if figure := bytes_figure(metrics, model, look):
-        yield figure, "Pass@1 against bytes", ("bytes", model)
-    if figure := cost_figure(found.run, metrics, model, look):
-        yield figure, "KV memory and FLOPs", ("cost", model)
+            yield figure, f"Pass@1 per policy at {setting.title}", ("policies", model, setting.file_part)
+    yield accuracy_memory_figure(metrics, model, look), "Pass@1 against memory", ("memory", model)
+    yield bytes_figure(metrics, model, look), "Pass@1 against bytes", ("bytes", model)
+    yield cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
+    yield speed_figure(timings(found.run), metrics, model, look), "Pass@1 against speed", ("speed", model)
+
+
+def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
+    for model in found.models:
+        title = model_title(found.metrics, model)
+        yield from ((figure, f"{title}, {caption}", name) for figure, caption, name in _of_model(found, model, look))
+    for name, title, figure in drawn_fidelity(found.run, look):
+        yield figure, f"{title}, KL of replayed texts", ("fidelity", name)
+    if floors := [verdict for verdict in found.verdicts if verdict.floor is not None]:
+        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
+        yield noise_figure(floors, look), caption, ("noise",)

@@ -13,6 +13,7 @@ from kvsweep.analysis.numbers.findings import Findings
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
 from kvsweep.analysis.numbers.seconds import timings
+from kvsweep.analysis.numbers.sentences import recommended
 from kvsweep.base.command_line import counted
 from kvsweep.base.escape import file_name
 
@@ -69,8 +70,8 @@ def headline(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def _best(cells: pd.DataFrame) -> Any:
-    if cells["recommendable"].eq(True).any():
-        return cells.loc[cells["recommendable"].eq(True), "kept_memory"].idxmin()
+    if (chosen := recommended(cells)) is not None:
+        return chosen.name
     verdict = next(name for name in format.DECISIONS if (cells["decision"] == name).any())
     return cells.loc[cells["decision"] == verdict, "diff_to_full"].idxmax()
 

@@ -178,7 +178,6 @@ ELSEWHERE = {
 TEMPORARY = {
     ("harness/sweep/run/store.py", "open"),
     ("analysis/pictures/style.py", "savefig"),
-    ("analysis/report/fidelity.py", "savefig"),
 }
 READ_BACK = {("analysis/report/gallery.py", "read_bytes")}
 

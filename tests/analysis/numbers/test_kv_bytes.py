@@ -9,7 +9,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.pictures.bytes import bytes_figure
+from kvsweep.analysis.pictures.tradeoffs import bytes_figure
 
 # Bytes of a row and of the newest rows, by bits.
 SIZES = {16: (1536, 0), 8: (864, 24576), 4: (480, 24576)}

@@ -15,13 +15,9 @@ from kvsweep.analysis.format import PAGE_WIDTH, POLICY_TITLES
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.grids import shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.pictures.comparison import (
-    accuracy_memory_figure,
-    pareto_front,
-    policy_bars_figure,
-    series,
-)
+from kvsweep.analysis.pictures.policies import policy_bars_figure
 from kvsweep.analysis.pictures.style import policy_looks, save_figure
+from kvsweep.analysis.pictures.tradeoffs import accuracy_memory_figure, pareto_front, series
 
 MakeCell = Callable[..., Path]
 
@@ -199,7 +195,7 @@ def points(*pairs: tuple[float, float]) -> pd.DataFrame:
 
 def test_pareto_front_by_hand() -> None:
     table = points((100, 0.5), (90, 0.4), (90, 0.3), (95, 0.4), (110, 0.5), (120, 0.9), (80, 0.1))
-    assert pareto_front(table).index.tolist() == [6, 1, 0, 5]
+    assert pareto_front(table, "mean_cache_length").index.tolist() == [6, 1, 0, 5]
 
 
 def settings_of(*rows: tuple[float, float, float, float]) -> pd.DataFrame:

@@ -15,9 +15,9 @@ from kvsweep.analysis.numbers.findings import analyse_scores
 from kvsweep.analysis.numbers.grids import find_grids, missing_cells
 from kvsweep.analysis.numbers.metrics import cell_metrics
 from kvsweep.analysis.numbers.reference import published_grid
-from kvsweep.analysis.pictures.budget import budget_figure
 from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure
 from kvsweep.analysis.pictures.style import save_figure
+from kvsweep.analysis.pictures.tradeoffs import budget_figure
 from kvsweep.base.escape import file_name
 
 MakeCell = Callable[..., Path]

@@ -14,7 +14,8 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.findings import analyse
 from kvsweep.analysis.numbers.grids import shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.pictures.comparison import accuracy_memory_figure, policy_bars_figure
+from kvsweep.analysis.pictures.policies import policy_bars_figure
+from kvsweep.analysis.pictures.tradeoffs import accuracy_memory_figure
 from kvsweep.analysis.report import gallery
 
 MakeCell = Callable[..., Path]
