@@ -25,7 +25,7 @@ MARKS = {
     UNTOUCHED: "nothing was evicted: the full cache itself",
     UNPACKED: "no row was packed: all in the model's precision",
     STOPPED: "decided early: fewer draws, so the score leans the way of its label",
-    UNSURE: "this reading of the published figure is doubted",
+    UNSURE: "a reading of the published figure is doubted",
 }
 # The marks of the verdicts on a setting, and their words, from the best verdict to the worst.
 DECISION_MARKS = {"holds": HOLDS, "costs": COSTS, "loses": LOSES}
@@ -178,11 +178,11 @@ def untouched(row: Any) -> bool:
 
 
 def state_marks(row: Any) -> str:
-    """The marks of a cell's score: nothing evicted or packed, not finished, fewer draws, a doubted reading."""
-    unpacked, unsure = getattr(row, "packed", None) == 0, getattr(row, "sure", None) == "no"
+    """The marks of a cell's score: nothing evicted, nothing packed, not finished, fewer draws than the others."""
+    unpacked = getattr(row, "packed", None) == 0
     stopped = getattr(row, "stopped_early", None) == True  # noqa: E712 - NaN where nothing is compared
-    marks = UNTOUCHED * untouched(row) + UNPACKED * unpacked + UNFINISHED * (row.status != "done")
-    return marks + STOPPED * stopped + UNSURE * unsure
+    marks = UNTOUCHED * untouched(row) + UNPACKED * unpacked
+    return marks + UNFINISHED * (row.status != "done") + STOPPED * stopped
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

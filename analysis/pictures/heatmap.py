@@ -21,8 +21,8 @@ from kvsweep.analysis.pictures import style
 # Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
 COLORMAP = "YlGnBu"
 
-# The size of the numbers in points; the widest panel and a letter of its title in inches.
-SIZE, WIDEST, TITLE = 6.5, 3.55, 0.062
+# The size of the numbers in points; the widest panel, a letter of its title and one of an axis in inches.
+SIZE, WIDEST, TITLE, LETTER = 6.5, 3.55, 0.062, 0.055
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,15 @@ class Panel:
     """One heatmap: its title, a line below it, and the cells, [windows descending, ratios ascending].
 
     A cell has a value in percent or points, NaN where missing, and a label. Panels of one `scale` have one colour
-    scale, which reaches to the scores of their full caches; that of differences lies around zero.
+    scale, which reaches to the scores of their full caches; that of differences lies around zero. `windows` are the
+    names of the rows; one whose published readings are doubted has a mark.
     """
 
     title: str
     note: str
     values: pd.DataFrame
     labels: pd.DataFrame
+    windows: list[str]
     scale: str = ""
     difference: bool = False
     full: float = np.nan
@@ -64,7 +66,8 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
     look = Look(width=look.width, map=look.map)
-    return _heatmaps([_panel(grid, mean, full, title, look)], grid.title, look, ["Pass@1 in %"])
+    panel = replace(_panel(grid, mean, full, title, look), windows=_windows(grid, rows))
+    return _heatmaps([panel], grid.title, look, ["Pass@1 in %"])
 
 
 def published_figure(
@@ -79,16 +82,15 @@ def published_figure(
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         name = f"{model_title(metrics, model)} | {rows['benchmark_title'].iloc[0]}"
         own = replace(_panel(grid, rows, _full_cells(rows, metrics), f"{name}, ours"), scale=str(benchmark))
-        read = [f"{row.pass_at_1:z.1f}{UNSURE * (row.sure == 'no')}" for row in theirs.itertuples()]
-        scores, labels = _pivot(theirs, "pass_at_1", grid), _pivot(theirs.assign(label=read), "label", grid)
-        gap = own.values - scores
+        scores = _pivot(theirs, "pass_at_1", grid)
+        read, gap = scores.map("{:.1f}".format, na_action="ignore").fillna(MISSING), own.values - scores
+        both = {"values": scores, "labels": read, "windows": _windows(grid, theirs)}
         note = f"typical standard error of ours {format.percent(rows['se'].mean())}"
+        points = {"values": gap, "labels": gap.map(_points), "windows": own.windows}
         panels += [
-            replace(
-                own, title=f"{name}, published", note="", full=np.nan, values=scores, labels=labels.fillna(MISSING)
-            ),
+            replace(own, title=f"{name}, published", note="", full=np.nan, **both),
             own,
-            Panel(title="ours minus published", note=note, values=gap, labels=gap.map(_points), difference=True),
+            Panel(title="ours minus published", note=note, difference=True, **points),
         ]
     look = Look(width=look.width, columns=3 if look.width > 5 else 1, map=look.map)
     scale = "published and ours have one colour scale per row, the differences one for all rows"
@@ -108,10 +110,17 @@ def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str,
         note=_full_cache(full),
         values=100 * _pivot(rows, value, grid).astype("float64"),
         labels=_pivot(rows, "label", grid).fillna(MISSING),
+        windows=_windows(grid, rows),
         scale=title if look.scale == "own" else "",
         difference=difference,
         full=100 * full["pass_at_1"].astype("float64").mean(),
     )
+
+
+def _windows(grid: PolicyGrid, rows: pd.DataFrame) -> list[str]:
+    """The names of the grid's windows, with a mark where a reading of a published figure is doubted."""
+    doubted = set(rows.loc[rows["sure"] == "no", "local_window"]) if "sure" in rows else set()
+    return [format.number(window) + UNSURE * (window in doubted) for window in grid.windows]
 
 
 def _pivot(rows: pd.DataFrame, value: str, grid: PolicyGrid) -> pd.DataFrame:
@@ -155,7 +164,7 @@ def _notes(look: Look) -> list[str]:
         notes = ["Pass@1 minus the full cache's, in points, on the same pairs; one colour scale for all panels"]
         return notes + (["below each value the interval of its verdict"] if look.interval else [])
     scales = {"own": "each panel has its own colour scale", "shared": "one colour scale for all panels"}
-    notes = [f"Pass@1 in %; {scales[look.scale]}", "a stroke on the colour bar is the full cache"]
+    notes = [f"Pass@1 in %; {scales[look.scale]}"]
     return notes + (["below each value its 95% interval"] if look.interval else [])
 
 
@@ -166,7 +175,9 @@ def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> 
     height = len(panels[0].values)
     lines = 1 + max(panel.labels.map(lambda text: text.count("\n")).to_numpy().max() for panel in panels)
     width = min(look.width, columns * WIDEST)
-    shown = "".join(panel.title + panel.note + "".join(panel.labels.to_numpy().ravel()) for panel in panels)
+    shown = "".join("".join([panel.note, *panel.windows, *panel.labels.to_numpy().ravel()]) for panel in panels)
+    stroke = any(bool(panel.full == panel.full) and not panel.difference for panel in panels)
+    notes += ["a stroke on the colour bar is the full cache"] if stroke else []
     entries = [*notes, *(f"{mark} {meaning}" for mark, meaning in MARKS.items() if mark in shown)]
     entries += ["±\N{NO-BREAK SPACE}standard error over problems"] if "±" in shown else []
     figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * height + 0.62) + 0.6))
@@ -181,7 +192,7 @@ def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> 
             bar.set_label("points" if panels[place].difference else "Pass@1")
         if place % columns == 0:
             axes.set_ylabel("Local Window Size")
-        elif panels[place].values.index.equals(panels[place - 1].values.index):
+        elif panels[place].windows == panels[place - 1].windows:
             axes.set_yticklabels([])
         if place + columns >= len(panels):
             axes.set_xlabel("Ratio")
@@ -198,7 +209,8 @@ def _fitting_columns(panels: list[Panel], width: float) -> int:
     titles = max(len(text) for panel in panels for text in (panel.title, panel.note))
     cells = len(ratios) * 0.6 * SIZE * letters / 72
     # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
-    fits = int((width - 0.4) / max(cells + 0.45, TITLE * titles))
+    windows = LETTER * max(len(name) for panel in panels for name in panel.windows)
+    fits = int((width - 0.2 - windows) / max(cells + 0.45, TITLE * titles))
     counts = [4, 2, 1] if len(panels) == 4 else [len(panels), 4, 3, 2, 1]
     return next(count for count in counts if count <= max(fits, 1))
 
@@ -218,9 +230,9 @@ def _limits(panels: Sequence[Panel]) -> tuple[float, float]:
 def _heatmap(axes: Axes, panel: Panel, limits: tuple[float, float], cmap: str) -> Colorbar | None:
     cmap = style.DIVERGING if panel.difference else cmap
     mesh = style.heat_table(axes, panel.values.to_numpy(), panel.labels.to_numpy(), cmap=cmap, limits=limits, size=SIZE)
-    ratios, windows = panel.values.columns, panel.values.index
+    ratios = panel.values.columns
     axes.set_xticks(np.arange(len(ratios)) + 0.5, [format.number(ratio) for ratio in ratios])
-    axes.set_yticks(np.arange(len(windows)) + 0.5, [format.number(window) for window in windows])
+    axes.set_yticks(np.arange(len(panel.windows)) + 0.5, panel.windows)
     axes.set_title("\n".join(line for line in (panel.title, panel.note) if line), linespacing=1.3)
     if not panel.values.notna().any(axis=None):
         return None

@@ -12,6 +12,8 @@ from kvsweep.analysis.format import DEFAULT_LOOK, Look
 from kvsweep.analysis.numbers.sentences import PanelVerdict
 from kvsweep.analysis.pictures import style
 
+# All panels together, in inches: with the note they fit on a page.
+MOST_HIGH = 9.0
 BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
 
@@ -23,7 +25,8 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     verdicts must have a floor.
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
-    figure = style.new_figure((look.width, 1.8 * ceil(len(verdicts) / columns) + 0.5))
+    rows = ceil(len(verdicts) / columns)
+    figure = style.new_figure((look.width, min(1.8 * rows, MOST_HIGH) + 0.5))
     for axes, verdict in zip(style.panels(figure, len(verdicts), columns), verdicts, strict=True):
         _panel(axes, verdict, look.width / columns)
     figure.supylabel("Pass@1 (%)", fontsize=8)

@@ -37,7 +37,7 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
             "recommendable": row.recommendable == True,  # noqa: E712 - NaN where nothing is compared
             "decision": row.decision if isinstance(row.decision, str) else "",
             "partial": bool(row.status != "done" or row.ungraded > 0),
-            "marks": format.state_marks(row),
+            "marks": format.state_marks(row) + format.UNSURE * (getattr(row, "sure", "") == "no"),
         }
         for row, values in zip(cells, numbers.to_numpy().tolist(), strict=True)
     ]

@@ -6,6 +6,7 @@ const DECISIONS = { holds: "✓", costs: "(✓)", loses: "†" };
 const MARKED = {
   "=": "nothing was evicted, so this is the full cache", "§": "no row was packed", "*": "not finished",
   "°": "decided with fewer draws, so the score leans the way of its label",
+  "‡": "this reading of the published figure is doubted",
 };
 const boards = document.getElementById("boards"), scale = document.getElementById("scale");
 
