@@ -1,8 +1,12 @@
 // Numbers as texts, as kvsweep.analysis.format writes them; a dash where one is unknown.
 const MISSING = "–";
 const unknown = (value) => value === undefined || value === null;
-const signOf = (value, signed) => (signed && value >= 0 ? "+" : "");
-const percent = (share, signed) => (unknown(share) ? MISSING : signOf(share, signed) + (100 * share + 0).toFixed(1).replace(/^-0\.0$/, "0.0"));
+// Halves go to the even digit, as in Python: 81.25 is 81.2 on the page and in the figures. Of the doubles only .25 and .75 are halves.
+const tenths = (value) => (Math.abs(value) % 1 === 0.25 ? value - Math.sign(value) / 100 : value).toFixed(1);
+const percent = (share, signed) => {
+  const text = unknown(share) ? MISSING : tenths(100 * share).replace(/^-0\.0$/, "0.0");
+  return signed && /^\d/.test(text) ? `+${text}` : text;
+};
 const plusMinus = (share, error, signed) => percent(share, signed) + (unknown(share) || unknown(error) ? "" : ` ± ${percent(error)}`);
 const signedInterval = (low, high) => (unknown(low) ? MISSING : `${percent(low, true)} to ${percent(high, true)}`);
 const number = (value) => (unknown(value) ? MISSING : String(value));

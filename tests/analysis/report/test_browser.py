@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvsweep.analysis import format
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.findings import analyse
 from kvsweep.analysis.pictures.kept import read_kept
@@ -85,6 +86,21 @@ def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeyp
     assert not browser.execute_script("return document.querySelectorAll('img[src=x]').length")
     assert requests(browser) == set()
     assert browser.get_log("browser") == []
+
+
+def test_a_phone_and_python_read_the_same(run: Path, browser: Any) -> None:
+    """At 390 px the best settings stand below each other in full, and halves are rounded as `format` rounds them."""
+    browser.get(build_report(run).as_uri())
+    shares = [n / 32 for n in range(-32, 33)] + [0.1435, 0.0005, 0.9995, -0.0003]
+    shown = browser.execute_script("return arguments[0].map((share) => percent(share, true))", shares)
+    assert shown == [format.percent(share, signed=True) for share in shares]
+    set_size(browser, 390, 844)
+    inside = """return [...document.querySelectorAll("#headline td *")].map((part) => part.getBoundingClientRect())
+        .filter((box) => box.left < 0 || box.right > 390).length"""
+    assert browser.execute_script(inside) == 0
+    named = "return getComputedStyle(document.querySelector('#headline td'), '::before').content"
+    assert browser.execute_script(named) == '"Chain"'
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_tables_sort(run: Path, browser: Any) -> None:

@@ -63,7 +63,8 @@ def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir)
 
 def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_model_dir, tmp_path, capsys):
     out = tmp_path / "out"
-    main([str(texts), "--out", str(out), "--by", "step", f"model.path={tiny_model_dir}", "model.threads=1"])
+    blank = r"--split=\n\s*\n"  # the toys' own separator is another
+    main([str(texts), "--out", str(out), "--by", "step", blank, f"model.path={tiny_model_dir}", "model.threads=1"])
     written = capsys.readouterr().out.split()
     assert sorted(p.rsplit(".", 1)[1] for p in written) == ["csv", "pdf", "png", "svg"]
     table = pd.read_csv(next(p for p in written if p.endswith(".csv")), keep_default_na=True)

@@ -1,9 +1,16 @@
 """Where reasoning steps begin and end, by hand."""
 
+from random import Random
+
 import pytest
+from tokenizers import Tokenizer
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.inspect.reasoning_steps import derivations, given, matches, numbers, paragraphs, token_range
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.toy.tasks import TASKS, problems
+from kvsweep.harness.toy.words import KINDS
 
 
 def test_paragraphs_end_at_blank_lines():
@@ -11,6 +18,29 @@ def test_paragraphs_end_at_blank_lines():
     assert paragraphs(["\n\n", "a"]) == [range(1), range(1, 2)]
     assert paragraphs(["a. ", "b. ", "c"], r"\. ") == [range(1), range(1, 2), range(2, 3)]
     assert paragraphs(["a", "b"]) == [range(2)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_toys_separator_finds_the_steps_of_their_solutions(task):
+    """The steps are those of the generator that the models have learnt from."""
+    separator = compose_config("model=toy_qwen_restated" if task == "restated" else "model=toy_qwen").model.split
+    tokenizer = Tokenizer.from_file(str(WEIGHTS / "toy_qwen" / "tokenizer.json"))
+    for problem in problems(task, 20):
+        written = [step.text.strip() for step in TASKS[task].solve(problem.question).steps]
+        written[-1] += " Let me see again, 1+2=3. Fine, next one. Done."
+        ids = tokenizer.encode(" ".join(["Let me start.", *written]), add_special_tokens=False).ids
+        pieces = [tokenizer.decode([token]) for token in ids]
+        found = ["".join(pieces[step.start : step.stop]).strip() for step in paragraphs(pieces, separator)]
+        assert found == ["Let me start.", *written]
+
+
+def test_other_models_write_lines_or_blank_lines():
+    story = KINDS["schedule"].write(Random(0), 6, True)
+    pieces = [part for step in story.steps for part in (step, "\n")]
+    lines = paragraphs(pieces, compose_config("model=smollm2_reasons").model.split)
+    assert len(lines) == len(story.steps) > 2
+    for model in ("r1_qwen_7b", "r1_llama_8b", "qwen3_8b"):
+        assert len(paragraphs(["a", "\n", "b\n\n", "c"], compose_config(f"model={model}").model.split)) == 2
 
 
 def test_equations_as_tokens():
