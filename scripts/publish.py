@@ -19,6 +19,7 @@ from kvsweep.analysis.report.build import build_report
 PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 PICTURES = {
     "demo": ["heatmap_*_dynts_128.png"],
+    "hybrid": [],
     "labels": [],
     "methods": ["memory_*.png", "policies_*_ratio0.6_window48_budget192.png"],
     "smol": ["heatmap_*.png"],

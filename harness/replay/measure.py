@@ -135,14 +135,24 @@ def _compare(
         return
     places = [slice(fed.start, fed.start + len(fed.hidden)) for fed in parts]
     known = torch.cat([references[fed.request.key].hidden[at] for fed, at in zip(parts, places, strict=True)])
+    found = torch.cat([fed.hidden for fed in parts])
     following = torch.tensor([i for fed, at in zip(parts, places, strict=True) for i in fed.request.forced[at]])
-    numbers = []
-    for few, found, ids in _few(model, known, torch.cat([fed.hidden for fed in parts]), following.to(known.device)):
-        full, cell = (model.logits(states).float().log_softmax(dim=-1) for states in (few, found))
-        kl = (full.exp() * (full - cell)).sum(dim=-1).clamp(min=0)
-        same = full.argmax(dim=-1) == cell.argmax(dim=-1)
-        numbers.append(torch.stack([kl, cell.gather(-1, ids[:, None])[:, 0], same.float()]))
-    kl, loglik, same = torch.cat(numbers, dim=1).double().numpy(force=True)
+    # Many cells read the same token of a text in a step; the full cache's distribution is computed once.
+    texts = {pair: number << 32 for number, pair in enumerate(references)}
+    tokens = [texts[fed.request.key] + np.arange(at.start, at.stop) for fed, at in zip(parts, places, strict=True)]
+    _, first, token_of = np.unique(np.concatenate(tokens), return_index=True, return_inverse=True)
+    order, size = np.argsort(token_of, kind="stable"), _tokens_at_once(model)
+    numbers = np.empty((3, len(order)))
+    for begin in range(0, len(first), size):
+        full = model.logits(known[first[begin : begin + size]]).float().log_softmax(dim=-1)
+        low, high = np.searchsorted(token_of, [begin, begin + size], sorter=order)
+        for rows in np.split(order[low:high], range(size, high - low, size)):
+            own, cell = full[token_of[rows] - begin], model.logits(found[rows]).float().log_softmax(dim=-1)
+            kl = (own.exp() * (own - cell)).sum(dim=-1).clamp(min=0)
+            same = own.argmax(dim=-1) == cell.argmax(dim=-1)
+            taken = cell.gather(-1, following[rows, None].to(cell.device))[:, 0]
+            numbers[:, rows] = torch.stack([kl, taken, same.float()]).double().numpy(force=True)
+    kl, loglik, same = numbers
     begin = 0
     for fed, at in zip(parts, places, strict=True):
         own = slice(begin, begin := begin + len(fed.hidden))
@@ -154,8 +164,11 @@ def _compare(
 
 def _few(model: LoadedModel, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """As many tokens at a time of numbers per token as give `_LOGITS` logits."""
-    size = max(1, _LOGITS // model.network.config.vocab_size)
-    return zip(*(column.split(size) for column in columns), strict=True)
+    return zip(*(column.split(_tokens_at_once(model)) for column in columns), strict=True)
+
+
+def _tokens_at_once(model: LoadedModel) -> int:
+    return max(1, _LOGITS // model.network.config.vocab_size)
 
 
 def _answer_start(model: LoadedModel, ids: Sequence[int]) -> int:
@@ -170,17 +183,14 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
 
     def bins(values: np.ndarray, bounds: Sequence[float]) -> list[ReplayBin]:
         place = np.searchsorted(bounds, values, side="right") - 1
+        sums = [np.bincount(place, numbers, len(bounds)) for numbers in (None, tally.kl, change, tally.same)]
         return [
-            ReplayBin(
-                tokens=int(inside.sum()),
-                kl=float(tally.kl[inside].sum()),
-                change=float(change[inside].sum()),
-                top1=int(tally.same[inside].sum()),
-            )
-            for inside in (place == index for index in range(len(bounds)))
+            ReplayBin(tokens=int(tokens), kl=float(kl), change=float(loss), top1=int(same))
+            for tokens, kl, loss, same in zip(*sums, strict=True)
         ]
 
     answered = answer_start < len(change)
+    median, p99 = np.quantile(tally.kl, [0.5, 0.99])
     return Replay(
         problem_id=pair[0],
         draw=pair[1],
@@ -188,8 +198,8 @@ def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: 
         prompt_tokens=prompt_tokens,
         evictions=tally.evictions,
         kl_mean=float(tally.kl.mean()),
-        kl_median=float(np.median(tally.kl)),
-        kl_p99=float(np.quantile(tally.kl, 0.99)),
+        kl_median=float(median),
+        kl_p99=float(p99),
         loglik=float(tally.loglik.sum()),
         change=float(change.sum()),
         top1=float(tally.same.mean()),

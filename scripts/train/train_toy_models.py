@@ -3,6 +3,8 @@ r"""Train a toy model from scratch on the toy tasks, on one CPU core in about ha
 
     python scripts/train/train_toy_models.py --arch qwen  --out harness/toy/weights/toy_qwen
     python scripts/train/train_toy_models.py --arch llama --out harness/toy/weights/toy_llama
+    python scripts/train/train_toy_models.py --arch qwen_windows --out harness/toy/weights/toy_qwen_windows \
+        --start harness/toy/weights/toy_qwen --tokens 600000 --lr 1e-3 --ramp 0.2
     python scripts/train/train_toy_models.py --arch qwen --out harness/toy/weights/toy_qwen_restated \
         --start harness/toy/weights/toy_qwen --tasks chain,add,regs,groups,restated \
         --tokens 6000000 --lr 1e-3 --ramp 0.2
@@ -15,6 +17,7 @@ import copy
 import json
 import math
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -23,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +53,14 @@ POOL_EXAMPLES = 384
 GENERATE_BATCH = 128
 ANSWER_WEIGHT = 3.0
 WARMUP_STEPS = 100
+TASK_NAMES = ["chain", "add", "regs", "groups"]
+# A step of the thinking takes 25 to 40 tokens: a window sees about one, and older facts come through full layers alone.
+WINDOWS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "use_sliding_window": True,
+    "sliding_window": 32,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +73,8 @@ class Example:
 
 
 def new_model(arch: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> ToyModel:
-    """A model with random weights, of about 0.6 million parameters, in fp32."""
-    shape = {
+    """A model with random weights, of 0.6 to 0.8 million parameters, in fp32."""
+    shape: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 128,
         "intermediate_size": 384,
@@ -78,9 +90,21 @@ def new_model(arch: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> ToyMo
         "pad_token_id": tokenizer.pad_token_id,
     }
     torch.manual_seed(seed)
-    if arch == "qwen":
-        return Qwen2ForCausalLM(Qwen2Config(**shape))
-    return LlamaForCausalLM(LlamaConfig(**shape))
+    if arch == "llama":
+        return LlamaForCausalLM(LlamaConfig(**shape))
+    return Qwen2ForCausalLM(Qwen2Config(**shape | (WINDOWS if arch == "qwen_windows" else {})))
+
+
+def grown(trained: dict[str, torch.Tensor], model: ToyModel) -> dict[str, torch.Tensor]:
+    """The weights of a trained model of three layers for one of four, whose second layer adds nothing at first."""
+    weights = model.state_dict()
+    for name, value in weights.items():
+        if ".layers.1." not in name:
+            source = re.sub(r"layers\.([23])", lambda found: f"layers.{int(found[1]) - 1}", name)
+            weights[name] = trained[source]
+        elif "o_proj" in name or "down_proj" in name:
+            weights[name] = torch.zeros_like(value)
+    return weights
 
 
 def prompt_ids(problem: ToyProblem, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -202,7 +226,8 @@ class Training:
         self.model = new_model(args.arch, self.tokenizer, args.seed)
         if args.start:
             trained = type(self.model).from_pretrained(args.start, dtype=torch.float32)
-            self.model.load_state_dict(trained.state_dict())
+            weights = trained.state_dict()
+            self.model.load_state_dict(grown(weights, self.model) if args.arch == "qwen_windows" else weights)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=args.lr, betas=(0.9, 0.98), weight_decay=0.05, fused=True
         )
@@ -270,8 +295,7 @@ class Training:
         next_eval = self.progress + self.args.eval_every
         while self.progress < 1 and self.pool < self.args.max_pools:
             self.train_pool()
-            if self.pool % 5 == 0:
-                self.save_checkpoint()
+            self.save_checkpoint()
             if self.progress >= next_eval:
                 self.write_log(accuracy=accuracy(self.model, self.tokenizer, self.args.tasks, 8, seed=1))
                 next_eval += self.args.eval_every
@@ -287,6 +311,7 @@ class Training:
         }
         if self.args.start:
             options |= {"start": self.args.start, "lr": self.args.lr, "ramp": self.args.ramp}
+        if self.args.tasks != TASK_NAMES:
             options["tasks"] = ",".join(self.args.tasks)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return f"python scripts/train/{Path(__file__).name} {shlex.join(words)}"
@@ -334,14 +359,14 @@ class Training:
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", choices=("qwen", "llama"), required=True)
+    parser.add_argument("--arch", choices=("qwen", "llama", "qwen_windows"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="directory of the finished model")
     parser.add_argument("--work", type=Path, help="folder of checkpoint and log; default: OUT.work")
     parser.add_argument("--start", type=Path, help="trained model to start from; default: random weights")
     parser.add_argument(
         "--tasks",
         type=lambda text: text.split(","),
-        default=["chain", "add", "regs", "groups"],
+        default=TASK_NAMES,
         help="tasks, with commas",
     )
     parser.add_argument("--seed", type=int, default=0)

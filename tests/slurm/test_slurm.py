@@ -72,9 +72,9 @@ def undisturbed(results: Path, *more: str) -> dict[str, list[bytes]]:
     return completions(results / "default")
 
 
-def kvsweep(*arguments: str, environment: dict[str, str], code: int = 0) -> str:
+def kvsweep(*arguments: str, environment: dict[str, str], code: int = 0, command: str = "kvsweep") -> str:
     ended = subprocess.run(
-        [sys.executable, "-m", "kvsweep.harness.sweep.command", *arguments],
+        [sys.executable, "-c", f"from kvsweep.harness.console import {command}; {command}()", *arguments],
         env=environment,
         cwd=ROOT,
         text=True,
@@ -257,6 +257,38 @@ def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str],
     wait_until_empty(cluster)
     assert completions(run) == expected
     assert status(run, cluster)["states"] == {"done": 3}
+
+
+def test_a_replay_of_a_finished_run_is_the_replay_of_one_process(cluster: dict[str, str], tmp_path: Path) -> None:
+    run, calm = tmp_path / "default", tmp_path / "calm"
+    undisturbed(tmp_path, *SMALL[:1])
+    shutil.copytree(run, calm)
+    launcher = [*SLURM, "launcher.shards=2", "launcher.parallel=2"]
+    submitted = kvsweep(str(run), *launcher, environment=cluster, command="replay")
+    assert f"progress: kvsweep-status {run} --watch" in submitted
+    kvsweep(str(calm), environment=cluster, command="replay")
+    wait_until_empty(cluster)
+    told = status(run, cluster)
+    assert (told["replayed"], told["to_replay"]) == (18, 18), "3 cells, 6 texts"
+    assert {path.name for path in run.glob("*/replay*.jsonl")} == {"replay-1of2.jsonl", "replay-2of2.jsonl"}
+    found, expected = replayed(run), replayed(calm)
+    assert found.keys() == expected.keys()
+    assert sum(row["kl_mean"] > 0 for row in expected.values()) > 6
+    for key, row in expected.items():
+        assert found[key]["evictions"] == row["evictions"]
+        for name in ("kl_mean", "change", "top1"):  # which texts lie side by side changes the last bits
+            assert found[key][name] == pytest.approx(row[name], rel=1e-3, abs=1e-5)
+    wrote = {path: path.read_bytes() for path in run.glob("*/replay*.jsonl")}
+    kvsweep(str(run), *launcher, environment=cluster, command="replay")
+    wait_until_empty(cluster)
+    assert {path: path.read_bytes() for path in wrote} == wrote, "nothing is left to replay"
+
+
+def replayed(run: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    lines = [
+        (path.parent.name, json.loads(line)) for path in run.glob("*/replay*.jsonl") for line in path.open().readlines()
+    ]
+    return {(cell, row["problem_id"]): row for cell, row in lines}
 
 
 def words(run: Path, cluster: dict[str, str]) -> str:

@@ -20,7 +20,7 @@ from kvsweep.compression.rows import Prefill
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.loaded import LoadedModel
-from tests.harness.models.test_families import check_exact, loaded
+from tests.harness.models.test_families import EXACT, check_exact, loaded, particular
 
 WINDOW = 24
 THREE = {"num_hidden_layers": 3, "sliding_window": WINDOW}
@@ -55,12 +55,13 @@ MODELS |= {
 # The products of experts depend on the tokens beside a text: `invariant=true` is refused (test_families.py).
 WITH_EXPERTS = {"gpt_oss", "qwen3_next"}
 EACH = pytest.mark.parametrize("name", MODELS)
+# The other families, each with windows where it has them, in shorter texts.
+OTHERS = sorted(EXACT.keys() - {family for family, _ in MODELS.values()})
 
 
 @cache
 def model_of(name: str) -> LoadedModel:
-    family, fields = MODELS[name]
-    return loaded(family, fields)
+    return loaded(*MODELS[name]) if name in MODELS else particular(name)
 
 
 def text_of(model: LoadedModel, length: int, seed: int) -> list[int]:
@@ -163,14 +164,19 @@ def requests_for(model: LoadedModel, count: int, **options: Any) -> list[Request
     ]
 
 
-@EACH
-@pytest.mark.parametrize("config", [CacheConfig(), CacheConfig(bits=8, group=8, residual=16)], ids=["whole", "packed"])
-def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig) -> None:
+PACKED = CacheConfig(bits=8, group=8, residual=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "new"),
+    [(name, config, 48) for name in MODELS for config in (CacheConfig(), PACKED)] + [(f, PACKED, 36) for f in OTHERS],
+)
+def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig, new: int) -> None:
     model = model_of(name)
     requests = requests_for(model, 3)
     alone = [single for request in requests for single in request.split()]
     found, expected = (
-        {(cell, c.problem_id): c for cell, c in engine_of(model, rows, slots, cache=config).generate(rows)}
+        {(cell, c.problem_id): c for cell, c in engine_of(model, rows, slots, new, cache=config).generate(rows)}
         for rows, slots in ((requests, 4), (alone, 1))
     )
     assert found == expected
@@ -203,15 +209,16 @@ def test_bits_are_the_same_whatever_the_slots(name: str) -> None:
         assert all(torch.equal(other[key], rows) for key, rows in seen[0].items())
 
 
-@EACH
-@pytest.mark.parametrize("invariant", [True, False])
-def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool) -> None:
-    """A text of 150 tokens over two slots: the last hidden states after chunks of any size."""
+@pytest.mark.parametrize(
+    ("name", "invariant", "length"),
+    [(name, invariant, 150) for name in MODELS for invariant in (True, False)] + [(f, True, 75) for f in OTHERS],
+)
+def test_chunks_are_the_steps_one_by_one(name: str, invariant: bool, length: int) -> None:
+    """A text over two slots: the last hidden states after chunks of any size; invariance is refused for experts."""
     model = model_of(name)
-    if invariant and model.spec.experts:
-        pytest.skip("refused for experts")
-    text = tuple(text_of(model, 150, 3))
-    decoding = DecodingConfig(name="fed", max_new_tokens=150, sampling=SamplingConfig(temperature=0))
+    invariant = invariant and not model.spec.experts
+    text = tuple(text_of(model, length, 3))
+    decoding = DecodingConfig(name="fed", max_new_tokens=length, sampling=SamplingConfig(temperature=0))
     given = {"prompt_ids": text[:30], "branches": branches(model), "forced": text[30:], "replayed": True}
     requests = [Request(problem_id=str(i), draw=0, **given) for i in range(2)]
     states = []
