@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def compare(directory: Path) -> pd.DataFrame:
-    """A row per keep_ratio and policy: Pass@1 and loss of both models, tests against random_head and between the models."""
+    """A row per keep_ratio and policy: Pass@1 of both models, tested against random_head and between the models."""
     run = load_run(directory)
     names = ["cell_id", "model", "benchmark", "policy", "keep_ratio"]
     rows = graded_rows(run).merge(run.cells[names], on="cell_id")

@@ -19,7 +19,7 @@ from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import make_job
 
 FOLDER = Path(__file__).resolve().parents[2] / "results/published/replay"
-SIZES, EVERY, WINDOW = (256, 512, 1024), 128, 64
+EVERY, WINDOW = 128, 64
 # dynts and triattention need a head and statistics, which this model lacks; rpc's cache grows with the text.
 POLICIES = (
     *("random", "random_head", "window", "streaming_llm", "sepllm", "h2o", "inertia", "tova", "snapkv", "rkv"),
@@ -36,7 +36,7 @@ def replay_of(given: argparse.Namespace, limit: int | None) -> tuple[ReplayJob, 
     In one job, so that the texts are read once by the full cache.
     """
     jobs, settings = [], Settings()
-    for rows in SIZES:
+    for rows in given.rows:
         config = compose_config(
             *("model=smollm2_135m", "model.dtype=bfloat16", "benchmark=records", "benchmark.limit=1", "policy=window"),
             *(f"policy.rows={rows}", f"policy.every={EVERY}", f"policy.local_window={WINDOW}"),
@@ -78,7 +78,7 @@ def tables(given: argparse.Namespace) -> None:
 
     job, settings = replay_of(given, None)
     found = []
-    for rows in SIZES:
+    for rows in given.rows:
         names = {cell_id: name for cell_id, (size, name) in settings.items() if size == rows}
         texts = rows_of_cells(job.run_directory, names, job.replay.file)
         # A text that no cell evicts says nothing at this size.
@@ -92,7 +92,7 @@ def tables(given: argparse.Namespace) -> None:
     table[columns].round(6).to_csv(FOLDER / "r1_traces.csv", index=False)
     shown = ["rows", "policy", "texts", "evictions", "kl", "kl_se", "flips", "p_holm"]
     print(table[shown].round(4).to_string(index=False))
-    order = list(table[table["rows"] == SIZES[0]]["policy"])
+    order = list(table[table["rows"] == given.rows[0]]["policy"])
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     axis = figure.subplots()
     for shift, (rows, own) in enumerate(table.groupby("rows")):
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("stage", choices=["replay", "tables"])
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, nargs="+", default=[256, 512, 1024])
     parser.add_argument("--tokens", type=int, default=1300, help="tokens of each text, from the first")
     parser.add_argument("--policies", default=",".join(POLICIES), help="policies, with commas")
     parser.add_argument("--turn", type=int, default=4, help="texts a turn")
