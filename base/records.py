@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, overload
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, overload
 
 import msgspec
 import yaml
@@ -25,7 +25,7 @@ from kvsweep.base.files import open_file, read_file, read_lines
 SCHEMA = 1
 StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
-OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "no_answer", "truncated", "grader_timeout")
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # The number of the grader's rules; a change that changes a verdict raises it, and all grades are made again.
 GRADER = 1
 CELL_FILE = "cell.yaml"
@@ -436,16 +436,13 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
 def check_schema(found: Mapping[str, Any], where: object) -> None:
     """Raise an OtherSchemaError for contents of a file that name another schema than this version's, or none."""
     schema = found.get("schema")
-    if type(schema) is not int or schema < SCHEMA:
-        raise OtherSchemaError(
-            f"{where} has {'no schema' if schema is None else f'schema {schema}'} and this kvsweep reads schema "
-            f"{SCHEMA}: an older kvsweep wrote it; run the sweep again under another run_name."
-        )
-    if schema > SCHEMA:
-        raise OtherSchemaError(
-            f"{where} has schema {schema} and this kvsweep reads schema {SCHEMA}: install the kvsweep that wrote it, "
-            "or a newer one."
-        )
+    if type(schema) is int and schema == SCHEMA:
+        return
+    named = "no schema" if schema is None else f"schema {schema}"
+    way_out = "an older kvsweep wrote it; run the sweep again under another run_name"
+    if type(schema) is int and schema > SCHEMA:
+        way_out = "install the kvsweep that wrote it, or a newer one"
+    raise OtherSchemaError(f"{where} has {named} and this kvsweep reads schema {SCHEMA}: {way_out}.")
 
 
 def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
@@ -528,19 +525,29 @@ def read_cell(folder: Path) -> Any:
     return cell
 
 
-def check_run(run_directory: Path) -> None:
-    """Refuse a run directory with a cell that was written with another schema; a broken cell is passed over."""
+def read_cells(run_directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the folder and the contents of every cell of a run directory; a broken cell is passed over.
+
+    A cell that was written with another schema raises an OtherSchemaError.
+    """
     for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
-        with suppress(OSError, BrokenCell):
-            read_cell(path.parent)
+        try:
+            cell = read_cell(path.parent)
+        except (OSError, BrokenCell):
+            continue
+        yield path.parent, cell
 
 
 def read_screen(directory: Path) -> dict[str, Screened]:
-    """The cells of a run directory that a screen left out, by cell_id; none where the file is missing or broken."""
+    """The cells of a run directory that a screen left out, by cell_id; a broken file raises a UserError."""
+    path = directory / SCREEN_FILE
     try:
-        return decode(read_file(directory / SCREEN_FILE), dict[str, Screened])
-    except (OSError, ValueError):
+        return decode(read_file(path), dict[str, Screened])
+    except FileNotFoundError:
         return {}
+    except (ValueError, RecursionError) as error:
+        reason = f"{path} names no screened cells ({error})"
+        raise UserError(f"{reason}: delete the file, and run the sweep with its screen= again.") from error
 
 
 def read_provenance(path: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+import msgspec
+
 from kvsweep.base.records import Outcome
 from kvsweep.harness.grading.expressions import TEXT_COMMAND, compare, readable
 from kvsweep.harness.models.thinking import ThinkTags
@@ -33,20 +35,12 @@ class Verdict(NamedTuple):
     forms: tuple[str, str] = ("", "")
 
 
-def judge(
-    text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[str, Any] | None = None
-) -> tuple[str | None, Outcome]:
-    """The answer and the outcome of one completion (`explain`)."""
-    return explain(text, stop_reason, gold, kind, rule)[:2]
-
-
-def explain(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[str, Any] | None = None) -> Verdict:
+def judge(text: str, stop_reason: str, gold: str, kind: AnswerKind, rule: dict[str, Any] | None = None) -> Verdict:
     """Judge one completion; one that was cut off (`stop_reason`) is truncated, whatever it holds.
 
     `rule` has the fields of `Rule` as a worker receives them, `tags` as a mapping; None for the defaults.
     """
-    fields = rule or {}
-    reading = Rule(**{**fields, "tags": ThinkTags(**fields.get("tags", {}))})
+    reading = msgspec.convert(rule or {}, Rule)
     if stop_reason != "stop" and not reading.lenient:
         return Verdict(None, "truncated", "the completion was cut off")
     answer = extract_answer(text, kind, reading)

@@ -27,11 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     shown = "what was extracted, both forms as they were compared, and the rule that decided"
     add("--why", metavar="PROBLEM", help=f"grade nothing; show for each completion of this problem {shown}")
     arguments = parser.parse_args(argv)
-    judge = "judge" if arguments.why is None else "explain"
-    pool = {"workers": arguments.workers, "timeout_s": arguments.timeout}
     with one_sentence("kvsweep-grade"):
         cells = _cells(arguments.dir)
-        with Grader(**pool, function=f"kvsweep.harness.grading.answers:{judge}") as grader:
+        with Grader(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
             (_grade_run if arguments.why is None else _explain)(grader, cells, arguments)
     return 0
 

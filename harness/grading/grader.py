@@ -4,8 +4,8 @@ Every row, however simple its answer kind, is judged in a worker process (`harne
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ class Standard:
     id: str
 
     def job(self, row: Completion) -> Job:
-        """What a worker needs to judge the completion."""
         gold = self.golds[row.problem_id]
         return Job(text=row.text, stop_reason=row.stop_reason, gold=gold, kind=self.kind, rule=self.rule)
 
@@ -112,13 +111,7 @@ class Grader(Pool):
     def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
         """Grade completions of a cell, in their order; no row is read from a file or written to one."""
         grades, jobs = list[Grade](), [standard.job(row) for row in completions]
-        try:
-            replies = self.judge(jobs)
-        except BaseException:
-            # Their replies to this call must not be taken for those to the next.
-            self.close()
-            raise
-        for completion, job, reply in zip(completions, jobs, replies, strict=True):
+        for completion, job, reply in zip(completions, jobs, self.judge(jobs), strict=True):
             if "error" in reply:
                 raise RuntimeError(f"grading problem {completion.problem_id!r} failed: {reply['error']}")
             grade = Grade(
@@ -134,10 +127,7 @@ class Grader(Pool):
         return grades
 
     def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
-        """For every completion of one problem in a cell's folder a text: what was read, compared, and decided by what.
-
-        The pool's function must be `kvsweep.harness.grading.answers:explain`.
-        """
+        """A text for every completion of one problem of a cell: what was read, compared, and decided by what."""
         standard = read_standard(directory, lenient=lenient)
         gold = standard.golds.get(problem_id)
         if gold is None:
@@ -154,26 +144,28 @@ class Grader(Pool):
             )
 
 
+def standard_of(cell: Mapping[str, Any], golds: dict[str, str], *, lenient: bool = False) -> Standard:
+    benchmark, model = cell["benchmark"], cell.get("model", {})
+    tags = {name: model[f"think_{name}"] for name in ("start", "end") if f"think_{name}" in model}
+    rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
+    return Standard(golds=golds, kind=benchmark["answer_kind"], rule=rule, id=records.grading_rule(cell))
+
+
 def read_standard(directory: Path, *, lenient: bool = False) -> Standard:
     """The standard of a cell's folder, as its `cell.yaml` and `problems.jsonl` have it."""
     path = directory / records.CELL_FILE
     try:
-        cell = records.read_cell(directory)
-        benchmark, model = cell["benchmark"], cell.get("model", {})
-        kind = benchmark["answer_kind"]
-        tags = {name: model[f"think_{name}"] for name in ("start", "end") if f"think_{name}" in model}
-        rule = {"answer_from": benchmark.get("answer_from", "after_think"), "tags": tags, "lenient": lenient}
+        standard = standard_of(records.read_cell(directory), {}, lenient=lenient)
     except FileNotFoundError:
         raise UserError(f"{directory} holds no {records.CELL_FILE}; name a cell's folder.") from None
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
-    if kind not in ANSWER_KINDS:
+    if standard.kind not in ANSWER_KINDS:
         raise UserError(
-            f"{path} names answer_kind {kind!r}, which must be one of {', '.join(ANSWER_KINDS)}; "
+            f"{path} names answer_kind {standard.kind!r}, which must be one of {', '.join(ANSWER_KINDS)}; "
             "grade it with the version that ran it."
         )
-    golds = _read_golds(directory / records.PROBLEMS_FILE, kind)
-    return Standard(golds=golds, kind=kind, rule=rule, id=records.grading_rule(cell))
+    return replace(standard, golds=_read_golds(directory / records.PROBLEMS_FILE, standard.kind))
 
 
 def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:

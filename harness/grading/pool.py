@@ -5,10 +5,8 @@ alone. The workers are plain subprocesses that talk in lines of JSON: `multiproc
 import the caller's main module, and torch with it, in each of them.
 """
 
-import contextlib
 import importlib
 import json
-import math
 import os
 import resource
 import select
@@ -16,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,13 +26,13 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.records import Outcome
 from kvsweep.harness.grading.answers import AnswerKind
 
-_ROWS_PER_MESSAGE = 16
 _START_LIMIT_S = 60.0
-# The longest wait of the pool; what passes beyond it passes while this process stands still.
+# The longest wait for a worker; what passes beyond it passes while this process stands still.
 _LOOK_S = 0.5
 
 # What one worker may take of the machine: a power tower must not take all of it.
 _WORKER_BYTES = 4 << 30
+_OVERRAN = {"answer": None, "outcome": "grader_timeout"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Job:
 
 
 def serve(function: str) -> None:
-    """The main loop of a worker: lines of jobs in, one line of verdict a job out, until the input ends."""
+    """The main loop of a worker: a line for a job in, a line for its verdict out, until the input ends."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = _WORKER_BYTES if hard == resource.RLIM_INFINITY else min(_WORKER_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -62,22 +61,22 @@ def serve(function: str) -> None:
     judge_row = getattr(importlib.import_module(module), name)
     print("{}", file=replies, flush=True)
     for line in sys.stdin.buffer:
-        for job in json.loads(line):
-            try:
-                answer, outcome, *why = judge_row(*job)
-                reply = {"answer": answer, "outcome": outcome, "why": why}
-            except MemoryError:
-                reply = {"answer": None, "outcome": "grader_timeout"}
-            except Exception as error:
-                reply = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps(reply), file=replies, flush=True)
+        try:
+            answer, outcome, *why = judge_row(*json.loads(line))
+            reply = {"answer": answer, "outcome": outcome, "why": why}
+        except MemoryError:
+            reply = _OVERRAN
+        except Exception as error:
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(reply), file=replies, flush=True)
 
 
 class _Worker:
-    """A worker process, and the jobs it has been sent and not yet answered."""
+    """A worker process, which judges one row at a time."""
 
-    def __init__(self, function: str, deadline: float) -> None:
+    def __init__(self, function: str) -> None:
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        self._function, self._started = function, False
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from kvsweep.harness.grading.pool import serve; serve({function!r})"],
             stdin=subprocess.PIPE,
@@ -85,45 +84,42 @@ class _Worker:
             process_group=0,  # Ctrl-C reaches the terminal's whole group; the parent decides when a worker ends
             env={**os.environ, "PYTHONPATH": path},
         )
+
+    def judge(self, job: Job, seconds: float) -> dict[str, Any] | None:
+        """The reply to a job; None if the process has ended, or has taken more than so many seconds."""
         assert self._process.stdin is not None
+        if not self._started and self._receive(_START_LIMIT_S) is None:
+            raise RuntimeError(f"a grading worker for {self._function} did not start; its error is above")
+        self._started = True
+        with suppress(BrokenPipeError):  # of a process that has ended the output ends, too
+            self._process.stdin.write(json.dumps(astuple(job)).encode() + b"\n")
+            self._process.stdin.flush()
+        return self._receive(seconds)
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        """The next line of the output. Time in which this process is stopped does not count."""
         assert self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout.fileno()
-        self._received = b""
-        self.pending: deque[int] = deque()
-        self.started = False
-        self.deadline = deadline
+        output, line, waited = self._process.stdout.fileno(), b"", 0.0
+        poll = select.poll()
+        poll.register(output, select.POLLIN)
+        while not line.endswith(b"\n"):
+            start = time.monotonic()
+            # Rounded up: woken a moment early, the loop would spin.
+            ready = poll.poll(min(_LOOK_S, seconds - waited) * 1000 + 1)
+            waited += min(time.monotonic() - start, 2 * _LOOK_S)
+            piece = os.read(output, 1 << 16) if ready else b""
+            if not piece and (ready or waited >= seconds):
+                return None
+            line += piece
+        return dict(json.loads(line))
 
-    def fileno(self) -> int:
-        return self._output
-
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def send(self, indices: Sequence[int], jobs: Sequence["Job"]) -> None:
-        self.pending.extend(indices)
-        message = json.dumps([(job.text, job.stop_reason, job.gold, job.kind, job.rule) for job in jobs])
-        # If the worker has died, its output is closed: `receive` finds that, and the job that it died at.
-        with contextlib.suppress(BrokenPipeError):
-            self._input.write(message.encode() + b"\n")
-            self._input.flush()
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """The replies that have arrived; None if the process has ended."""
-        piece = os.read(self._output, 1 << 16)
-        if not piece:
-            return None
-        *lines, self._received = (self._received + piece).split(b"\n")
-        return [json.loads(line) for line in lines]
+    def kill(self) -> None:
+        self._process.kill()
 
     def end(self) -> None:
-        """Kill the process and wait until it is gone; its replies are no longer read."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        # Closing writes what is still in the buffer, to a process that is gone.
-        with contextlib.suppress(BrokenPipeError):
-            self._input.close()
+        """Kill the process, wait until it is gone, and close its pipes."""
+        with suppress(BrokenPipeError), self._process:
+            self._process.kill()
 
 
 class Pool:
@@ -131,9 +127,9 @@ class Pool:
 
     Args:
         workers: how many processes at most.
-        timeout_s: seconds that one row may take; then its worker is killed, and the rows behind it go to a fresh
-            worker. The row itself gets a second try, and is `grader_timeout` if it overruns that too. A row whose
-            worker dies of itself counts the same. Time in which this process is stopped does not count.
+        timeout_s: seconds that one row may take; then its worker is killed. When all other rows are judged, the row
+            gets a second try, and is `grader_timeout` if it overruns that too. A row whose worker dies of itself counts
+            the same. Time in which this process is stopped does not count.
         function: `module:name` of what judges a row, called in the worker with (text, stop_reason, gold,
             kind, rule) and returning (answer, outcome) or more.
     """
@@ -147,7 +143,7 @@ class Pool:
             raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
         self._limit, self._timeout_s, self._function = workers, timeout_s, function
         self._workers: list[_Worker] = []
-        self._now = 0.0  # seconds in which this process was awake and waited
+        self._idle: list[_Worker] = []
 
     def __enter__(self) -> Self:
         return self
@@ -156,48 +152,28 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.end()
-        self._workers.clear()
+        while self._workers:
+            self._workers.pop().end()
+        self._idle.clear()
 
     def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """Judge rows in the workers; one reply a job, in order.
 
         A reply holds `answer`, `outcome` and `why` (what else the function returned), or `error` if it raised.
-        This is the one loop that sends, waits, and kills.
         """
-        replies: dict[int, dict[str, Any]] = {}
-        tried: set[int] = set()
-        size = max(1, min(_ROWS_PER_MESSAGE, math.ceil(len(jobs) / self._limit)))  # so that every worker has some
-        waiting = deque(range(start, min(start + size, len(jobs))) for start in range(0, len(jobs), size))
-        while len(replies) < len(jobs):
-            while waiting and (worker := self._idle_worker()) is not None:
-                indices = waiting.popleft()
-                if worker.started:
-                    worker.deadline = self._now + self._timeout_s
-                worker.send(indices, [jobs[index] for index in indices])
-            busy = [worker for worker in self._workers if worker.pending]
-            start = time.monotonic()
-            readable = _wait(busy, min(_LOOK_S, min(worker.deadline for worker in busy) - self._now))
-            self._now += min(time.monotonic() - start, 2 * _LOOK_S)
-            for worker in busy:
-                received = worker.receive() if worker in readable else []
-                if received is None or (not received and self._now >= worker.deadline):
-                    lost, *rest = self._drop(worker)
-                    if lost in tried:
-                        replies[lost] = {"answer": None, "outcome": "grader_timeout"}
-                    else:
-                        tried.add(lost)
-                        waiting.append(range(lost, lost + 1))
-                    if rest:
-                        waiting.append(range(rest[0], rest[-1] + 1))
-                    continue
-                for reply in received:
-                    worker.deadline = self._now + self._timeout_s
-                    if worker.started:
-                        replies[worker.pending.popleft()] = reply
-                    worker.started = True
-        return [replies[index] for index in range(len(jobs))]
+        threads = ThreadPoolExecutor(self._limit)
+        try:
+            replies = dict(enumerate(threads.map(self._try, jobs)))
+            lost = [index for index, reply in replies.items() if reply is None]
+            replies |= zip(lost, threads.map(self._try, [jobs[index] for index in lost]), strict=True)
+        except BaseException:
+            for worker in self._workers:
+                worker.kill()
+            threads.shutdown()  # no thread uses a worker from here on
+            self.close()
+            raise
+        threads.shutdown()
+        return [reply or _OVERRAN for reply in replies.values()]
 
     def verdict(self, job: Job) -> tuple[str | None, Outcome]:
         """Judge one row: the answer that was read from it, and its outcome. Raises RuntimeError: the judge raised."""
@@ -206,30 +182,17 @@ class Pool:
             raise RuntimeError(f"grading failed: {reply['error']}")
         return reply["answer"], reply["outcome"]
 
-    def _idle_worker(self) -> _Worker | None:
-        for worker in [worker for worker in self._workers if not worker.pending]:
-            if worker.is_alive():
-                return worker
-            self._drop(worker)
-        if len(self._workers) == self._limit:
-            return None
-        self._workers.append(_Worker(self._function, self._now + _START_LIMIT_S))
-        return self._workers[-1]
-
-    def _drop(self, worker: _Worker) -> list[int]:
-        """End a worker that hangs or has died; the jobs it leaves, the one it was at first."""
-        self._workers.remove(worker)
-        worker.end()
-        if not worker.started:
-            raise RuntimeError(f"a grading worker for {self._function} did not start; its error is above")
-        return list(worker.pending)
-
-
-def _wait(workers: Sequence[_Worker], seconds: float) -> list[_Worker]:
-    """The workers with something to read, as soon as one has, or after so many seconds."""
-    poll = select.poll()
-    for worker in workers:
-        poll.register(worker.fileno(), select.POLLIN)
-    # Rounded up: woken a moment early, the loop would spin.
-    ready = {fd for fd, _ in poll.poll(max(0.0, seconds) * 1000 + 1)}
-    return [worker for worker in workers if worker.fileno() in ready]
+    def _try(self, job: Job) -> dict[str, Any] | None:
+        """The reply of an idle worker, or of a new one; None if the worker overran or died, and is gone."""
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker(self._function)
+            self._workers.append(worker)
+        reply = worker.judge(job, self._timeout_s)
+        if reply is None:
+            self._workers.remove(worker)
+            worker.end()
+        else:
+            self._idle.append(worker)
+        return reply

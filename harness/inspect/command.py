@@ -63,7 +63,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raise a UserError where an option is out of range, cannot be read, or contradicts another."""
     paragraphs([], options.split or PARAGRAPHS)
     matches([], options.find or "")
     if options.steps:

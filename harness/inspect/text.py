@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,13 @@ from kvsweep.base.records import (
     Completion,
     Grade,
     Problem,
-    grading_rule,
     read_cell,
     read_rows,
 )
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading.grader import Grader, Standard
+from kvsweep.harness.grading.grader import Grader, standard_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
@@ -230,14 +229,8 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     branch = Branch(cell_id="", policy=cell.policy)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
     ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])
-    described = cell.describe()
-    standard = Standard(
-        golds={problem.id: problem.gold},
-        kind=cell.benchmark.answer_kind,
-        rule={"answer_from": cell.benchmark.answer_from, "tags": asdict(model.config.tags)},
-        id=grading_rule(described),
-    )
+    described, trace = cell.describe(), trace_of(completion, prompt)
     with Grader(workers=1) as grader:
-        [grade] = grader.grade([completion], standard)
-    setting, trace = setting_of(described["policy"]), trace_of(completion, prompt)
+        [grade] = grader.grade([completion], standard_of(described, {problem.id: problem.gold}))
+    setting = setting_of(described["policy"])
     return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)

@@ -17,6 +17,7 @@ from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import use_slot_attention
 from kvsweep.harness.models.adapter import add_adapter
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.gpus import VISIBLE, named_gpus
 from kvsweep.harness.models.hub import from_place
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps
@@ -117,14 +118,13 @@ def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
 
 def device_of(config: ModelConfig) -> torch.device:
     """The device that a model of this configuration is loaded to."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if torch.cuda.is_available():
         return torch.device("cuda" if config.device == "auto" else config.device)
     if config.device.startswith("cuda"):
         raise UserError(f"model.device={config.device} needs a GPU, and this process sees none: set model.device=cpu.")
-    if config.device == "auto" and given not in ("", "-1", "NoDevFiles"):
+    if config.device == "auto" and named_gpus():
         raise UserError(
-            f"this process was given a GPU (CUDA_VISIBLE_DEVICES={given}), and torch finds none: mend the driver or "
+            f"this process was given a GPU ({VISIBLE}={os.environ[VISIBLE]}), and torch finds none: mend the driver or "
             "torch's build, or set model.device=cpu."
         )
     return torch.device("cpu" if config.device == "auto" else config.device)

@@ -44,7 +44,6 @@ Exit status: 0 done, 2 bad input, 130 interrupted.
 
 @one_sentence("kvsweep-predictor", GOES_ON)
 def main(argv: Sequence[str] | None = None) -> None:
-    """Console script: exit code 0 done, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(arguments):
         print(HELP, end="")

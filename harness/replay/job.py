@@ -1,26 +1,25 @@
 """A replay as a job of the sweep: the same cells, launchers, shards and locks; it writes rows of replayed texts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from omegaconf import OmegaConf
+from tqdm import tqdm
 
 from kvsweep.base import records
-from kvsweep.base.errors import BrokenCell, UserError
-from kvsweep.base.records import Pair, PairRow, read_rows, shard_files
+from kvsweep.base.errors import UserError
+from kvsweep.base.records import Pair, shard_files
 from kvsweep.base.tasks import State, TaskStatus
 from kvsweep.harness.replay.texts import ReplayConfig, Text, read_texts
 from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.config import UNTRACKED
 from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.sweep.plan.stored import stored_config
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from kvsweep.harness.sweep.run.store import stored_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +36,20 @@ class ReplayJob(Job):
     def of(cls, job: Job, config: ReplayConfig) -> Self:
         """The replay of a job's cells; a cell gets as many texts whatever its draws."""
         own = {field.name: getattr(job, field.name) for field in fields(Job)}
-        return cls(**{**own, "rounds": (), "draws": 1, "work": execute}, replay=config)
+        return cls(
+            **{**own, "rounds": (), "finish": False, "draws": 1, "tracker": UNTRACKED, "work": execute}, replay=config
+        )
 
     @cached_property
     def texts(self) -> list[Text]:
-        """The texts of all shards."""
         return read_texts(self, self.replay)
 
     @property
+    def rows_file(self) -> str:
+        return self.replay.file
+
+    @property
     def own_pairs(self) -> list[Pair]:
-        """The texts of this job's shard."""
         return self.shard.of([text.pair for text in self.texts])
 
     @property
@@ -54,19 +57,11 @@ class ReplayJob(Job):
         """The texts of this job's shard: a replay has one round."""
         return self.own_pairs
 
-    def in_rounds(self) -> list[Job]:
-        """This job alone."""
-        return [self]
-
     def unfinished_cells(self) -> list[Cell]:
         """The cells that lack a row of some text of this shard."""
         wanted = set(self.own_pairs)
-        return [cell for cell in self.cells if not wanted <= self.stored(cell)]
-
-    def stored(self, cell: Cell) -> set[Pair]:
-        """The texts whose rows the cell has."""
-        files = shard_files(self.run_directory / cell.cell_id, self.replay.file).values()
-        return {row.key for path in files for row in read_rows(path, PairRow, on_bad=records.ignore)}
+        run, file = self.run_directory, self.rows_file
+        return [cell for cell in self.cells if not wanted <= stored_pairs(run / cell.cell_id, file)]
 
     def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
         """The status of a task of its own, beside the one that decodes the cells."""
@@ -80,54 +75,36 @@ def execute(job: Job, grader: Any, progress: tqdm) -> None:
     from kvsweep.harness.provenance import describe_arithmetic, describe_process
     from kvsweep.harness.replay.measure import replay
     from kvsweep.harness.sweep.run.decode_cells import loaded
-    from kvsweep.harness.sweep.run.store import CellStore
-    from kvsweep.harness.sweep.watch.heartbeat import Reporter
+    from kvsweep.harness.sweep.run.open_cells import open_cells
 
     assert isinstance(job, ReplayJob)
     cells = job.unfinished_cells()
     progress.update(len(job.own_pairs) * (len(job.cells) - len(cells)))
     if not cells:
         return
-    job.check_inputs()
-    own, status = set(job.own_pairs), job.status("running")
-    with ExitStack() as stack:
-        stores = {
-            cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, job.benchmark.problems, job.shard))
-            for cell in cells
-        }
+    with open_cells(job, cells, job.status("running"), progress) as work:
         decoding_pass = describe_process()
         decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
-        for store in stores.values():
+        for store in work.stores.values():
             if not shard_files(store.directory, records.PROVENANCE_FILE):  # nothing of the cell was decoded yet
                 what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
                 store.begin_pass({**what, "config": job.resolved}, decoding_pass)
-        stored = {cell.cell_id: job.stored(cell) & own for cell in cells}
-        for cell_id, pairs in stored.items():
-            status.cells[cell_id].finished = len(pairs)
-            progress.update(len(pairs))
-        reporter = stack.enter_context(Reporter(job.run_directory, status))
-        texts = [text for text in job.texts if text.pair in own]
+        own = set(job.own_pairs)
         wanted = {
-            text: lacking for text in texts if (lacking := [c for c in cells if text.pair not in stored[c.cell_id]])
+            text: lacking
+            for text in job.texts
+            if text.pair in own and (lacking := [cell for cell in cells if work.lacks(cell.cell_id, text.pair)])
         }
         progress.set_description(f"{job.name}, replay")
         for cell_id, row in replay(loaded(job.model), job, wanted, job.replay.tokens):
-            stores[cell_id].append_row(job.replay.file, row)
-            reporter.stored(cell_id)
-            progress.update()
+            work.append(cell_id, row)
 
 
 def read_jobs(directory: Path) -> list[Job]:
     """The jobs that wrote the cells of a run directory, as their provenance has them."""
-    from omegaconf import OmegaConf
-
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(directory.glob(f"*/{records.CELL_FILE}")):
-        for file in shard_files(path.parent, records.PROVENANCE_FILE).values():
-            try:
-                records.read_cell(path.parent)
-            except (OSError, BrokenCell):
-                continue
+    for folder, _ in records.read_cells(directory):
+        for file in shard_files(folder, records.PROVENANCE_FILE).values():
             config = stored_config(file)
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}

@@ -1,7 +1,7 @@
 """From texts to rows: each cell's next-token distributions beside the full cache's, token by token, none stored."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,12 +56,13 @@ def replay(
 
     Products need not have equal bits here, so they are torch's own; the same texts and cells give the same numbers.
     """
-    plain = {text.pair: text.request(model, tokens) for text in wanted}
-    longest = max(len(request.prompt_ids) for request in plain.values())
-    limit = max(len(request.forced) for request in plain.values())
-
-    def requests(texts: Sequence[Text], cells: Mapping[Pair, Sequence[Branch]]) -> list[Request]:
-        return [replace(plain[t.pair], branches=tuple(cells[t.pair])) for t in texts if cells.get(t.pair)]
+    requests = {
+        text.pair: text.request(model, tokens, [Branch(cell_id=c.cell_id, policy=c.policy) for c in cells])
+        for text, cells in wanted.items()
+    }
+    longest = max(len(request.prompt_ids) for request in requests.values())
+    limit = max(len(request.forced) for request in requests.values())
+    decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
 
     def engine(asked: Sequence[Request], cache: CacheConfig) -> Engine:
         capacity = needed_capacity(asked, decoding)
@@ -71,41 +72,38 @@ def replay(
             asked, model, decoding=decoding, seed=job.seed, slots=slots, impl=job.impl, invariant=False, cache=cache
         )
 
-    decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
-    everything = list(wanted)
-    branches = {text.pair: [Branch(cell_id=c.cell_id, policy=c.policy) for c in wanted[text]] for text in everything}
-    # A cell that grows with the text needs slots as long as the text; the full cache is its own reference.
-    full = {
-        b.cell_id for group in branches.values() for b in group if b.policy.name == "full" and not job.cache.is_packed
-    }
-    grown = {b.cell_id for group in branches.values() for b in group if grows(b.policy, longest, limit)} - full
-    parts = [
-        {
-            pair: [b for b in group if (b.cell_id in grown) == growing and b.cell_id not in full]
-            for pair, group in branches.items()
-        }
-        for growing in (False, True)
-    ]
-    reading = engine(requests(everything, {pair: [_FULL] for pair in branches}), UNPACKED)
-    engines = [(part, engine(asked, job.cache)) for part in parts if (asked := requests(everything, part))]
-    for first in range(0, len(everything), _TEXTS):
-        texts = everything[first : first + _TEXTS]
-        references = _read(model, reading, requests(texts, {pair: [_FULL] for pair in branches}))
-        tallies = {
-            (branch.cell_id, text.pair): references[text.pair].tally()
-            for text in texts
-            for branch in branches[text.pair]
-        }
-        for part, feeding in engines:
-            for step in feeding.replay(requests(texts, part)):
+    def full(pairs: Iterable[Pair]) -> list[Request]:
+        return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
+
+    def part(pairs: Iterable[Pair], growing: bool) -> list[Request]:
+        """Requests for the cells that need slots as long as the text, or for the others.
+
+        The full cache is its own reference.
+        """
+        asked = []
+        for request in (requests[pair] for pair in pairs):
+            others = [b for b in request.branches if b.policy.name != "full" or job.cache.is_packed]
+            if own := tuple(b for b in others if grows(b.policy, longest, limit) == growing):
+                asked.append(replace(request, branches=own))
+        return asked
+
+    reading = engine(full(requests), UNPACKED)
+    engines = {growing: engine(asked, job.cache) for growing in (False, True) if (asked := part(requests, growing))}
+    for first in range(0, len(requests), _TEXTS):
+        pairs = list(requests)[first : first + _TEXTS]
+        references = _read(model, reading, full(pairs))
+        tallies = {(b.cell_id, pair): references[pair].tally() for pair in pairs for b in requests[pair].branches}
+        for growing, feeding in engines.items():
+            for step in feeding.replay(part(pairs, growing)):
                 _compare(model, references, step, tallies)
         for (cell_id, pair), tally in tallies.items():
-            question, text = plain[pair].prompt_ids, plain[pair].forced
-            yield cell_id, _row(pair, len(question), _answer_start(model, text), tally, references[pair])
+            question, text = requests[pair].prompt_ids, list(requests[pair].forced)
+            thinking = model.thinking_tokens(text)  # before the closing tag, behind which the answer begins
+            answer_start = len(text) if thinking is None else thinking + 1
+            yield cell_id, _row(pair, len(question), answer_start, tally, references[pair])
 
 
 def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> dict[Pair, Reference]:
-    """Read the texts with the full cache."""
     states: dict[Pair, list[Tensor]] = defaultdict(list)
     for step in engine.replay(requests):
         for fed in step:
@@ -169,12 +167,6 @@ def _few(model: LoadedModel, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def _tokens_at_once(model: LoadedModel) -> int:
     return max(1, _LOGITS // model.network.config.vocab_size)
-
-
-def _answer_start(model: LoadedModel, ids: Sequence[int]) -> int:
-    """Index of the first token behind the closing thinking tag; the text's length where there is none."""
-    thinking = model.thinking_tokens(list(ids))
-    return len(ids) if thinking is None else thinking + 1
 
 
 def _row(pair: Pair, prompt_tokens: int, answer_start: int, tally: Tally, full: Reference) -> Replay:

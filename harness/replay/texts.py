@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from kvsweep.base import records
-from kvsweep.base.errors import BrokenCell, UserError
+from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
 from kvsweep.base.records import Completion, Pair, Problem, Row, read_rows, read_shards
 from kvsweep.harness.decode.request import Branch, Request
@@ -114,13 +114,9 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
 
 def _full_cell(job: Job) -> Path:
     condition = job.cells[0].describe()["condition"]
-    for path in sorted(job.run_directory.glob(f"*/{records.CELL_FILE}")):
-        try:
-            cell = records.read_cell(path.parent)
-        except (OSError, BrokenCell):
-            continue
+    for folder, cell in records.read_cells(job.run_directory):
         if cell["condition"] == condition and cell["policy"]["name"] == "full" and "cache" not in cell:
-            return path.parent
+            return folder
     raise UserError(
         f"{job.name}: {job.run_directory} holds no full cache's cell of the same conditions, whose texts could be "
         "replayed: run that cell first (policy=full), or give texts=FILE."

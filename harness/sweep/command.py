@@ -11,13 +11,12 @@ from omegaconf import DictConfig
 
 from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import check_run
-from kvsweep.harness.replay.start import ReplayPlan, launch_replayed
+from kvsweep.base.records import read_cells
+from kvsweep.harness.replay.command import ReplayPlan, launch_replayed
 from kvsweep.harness.settings import CONF, build, build_target, own_overrides, plain_config_errors
 from kvsweep.harness.sweep.init import init
 from kvsweep.harness.sweep.launch.inline import Inline
-from kvsweep.harness.sweep.launch.launch import launch
-from kvsweep.harness.sweep.launch.launcher import Launcher, split
+from kvsweep.harness.sweep.launch.launcher import Launcher, launch, split
 from kvsweep.harness.sweep.plan.estimate import describe
 from kvsweep.harness.sweep.plan.job import Job, make_job
 
@@ -87,7 +86,8 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     if any(plan != plans[0] for plan in plans):
         raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
     for directory in {job.run_directory for job in jobs}:
-        check_run(directory)
+        for _ in read_cells(directory):  # refuses those of another schema
+            pass
     return list(jobs), launchers[0], plans[0]
 
 

@@ -40,6 +40,7 @@ from kvsweep.harness.provenance import describe_hardware
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.sweep.run import decode_cells
+from kvsweep.harness.sweep.run.open_cells import OpenCells
 from kvsweep.harness.sweep.run.store import CellStore
 from kvsweep.harness.sweep.watch.heartbeat import Reporter
 from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
@@ -359,15 +360,12 @@ def _decode(job: Job, left: int) -> None:
             if not left:
                 raise Killed
 
-    status, problems = job.status("running"), job.benchmark.problems
+    status = job.status("running")
     with tqdm(disable=True) as progress, ExitStack() as stack:
-        stores = {
-            cell.cell_id: stack.enter_context(CellStore(job.run_directory, cell, problems, shard=job.shard))
-            for cell in job.cells
-        }
+        stores = {cell.cell_id: stack.enter_context(CellStore.of(job, cell)) for cell in job.cells}
         reporter = Deadly(job.run_directory, status)
         progress.write = lambda *_, **__: None
-        decode_cells.decode(decode_cells.OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
+        decode_cells.decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
 
 
 def parse_args() -> argparse.Namespace:

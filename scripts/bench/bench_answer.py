@@ -133,9 +133,9 @@ class PaperLoop(Peer):
     """The padded evicting loop over all problems and draws, with the random numbers that our engine draws with."""
 
     def __init__(self, job: Job, model: LoadedModel, policy: DynTS) -> None:
-        self.pairs, self.model, self.seed = job.pairs, model, job.seed
+        self.pairs, self.model, self.seed = job.own_pairs, model, job.seed
         prompts = {problem.id: model.prompt_ids(problem.prompt) for problem in job.benchmark.problems}
-        prompts_of_pairs = [prompts[problem_id] for problem_id, _ in job.pairs]
+        prompts_of_pairs = [prompts[problem_id] for problem_id, _ in job.own_pairs]
         super().__init__(stock_network(job), prompts_of_pairs, policy, job.decoding)
 
     @torch.inference_mode()

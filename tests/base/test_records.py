@@ -16,14 +16,15 @@ from kvsweep.base.records import (
     Grade,
     PairRow,
     append_row,
-    check_run,
     held_percents,
     ignore,
     latest_rows,
     leaves,
     read_cell,
+    read_cells,
     read_provenance,
     read_rows,
+    read_screen,
     view,
 )
 
@@ -146,14 +147,22 @@ def test_a_cell_of_another_schema_is_refused(schema, sentence, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     (tmp_path / "a" / "cell.yaml").write_text("[broken")
-    check_run(tmp_path)
+    assert list(read_cells(tmp_path)) == []
     (tmp_path / "b" / "cell.yaml").write_text(f"{schema}cell_id: b\n")
-    for read in (check_run, lambda run: read_cell(run / "b")):
+    for read in (lambda run: list(read_cells(run)), lambda run: read_cell(run / "b")):
         with pytest.raises(OtherSchemaError, match=f"b/cell.yaml {sentence}"):
             read(tmp_path)
     (tmp_path / "provenance.json").write_text(json.dumps({"schema": 2} if schema else {}))
     with pytest.raises(OtherSchemaError, match=f"provenance.json {sentence}"):
         read_provenance(tmp_path / "provenance.json")
+
+
+@pytest.mark.parametrize("content", ["{torn", '["a"]', '{"a": {"rule": "screen=2"}}', "[" * 200_000])
+def test_a_broken_screen_is_refused(content, tmp_path):
+    assert read_screen(tmp_path) == {}
+    (tmp_path / "screen.json").write_text(content)
+    with pytest.raises(UserError, match=r"screen\.json names no screened cells .*: delete the file, and run"):
+        read_screen(tmp_path)
 
 
 def test_nesting_without_end_is_a_broken_line(tmp_path):

@@ -1,4 +1,4 @@
-"""What every launcher shares: its settings, the tasks of a sweep, and the mark that a task is queued."""
+"""The start of a sweep, and what every launcher shares: settings, tasks, the mark that a task is queued."""
 
 import os
 import platform
@@ -14,14 +14,14 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from submitit.helpers import Checkpointable
 
-from kvsweep.base.command_line import guard_streams
+from kvsweep.base.command_line import counted, guard_streams
 from kvsweep.base.errors import UserError, plain_disk_errors
 from kvsweep.base.files import make_folder
 from kvsweep.base.records import Shard
 from kvsweep.base.tasks import TaskStatus, job_file
-from kvsweep.harness.sweep.launch.gpus import VISIBLE
+from kvsweep.harness.models.gpus import VISIBLE
 from kvsweep.harness.sweep.plan.job import Job, checked_implementation
-from kvsweep.harness.sweep.run.store import most_open_cells
+from kvsweep.harness.sweep.run.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
 
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -51,6 +51,31 @@ class Launcher(ABC):
     @abstractmethod
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         """Start the tasks, those of a round after all tasks of the round before; mark the first round's as queued."""
+
+
+def launch(jobs: Sequence[Job], launcher: Launcher) -> None:
+    """Start the jobs as the launcher does, and print a table of the results, or the command that shows the progress.
+
+    Raises:
+        Exception: that of the first job that failed in this process, after all jobs have ended.
+    """
+    directories = list(dict.fromkeys(job.run_directory for job in jobs))
+    is_finished = not any(job.unfinished_cells() for job in jobs)
+    if is_finished:
+        cells = len({(job.run_directory, cell.cell_id) for job in jobs for cell in job.cells})
+        print(f"nothing to do: {counted(cells, 'cell')} done already")
+    else:
+        rounds = [split(part, launcher) for part in by_round(jobs)]
+        launcher.check(jobs)
+        launcher.start(rounds)
+    for directory in directories:
+        if not is_finished and launcher.waits:
+            from kvsweep.analysis.report.tables import summary_table  # imports pandas
+
+            print(summary_table(directory))
+        is_there = is_finished or launcher.waits
+        print(f"results: {directory}" if is_there else f"progress: kvsweep-status {directory} --watch")
+        print(f"report:  kvsweep-report {directory}")
 
 
 class RunJobs(Checkpointable):
@@ -85,7 +110,7 @@ def split(jobs: Sequence[Job], launcher: Launcher) -> list[Task]:
     A job with more cells than a process may hold open becomes several jobs.
     """
     tasks: list[Task] = [[]]
-    most = most_open_cells()
+    most = allow_open_cells()
     for job in jobs:
         shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
         if job.shard.count > 1:
@@ -109,22 +134,19 @@ def split(jobs: Sequence[Job], launcher: Launcher) -> list[Task]:
 
 def queue(tasks: Sequence[Task]) -> list[Path]:
     """Write the status that each job is queued, unless it runs already or is finished; the files that were written."""
-    return [path for task in tasks for job in task if (path := _queue(job))]
-
-
-def _queue(job: Job) -> Path | None:
-    if not job.unfinished_cells():
-        return None
-    status = job.status("queued")
-    status.host, status.pid = platform.node(), os.getpid()
-    path = TaskStatus.path(job.run_directory, status.task)
-    with suppress(OSError, ValueError):
-        if TaskStatus.read(path).seen(time.time()) == "running":
-            return None
-    with plain_disk_errors(job.run_directory):
-        job_file(job.run_directory, status.task).unlink(missing_ok=True)
-        status.write(job.run_directory)
-    return path
+    written = []
+    for job in (job for task in tasks for job in task if job.unfinished_cells()):
+        status = job.status("queued")
+        status.host, status.pid = platform.node(), os.getpid()
+        path = TaskStatus.path(job.run_directory, status.task)
+        with suppress(OSError, ValueError):
+            if TaskStatus.read(path).seen(time.time()) == "running":
+                continue
+        with plain_disk_errors(job.run_directory):
+            job_file(job.run_directory, status.task).unlink(missing_ok=True)
+            status.write(job.run_directory)
+        written.append(path)
+    return written
 
 
 def logs(tasks: Sequence[Task]) -> Path:

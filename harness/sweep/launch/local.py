@@ -15,7 +15,7 @@ from tqdm import tqdm
 from kvsweep.base.command_line import FAILED, counted, say
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import open_file
-from kvsweep.harness.sweep.launch.gpus import VISIBLE, visible_gpus
+from kvsweep.harness.models.gpus import VISIBLE, visible_gpus
 from kvsweep.harness.sweep.launch.launcher import AtLeastOne, Launcher, RunJobs, Task, logs, queue
 from kvsweep.harness.sweep.plan.job import Job
 
@@ -30,7 +30,6 @@ class Local(Launcher):
     parallel: AtLeastOne | None = None
 
     def check(self, jobs: Sequence[Job]) -> None:
-        """Refuse jobs that this machine cannot run."""
         super().check(jobs)
         for job in jobs:
             if job.model.device.startswith("cuda") and not visible_gpus():

@@ -59,7 +59,6 @@ class Slurm(Launcher):
             )
 
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
-        """Submit the arrays, and print the jobs' ids."""
         ahead = _jobs_ahead([job for tasks in rounds for task in tasks for job in task])
         queued = queue(rounds[0])
         for tasks in rounds:

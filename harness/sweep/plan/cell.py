@@ -1,10 +1,16 @@
-"""One point of the sweep and its id."""
+"""One point of the sweep, its id, and whether it is complete: the contents of DONE, the mark that a cell gets last."""
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
+import msgspec
+
+from kvsweep.base import records
+from kvsweep.base.files import read_file
 from kvsweep.base.records import SCHEMA, content_hash
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
@@ -68,3 +74,45 @@ class Cell:
         }
         # Near the top, so that a file that was cut off still has it.
         return {"schema": SCHEMA, "check": content_hash([self.cell_id, described]), **described}
+
+
+class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The contents of DONE: the stored completions, and the sizes of the files that hold them.
+
+    Attributes:
+        rule: the `grading_rule` of the grades.
+        plans: the sequential jobs for which these draws are enough, because they have decided the cell (`Job.plan`).
+    """
+
+    completions: int
+    draws: int
+    problems: list[str]
+    files: dict[str, int]
+    plans: list[str] = []
+    rule: str = ""
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
+        try:
+            done = records.decode(read_file(directory / records.DONE_FILE), cls)
+        except (OSError, ValueError):
+            return None
+        return done if done.files == file_sizes(directory) and records.PROBLEMS_FILE in done.files else None
+
+    def covers(self, problem_ids: Collection[str], draws: int) -> bool:
+        return set(problem_ids) <= set(self.problems) and draws <= self.draws
+
+
+def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
+    """True if DONE lists all these completions, or the plan of a sequential job; reads no rows."""
+    done = Done.read(run_directory / cell.cell_id)
+    if done is None or done.rule != records.grading_rule(cell.describe()):
+        return False
+    return plan in done.plans or done.covers(problem_ids, draws)
+
+
+def file_sizes(directory: Path) -> dict[str, int]:
+    """The sizes in bytes of the files that DONE vouches for, by name."""
+    names = (records.PROBLEMS_FILE, records.COMPLETIONS_FILE, records.GRADES_FILE)
+    return {path.name: path.stat().st_size for name in names for path in records.shard_files(directory, name).values()}

@@ -22,6 +22,7 @@ from kvsweep.base.records import (
     view,
 )
 from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.harness.decode.request import grows
 from kvsweep.harness.models.spec import BYTES, read_spec
 from kvsweep.harness.sweep.plan.job import Job
 
@@ -35,11 +36,9 @@ def first_eviction(policy: Policy, question_length: int) -> int | None:
     trigger = policy.trigger(question_length)
     if trigger is None:
         return None
-    first = max(trigger, question_length) + 1
-    # A policy that frees nothing needs a row for every token of a text that is one token longer.
-    return (
-        None if policy.capacity(question_length, first + 1 - question_length) > first else first - 1 - question_length
-    )
+    step = max(trigger, question_length) - question_length
+    # A policy that frees nothing needs a row for every token of a text that goes on behind its first eviction.
+    return None if grows(policy, question_length, step + 2) else step
 
 
 def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:

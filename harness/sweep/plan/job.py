@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import folder_below
-from kvsweep.base.records import WHOLE, Pair, Shard, content_hash
+from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, content_hash
 from kvsweep.base.tasks import CellProgress, State, TaskStatus, policy_label, task_name
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
@@ -26,12 +26,11 @@ from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.spec import read_spec
+from kvsweep.harness.models.spec import BYTES, read_spec
 from kvsweep.harness.provenance import command_line
 from kvsweep.harness.settings import build, plain, whole_number
-from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.cell import Cell, is_done
 from kvsweep.harness.sweep.plan.config import UNTRACKED, ReportConfig, TrackerConfig
-from kvsweep.harness.sweep.plan.done import is_done
 from kvsweep.harness.sweep.plan.grid import build_policies
 from kvsweep.kernels.implementation import Implementation, check_installed
 
@@ -80,17 +79,17 @@ class Job:
         return f"{self.model.name} {self.benchmark.name}{self.cache.title}"
 
     @property
+    def rows_file(self) -> str:
+        """The name of the cells' file of rows that this job writes."""
+        return COMPLETIONS_FILE
+
+    @property
     def problem_ids(self) -> list[str]:
         return [problem.id for problem in self.benchmark.problems]
 
     @property
-    def pairs(self) -> list[Pair]:
-        """(problem_id, draw) of every completion that each cell must have."""
-        return list(itertools.product(self.problem_ids, range(self.draws)))
-
-    @property
     def own_pairs(self) -> list[Pair]:
-        """The pairs of this job's shard, which has its part of every round."""
+        """(problem_id, draw) of the completions of this job's shard, which has its part of every round."""
         return [pair for job in replace(self, finish=False).in_rounds() for pair in job.new_pairs]
 
     @property
@@ -185,7 +184,7 @@ def make_job(config: DictConfig) -> Job:
     benchmark = load_problems(benchmark_config)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
-    check_packing(model, cache, impl, policies, decoding.max_new_tokens)
+    check_cache(model, cache, impl, policies, decoding.max_new_tokens)
     shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": seed, "impl": impl, "cache": cache}
     problems: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
     cells = [Cell(policy=policy, **problems, **shared) for policy in policies]
@@ -279,7 +278,7 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
             )
 
 
-def check_packing(
+def check_cache(
     model: ModelConfig, cache: CacheConfig, impl: Implementation, policies: Sequence[Policy], max_new_tokens: int
 ) -> None:
     """Refuse policies without a layer to evict from, and a precision that rows cannot have or that saves nothing."""
@@ -290,7 +289,7 @@ def check_packing(
             f"model={model.name} has no layer of full attention, whose rows policy={evicting[0]} could evict: "
             "choose policy=full."
         )
-    sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": 4 if model.dtype == "float32" else 2}
+    sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
     try:
         cache.forms(spec.head_dim)
         cache.check_implementation(impl)

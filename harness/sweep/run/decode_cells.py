@@ -4,7 +4,7 @@ import gc
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from kvsweep.base.command_line import counted
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import STATS_FILE, Completion, DecodeStats
+from kvsweep.base.records import STATS_FILE, Completion, DecodeStats, Pair
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.engine import Engine, is_invariant
@@ -26,27 +26,9 @@ from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job, checked_implementation
-from kvsweep.harness.sweep.run.store import CellStore, Pair
-from kvsweep.harness.sweep.watch.heartbeat import Reporter
+from kvsweep.harness.sweep.run.open_cells import OpenCells
+from kvsweep.harness.sweep.run.store import CellStore
 from kvsweep.kernels.implementation import check_available
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenCells:
-    """The unfinished cells of one job, open for writing: their files by cell_id, status file and progress bar."""
-
-    job: Job
-    stores: Mapping[str, CellStore]
-    reporter: Reporter
-    progress: tqdm
-
-    def lacks(self, cell_id: str, pair: Pair) -> bool:
-        return pair not in self.stores[cell_id].finished_pairs
-
-    def append(self, cell_id: str, completion: Completion) -> None:
-        self.stores[cell_id].append(completion)
-        self.reporter.stored(cell_id, self.job.cache.packs(completion.peak_length))
-        self.progress.update()
 
 
 def decode(work: OpenCells) -> None:
@@ -104,7 +86,7 @@ def _record_provenance(
         provenance = {
             "dataset_hash": cell.dataset_hash,
             "dataset_origin": job.benchmark.origin,
-            "expected": len(job.pairs),
+            "expected": len(job.problem_ids) * job.draws,
             "draws": job.draws,
             **({"rounds": list(job.rounds), "margin": job.margin} if job.rounds else {}),
             "random_weights": job.model.random_weights,

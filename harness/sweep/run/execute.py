@@ -1,20 +1,24 @@
 """Work through jobs: open the cells' files, decode and grade what they lack, mark what is complete."""
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from tqdm import tqdm
 
+from kvsweep.base.records import Completion, view
 from kvsweep.base.tasks import TaskStatus
-from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.grading.grader import Grader, read_standard
 from kvsweep.harness.sweep.plan.job import Job
-from kvsweep.harness.sweep.run.decode_cells import OpenCells, decode
-from kvsweep.harness.sweep.run.grade_thread import GradeThread
+from kvsweep.harness.sweep.run.decode_cells import decode
+from kvsweep.harness.sweep.run.open_cells import open_cells
 from kvsweep.harness.sweep.run.rounds import UnfinishedRoundError, decided_cells
-from kvsweep.harness.sweep.run.store import CellLockedError, CellStore, raise_open_files
-from kvsweep.harness.sweep.watch.heartbeat import Reporter, last_lines
-from kvsweep.harness.sweep.watch.tracker import tracked
+from kvsweep.harness.sweep.run.store import CellStore, allow_open_cells
+
+_Peak = view(Completion, "peak_length")
 
 
 def run(jobs: Sequence[Job]) -> list[Exception]:
@@ -25,7 +29,7 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
     failures: list[Exception] = []
     failed: dict[str, int] = {}
     total = sum(len(job.cells) * len(job.new_pairs) for job in jobs)
-    raise_open_files()
+    allow_open_cells()  # each cell has a lock, and the limit may be low
     with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
         for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
             if job.plan in failed and job.draws > failed[job.plan]:
@@ -49,48 +53,61 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
     progress.update(len(job.new_pairs) * (len(job.cells) - len(cells)))
     if not cells:
         return
-    status = job.status("running", decided)
-    with ExitStack() as stack:
-        try:
-            job.check_inputs()
-            stores = {
-                cell.cell_id: stack.enter_context(
-                    CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard)
-                )
-                for cell in cells
-            }
-        except CellLockedError:
-            raise  # the status file belongs to the process that holds the lock
-        except Exception as error:
-            status.state, status.error = "failed", last_lines(error)
-            with suppress(OSError):
-                status.write(job.run_directory)
-            raise
-        own_pairs, new_pairs = job.own_pairs, job.new_pairs
+    status, own_pairs = job.status("running", decided), set(job.own_pairs)
+    with open_cells(job, cells, status, progress) as work:
         if job.finish:
-            progress.total = (progress.total or 0) + sum(
-                len(set(own_pairs) - store.finished_pairs) for store in stores.values()
-            )
-        for cell_id, store in stores.items():
-            status.cells[cell_id].finished = len(store.finished_pairs.intersection(own_pairs))
-            if job.cache.is_packed:
-                earlier = [job.cache.packs(row.peak_length) for row in store.read_completions(own_pairs)]
-                status.cells[cell_id].packed = any(earlier) if earlier else None
-            progress.update(len(store.finished_pairs.intersection(new_pairs)))
-        stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
-        reporter = stack.enter_context(Reporter(job.run_directory, status))
-        with GradeThread(grader, stores.values()):
-            decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
-        for store in stores.values():
+            missing = sum(len(own_pairs - store.finished_pairs) for store in work.stores.values())
+            progress.total = (progress.total or 0) + missing
+        if job.cache.is_packed:
+            for cell_id, store in work.stores.items():
+                lengths = (row.peak_length for row in store.read_completions(own_pairs, _Peak))
+                if longest := max(lengths, default=0):
+                    status.cells[cell_id].packed = job.cache.packs(longest)
+        with graded_beside(grader, work.stores.values()):
+            decode(work)
+        for store in work.stores.values():
             grader.grade_cell(store.directory, shard=job.shard)
         enough, plan = _enough_draws(job, grader), job.plan
-        for cell_id, store in stores.items():
+        for cell_id, store in work.stores.items():
             if cell_id in enough:
                 store.mark_done(job.problem_ids, enough[cell_id], plan)
     if len(enough) < len(job.cells):  # there is another round
         status.state = "queued"
         with suppress(OSError):
             status.write(job.run_directory)
+
+
+@contextmanager
+def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[None]:
+    """Grade what is appended to the cells while the block runs, so that a sweep shows its Pass@1 so far.
+
+    Two threads wait for the grading workers, and the decoding goes on meanwhile. After the block, `Grader.grade_cell`
+    grades the completions that have no grade: the last ones, all that came after an error in grading, and those that
+    overran their time, because a row has less of the processor beside the decoding than after it. Nothing else may
+    write the cells' grades until the block ends.
+    """
+    standard = read_standard(next(iter(stores)).directory)  # that of all cells of a job
+    ended = threading.Event()
+
+    def grade(store: CellStore, completion: Completion) -> None:
+        if ended.is_set():
+            return
+        try:
+            [row] = grader.grade([completion], standard)
+            if row.outcome != "grader_timeout":
+                store.append_grade(row)
+        except Exception as error:  # no error of the grading may stop the decoding
+            ended.set()
+            note = f"note: all completions are graded after decoding, none beside it any more ({error})."
+            tqdm.write(note, file=sys.stderr)
+
+    with ThreadPoolExecutor(max_workers=2) as threads:
+        for store in stores:
+            store.listener = partial(threads.submit, grade, store)
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def _enough_draws(job: Job, grader: Grader) -> dict[str, int]:
@@ -115,6 +132,6 @@ def _decided_before(job: Job, grader: Grader) -> dict[str, int]:
         raise
     for cell in job.unfinished_cells():
         if cell.cell_id in decided:
-            with CellStore(job.run_directory, cell, job.benchmark.problems, shard=job.shard) as store:
+            with CellStore.of(job, cell) as store:
                 store.mark_done(job.problem_ids, decided[cell.cell_id], job.plan)
     return decided

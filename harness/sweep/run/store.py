@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -30,8 +30,8 @@ from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.base.records import WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow, shard_files
-from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.plan.done import Done, file_sizes
+from kvsweep.harness.sweep.plan.cell import Cell, Done, file_sizes
+from kvsweep.harness.sweep.plan.job import Job
 
 LOCK_FILE = ".lock"
 
@@ -54,13 +54,25 @@ class CellStore:
     Entering raises a CellLockedError when another process holds the shard, or a shard of another count.
     """
 
-    def __init__(self, run_directory: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        cell: Cell,
+        problems: Sequence[Problem],
+        shard: Shard = WHOLE,
+        rows: str = records.COMPLETIONS_FILE,
+    ) -> None:
         self.cell, self.problems, self.shard = cell, problems, shard
         self.directory = run_directory / cell.cell_id
         self.finished_pairs: set[Pair] = set()
-        self._completions = self.directory / shard.file(records.COMPLETIONS_FILE)
+        self._rows, self._path = rows, self.directory / shard.file(rows)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
         self._synced = 0.0
+        self.listener: Callable[[Any], object] = lambda row: None  # gets every row that was appended
+
+    @classmethod
+    def of(cls, job: Job, cell: Cell) -> Self:
+        return cls(job.run_directory, cell, job.benchmark.problems, job.shard, job.rows_file)
 
     def __enter__(self) -> Self:
         with plain_disk_errors(self.directory):
@@ -82,16 +94,19 @@ class CellStore:
         # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
         if not (path.exists() and [*islice(read_lines(path), len(problems))] == problems):
             replace_text(path, b"".join(problems).decode())
-        records.drop_torn_line(self._completions)
-        quarantine_broken_lines(self._completions)
-        open_file(self._completions, "ab").close()
-        self.finished_pairs = stored_pairs(self.directory)
+        records.drop_torn_line(self._path)
+        quarantine_broken_lines(self._path)
+        open_file(self._path, "ab").close()
+        self.finished_pairs = stored_pairs(self.directory, self._rows)
 
-    def read_completions(self, wanted: Collection[Pair]) -> Iterator[Completion]:
-        """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted."""
+    def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
+        """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted.
+
+        `kind` is `Completion` or a view of it.
+        """
         if not wanted:
             return iter(())
-        rows = records.read_shards(self.directory, records.COMPLETIONS_FILE, Completion, on_bad=records.ignore)
+        rows = records.read_shards(self.directory, records.COMPLETIONS_FILE, kind, on_bad=records.ignore)
         return (row for row in rows if row.key in wanted)
 
     def __exit__(self, *exception: object) -> None:
@@ -101,18 +116,19 @@ class CellStore:
         finally:
             self._lock.release()
 
-    def append(self, completion: Completion) -> None:
-        """Add one completion as one line. It survives a kill at once, and a crash of the machine after a second."""
+    def append(self, row: PairRow) -> None:
+        """Add one row as one line. It survives a kill at once, and a crash of the machine after a second."""
         assert self._lock.is_locked, "enter the store first"
-        assert completion.key not in self.finished_pairs, f"{completion.key} written twice"
+        assert row.key not in self.finished_pairs, f"{row.key} written twice"
         with plain_disk_errors(self.directory):
-            records.append_row(self._completions, completion)
+            records.append_row(self._path, row)
             if time.monotonic() - self._synced > _SYNC_SECONDS:
                 self._sync()
-        self.finished_pairs.add(completion.key)
+        self.finished_pairs.add(row.key)
+        self.listener(row)
 
     def _sync(self) -> None:
-        with open_file(self._completions) as file:
+        with open_file(self._path) as file:
             os.fsync(file.fileno())
         self._synced = time.monotonic()
 
@@ -122,7 +138,6 @@ class CellStore:
             records.append_row(path, grade)
 
     def append_row(self, name: str, row: StoredRow) -> None:
-        """Add a row to another of the cell's files."""
         with plain_disk_errors(self.directory):
             records.append_row(self.directory / self.shard.file(name), row)
 
@@ -194,23 +209,16 @@ def _earlier_passes(path: Path) -> list[Any]:
         return []
 
 
-def raise_open_files() -> None:
+def allow_open_cells() -> int:
+    """Raise this process's limit of open files; return how many cells, each with a lock, it then can hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_allowed_files(), hard))
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(1, most - _OTHER_FILES)
 
 
-def most_open_cells() -> int:
-    """How many cells, each with a lock, a process can hold open once it has raised its limit of open files."""
-    return max(1, _allowed_files() - _OTHER_FILES)
-
-
-def _allowed_files() -> int:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-
-
-def stored_pairs(directory: Path) -> set[Pair]:
-    files = shard_files(directory, records.COMPLETIONS_FILE).values()
+def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[Pair]:
+    files = shard_files(directory, rows).values()
     return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 
 

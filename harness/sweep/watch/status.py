@@ -10,15 +10,17 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -41,23 +43,14 @@ STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 
 
-@dataclass(kw_only=True)
-class CellStatus:
-    """The progress of one cell, all its shards together: its completions that are stored, will be, and have a grade.
+class CellStatus(CellProgress, kw_only=True):
+    """The progress of one cell, all its shards together; `graded` counts its completions that have a grade.
 
-    `packed` says whether a row of any completion was packed; it is None where rows are never packed, or unknown.
     `pass_at_1` and its standard error `error` are None where unknown.
     """
 
     cell_id: str
-    model: str
-    benchmark: str
-    policy: str
     state: State
-    finished: int
-    expected: int
-    random_weights: bool = False
-    packed: bool | None = None
     graded: int = 0
     pass_at_1: float | None = None
     error: float | None = None
@@ -208,11 +201,8 @@ def _score(folder: Path, stamps: tuple[tuple[int, int], ...]) -> Score:
 
 
 def _state(states: set[State]) -> State:
-    if "running" in states:
-        return "running"
-    if "queued" in states:
-        return "queued"
-    return "done" if states == {"done"} else "stopped"
+    at_work: tuple[State, ...] = ("running", "queued")
+    return next((state for state in at_work if state in states), "done" if states == {"done"} else "stopped")
 
 
 def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
@@ -338,11 +328,9 @@ def _table(*heads: str) -> Table:
     return table
 
 
-def _panels(cells: Sequence[CellStatus]) -> list[tuple[tuple[str, str], list[CellStatus]]]:
-    panels: dict[tuple[str, str], list[CellStatus]] = defaultdict(list)
-    for cell in cells:
-        panels[cell.model, cell.benchmark].append(cell)
-    return list(panels.items())
+def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list[CellStatus]]]:
+    """The names and the cells of each model and benchmark; the cells come in this order."""
+    return ((names, list(panel)) for names, panel in groupby(cells, key=lambda cell: (cell.model, cell.benchmark)))
 
 
 def _percent(cell: CellStatus) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsweep.harness.grading.answers import explain, judge
+from kvsweep.harness.grading.answers import judge
 from kvsweep.harness.grading.expressions import compare, readable
 from kvsweep.harness.grading.pool import Pool
 from tests.harness.grading.test_answers import script
@@ -245,9 +245,9 @@ def test_factorials_are_compared_by_value(answer: str, gold: str, equal: bool) -
 
 
 def test_a_verdict_says_what_decided() -> None:
-    verdict = explain(r"\boxed{x = \dfrac{2}{4}}", "stop", "1/2", "expression", RULE)
+    verdict = judge(r"\boxed{x = \dfrac{2}{4}}", "stop", "1/2", "expression", RULE)
     assert verdict.outcome == "correct"
     assert verdict.forms == (r"x = \frac{2}{4}", "1/2")
     assert "value of a name" in verdict.rule
-    assert "[] for ()" in explain(r"\boxed{[1, 2]}", "stop", "(1, 2)", "expression", RULE).rule
-    assert "cut off" in explain(r"\boxed{1}", "length", "1", "integer").rule
+    assert "[] for ()" in judge(r"\boxed{[1, 2]}", "stop", "(1, 2)", "expression", RULE).rule
+    assert "cut off" in judge(r"\boxed{1}", "length", "1", "integer").rule

@@ -12,9 +12,9 @@ import torch
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.gpus import VISIBLE, visible_gpus
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.sweep.launch import local
-from kvsweep.harness.sweep.launch.gpus import VISIBLE, visible_gpus
 from kvsweep.harness.sweep.launch.launcher import RunJobs
 from kvsweep.harness.sweep.launch.local import Local
 

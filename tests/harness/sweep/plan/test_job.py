@@ -318,7 +318,7 @@ def test_where_full_is_chosen_the_others_keep_their_own(compose: Callable[..., A
 def test_a_job_lists_each_pair_once(compose: Callable[..., Any], tiny: list[str]) -> None:
     job = make_job(compose(*tiny, "draws=3", "benchmark.limit=2"))
     first, second = (problem.id for problem in job.benchmark.problems)
-    assert job.pairs == [(first, 0), (first, 1), (first, 2), (second, 0), (second, 1), (second, 2)]
+    assert job.own_pairs == [(first, 0), (first, 1), (first, 2), (second, 0), (second, 1), (second, 2)]
 
 
 # --- The name of a cell -------------------------------------------------------------------------------------

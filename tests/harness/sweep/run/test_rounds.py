@@ -16,7 +16,8 @@ from kvsweep.analysis.numbers.margin_test import decide_grid, decide_rounds
 from kvsweep.analysis.numbers.metrics import cell_metrics
 from kvsweep.base.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.sweep.launch import launch, slurm
+from kvsweep.harness.sweep.launch import launcher as launchers
+from kvsweep.harness.sweep.launch import slurm
 from kvsweep.harness.sweep.plan.job import make_job, rounds_until
 from kvsweep.harness.sweep.watch.status import read_sweep
 from tests.harness.sweep.run import rounds_grades
@@ -205,7 +206,7 @@ def test_an_array_for_each_round_waits_for_the_one_before(settings, compose, mon
     job = make_job(compose(*settings, DECIDED))
     user = {"dependency": "singleton", "exclude": "node7"}
     launcher = slurm.Slurm(shards=2, additional=user)
-    launch.launch([job, replace(job, draws=2, rounds=(2,))], launcher)
+    launchers.launch([job, replace(job, draws=2, rounds=(2,))], launcher)
     asked = [[line for line in text.splitlines() if "dependency" in line] for text, _ in submitted]
     assert asked == [
         [f"#SBATCH --dependency={after}"] for after in ("singleton", "singleton,afterany:100", "singleton,afterany:200")
@@ -244,7 +245,7 @@ def test_every_shard_has_its_part_of_every_round(settings, compose):
         (2,), (2, 3), (2, 4), (2, 4, 8, 12),
     ]  # fmt: skip
     shards = [replace(whole, shard=Shard(index=i, count=4)) for i in (1, 2, 3, 4)]
-    assert sorted(pair for shard in shards for pair in shard.own_pairs) == sorted(whole.pairs)
+    assert sorted(pair for shard in shards for pair in shard.own_pairs) == sorted(whole.own_pairs)
     for number, new in enumerate(({0, 1}, {2, 3}, {4, 5, 6, 7})):
         parts = [shard.in_rounds()[number].new_pairs for shard in shards]
         assert {draw for part in parts for _, draw in part} == new

@@ -31,7 +31,6 @@ from kvsweep.harness.grading.grader import Grader, Standard
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.sweep.run import grade_thread
 from kvsweep.harness.sweep.run.store import CellStore
 from kvsweep.harness.toy.tasks import problems as toy_problems
 
@@ -458,7 +457,7 @@ def grades(folder: Path) -> list[str]:
 
 @pytest.fixture
 def busy_grading(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, int]]]:
-    """Let grading look for work without a pause; the thread and the pair of every completion that it grades."""
+    """The thread and the pair of every completion that is graded."""
     graded: list[tuple[str, tuple[str, int]]] = []
     grade = Grader.grade
 
@@ -467,7 +466,6 @@ def busy_grading(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, 
         return grade(self, completions, *rest)
 
     monkeypatch.setattr(Grader, "grade", note)
-    monkeypatch.setattr(grade_thread, "_LOOK_S", 0.001)
     return graded
 
 
@@ -540,18 +538,12 @@ def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
     def grade_badly(self: Grader, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
         if threading.current_thread() is threading.main_thread():
             return grade(self, completions, standard)
+        struck.set()
         if trouble == "an error":
             raise RuntimeError("a judge that makes no sense")
         if trouble == "a full disk":
             raise UserError("the disk is full")
-        struck.set()
         return [msgspec.structs.replace(row, outcome="grader_timeout") for row in grade(self, completions, standard)]
-
-    work = grade_thread.GradeThread._work
-
-    def work_and_tell(self: grade_thread.GradeThread) -> None:
-        work(self)
-        struck.set()
 
     def append_and_wait(self: CellStore, completion: Completion) -> None:
         append(self, completion)
@@ -559,7 +551,6 @@ def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
 
     monkeypatch.setattr(Grader, "grade", grade_badly)
     monkeypatch.setattr(CellStore, "append", append_and_wait)
-    monkeypatch.setattr(grade_thread.GradeThread, "_work", work_and_tell)
     ended = command("benchmark=toy_add", run="troubled")
     assert ("note: all completions are graded after decoding" in ended.err) == (trouble != "too slow")
     [calm], [troubled] = cells("calm"), cells("troubled")

@@ -40,8 +40,7 @@ from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.plan.done import is_done
+from kvsweep.harness.sweep.plan.cell import Cell, is_done
 from kvsweep.harness.sweep.run.store import CellLockedError, CellStore
 from kvsweep.harness.sweep.watch.status import read_sweep
 
@@ -454,7 +453,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(
             with pytest.raises(UserError, match="No space left on device"):
                 opened.append(completion("a"))
         opened.append(completion("a"))
-    assert pairs(opened._completions) == [("a", 0)]
+    assert pairs(opened._path) == [("a", 0)]
 
 
 @pytest.fixture

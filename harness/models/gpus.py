@@ -4,20 +4,26 @@ import os
 import re
 import shutil
 import subprocess
+from itertools import takewhile
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible_gpus() -> list[str]:
-    """The GPUs as CUDA_VISIBLE_DEVICES names them: by number, or by the id of a GPU or of a part of one (MIG).
+def named_gpus() -> list[str] | None:
+    """The GPUs that CUDA_VISIBLE_DEVICES names: by number, or by the id of a GPU or of a part of one (MIG).
 
-    Where the variable is set, its GPUs; else those of the machine, of a divided GPU the parts.
+    None where the variable is not set.
     """
-    named = os.environ.get(VISIBLE)
-    if named is not None:
-        names = [name.strip() for name in named.split(",")]
-        # CUDA sees none of the names from the first on that is no GPU's.
-        return names[: next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))]
+    if (named := os.environ.get(VISIBLE)) is None:
+        return None
+    # CUDA sees none of the names from the first on that is no GPU's.
+    return list(takewhile(lambda name: name not in ("", "-1", "NoDevFiles"), map(str.strip, named.split(","))))
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names; without it those of the machine, of a divided GPU the parts."""
+    if (named := named_gpus()) is not None:
+        return named
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)

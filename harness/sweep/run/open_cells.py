@@ -1,0 +1,62 @@
+"""The cells that a job writes, open: their files, the status file of their task, and the progress bar."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from kvsweep.base.records import Completion, Pair, PairRow
+from kvsweep.base.tasks import TaskStatus
+from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.job import Job
+from kvsweep.harness.sweep.run.store import CellLockedError, CellStore
+from kvsweep.harness.sweep.watch.heartbeat import Reporter, last_lines
+from kvsweep.harness.sweep.watch.tracker import tracked
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCells:
+    """The unfinished cells of one job, open for writing: their files by cell_id, status file and progress bar."""
+
+    job: Job
+    stores: Mapping[str, CellStore]
+    reporter: Reporter
+    progress: tqdm
+
+    def lacks(self, cell_id: str, pair: Pair) -> bool:
+        return pair not in self.stores[cell_id].finished_pairs
+
+    def append(self, cell_id: str, row: PairRow) -> None:
+        self.stores[cell_id].append(row)
+        packed = self.job.cache.packs(row.peak_length) if isinstance(row, Completion) else None
+        self.reporter.stored(cell_id, packed)
+        self.progress.update()
+
+
+@contextmanager
+def open_cells(job: Job, cells: Sequence[Cell], status: TaskStatus, progress: tqdm) -> Iterator[OpenCells]:
+    """Open the files of some of a job's cells, and keep the status up to date, while the block runs.
+
+    Raises:
+        CellLockedError: another process writes one of the cells.
+        UserError: the weights have changed since the job was planned, or a file cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            job.check_inputs()
+            stores = {cell.cell_id: stack.enter_context(CellStore.of(job, cell)) for cell in cells}
+        except CellLockedError:
+            raise  # the status file belongs to the process that holds the lock
+        except Exception as error:
+            status.state, status.error = "failed", last_lines(error)
+            with suppress(OSError):
+                status.write(job.run_directory)
+            raise
+        own_pairs, new_pairs = job.own_pairs, job.new_pairs
+        for cell_id, store in stores.items():
+            status.cells[cell_id].finished = len(store.finished_pairs.intersection(own_pairs))
+            progress.update(len(store.finished_pairs.intersection(new_pairs)))
+        stack.enter_context(tracked(job.tracker, job.run_directory, status.task, stores))
+        reporter = stack.enter_context(Reporter(job.run_directory, status))
+        yield OpenCells(job=job, stores=stores, reporter=reporter, progress=progress)
