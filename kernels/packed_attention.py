@@ -111,8 +111,8 @@ def _attend_packed(
             v = tl.load(newest + newest_kind + at_new, mask=mask_new, other=0.0)
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
-            old_k = _unpacked(packed, fields, at_old, dims, mask_old, DIM, KEY_BITS, SHARE)
-            old_v = _unpacked(packed, fields, at_old + KEY_BYTES, dims, mask_old, DIM, VALUE_BITS, SHARE)
+            old_k = _unpacked(packed, fields, at_old, dims, mask_old, KEY_BITS, SHARE)
+            old_v = _unpacked(packed, fields, at_old + KEY_BYTES, dims, mask_old, VALUE_BITS, SHARE)
             k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
             v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
             logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed, SOFTCAP)
@@ -125,14 +125,14 @@ def _attend_packed(
 
 
 @triton.jit
-def _unpacked(
-    packed, fields, at, dims, mask, DIM: tl.constexpr, BITS: tl.constexpr, SHARE: tl.constexpr
-):  # fmt: skip
+def _unpacked(packed, fields, at, dims, mask, BITS: tl.constexpr, SHARE: tl.constexpr):
     # `at` is the byte at which a row begins, and `fields` the same memory in units of float16.
-    LEVEL_BYTES: tl.constexpr = DIM * BITS // 8
-    levels = tl.load(packed + at + dims % LEVEL_BYTES, mask=mask, other=0).to(tl.int32)
-    levels = (levels >> (dims // LEVEL_BYTES * BITS)) & ((1 << BITS) - 1)
-    zero_at = fields + at // 2 + LEVEL_BYTES // 2 + dims // SHARE
-    zero = tl.load(zero_at, mask=mask, other=0.0).to(tl.float32)
-    step = tl.load(zero_at + DIM // SHARE, mask=mask, other=0.0).to(tl.float32)
+    GROUP_BYTES: tl.constexpr = SHARE * BITS // 8 + 4
+    PER_BYTE: tl.constexpr = 8 // BITS
+    group = at + dims // SHARE * GROUP_BYTES
+    levels = tl.load(packed + group + dims % SHARE // PER_BYTE, mask=mask, other=0).to(tl.int32)
+    levels = (levels >> (dims % PER_BYTE * BITS)) & ((1 << BITS) - 1)
+    step_at = fields + (group + SHARE * BITS // 8) // 2
+    step = tl.load(step_at, mask=mask, other=0.0).to(tl.float32)
+    zero = tl.load(step_at + 1, mask=mask, other=0.0).to(tl.float32)
     return zero + step * levels.to(tl.float32)

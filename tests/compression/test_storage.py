@@ -150,8 +150,8 @@ def selection(dice, length, per_head):
     [
         ({"bits": 8}, 1, False),
         ({"bits": 4}, 5, True),
-        ({"bits": 4, "value_bits": 2, "scheme": "plain"}, 7, False),
-        ({"key_bits": 8, "value_bits": 2}, 40, True),
+        ({"bits": 4, "value_bits": 2, "scheme": "plain", "group": 16}, 7, False),
+        ({"key_bits": 8, "value_bits": 2, "group": 16}, 40, True),
         ({"bits": 4, "scheme": "kivi"}, 1, False),
         ({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True),
         ({"bits": 2, "scheme": "kivi", "group": 16}, 3, True),
