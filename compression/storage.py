@@ -4,7 +4,7 @@ The cache says which slots step, which rows stay and how long a slot is; a stora
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -178,7 +178,7 @@ class PackedRows(_Packing):
     output back.
 
     Attributes:
-        packed: bytes of key and value, [slots, layers, kv_heads, capacity, bytes].
+        packed: bytes of the keys and of the values, [slots, layers, kv_heads, capacity, bytes] each.
         newest: the token at position p lies at p % residual, where an eviction leaves it.
         counts: packed rows of each slot, [slots, 1, 1], or [slots, layers, kv_heads] where each head keeps rows of its
             own. They come first: rows lie in the order of their positions.
@@ -186,9 +186,9 @@ class PackedRows(_Packing):
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache, config)
-        self.packed = self._bytes(cache.capacity, sum(form.row_bytes for form in self.forms))
+        self.packed = [self._bytes(cache.capacity, form.row_bytes) for form in self.forms]
         self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=cache.device)
-        self.tensors, self.columns = (self.packed, self.newest), (self.counts,)
+        self.tensors, self.columns = (*self.packed, self.newest), (self.counts,)
         self._rotation: tuple[Tensor, ...] = ()
         if config.scheme == "rotated":
             self._rotation = tuple(m.to(cache.device, cache.shape.dtype) for m in rotation(cache.shape.head_dim))
@@ -196,12 +196,14 @@ class PackedRows(_Packing):
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Pack all rows but those of the newest tokens, which go to `newest`."""
         old = max(0, prefill.length - self.residual)
-        # An earlier sequence may have left NaN in places of `newest` that this prompt does not fill.
-        self.counts[slot], self.newest[slot] = old, 0
+        self.counts[slot] = old
+        for memory in self.tensors:
+            memory[slot] = 0  # an earlier sequence may have left NaN where this prompt writes nothing
         lie = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
             rows = self._rotated(torch.stack([keys, values]), _FORTH)
-            self.packed[slot, layer, :, :old] = self._packed(rows[..., :old, :])
+            for memory, packed in zip(self.packed, self._pack(rows[..., :old, :]), strict=True):
+                memory[slot, layer, :, :old] = packed
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
 
     def place(self) -> None:
@@ -218,12 +220,13 @@ class PackedRows(_Packing):
             # An eviction may have dropped older rows; then the next ones are younger, and fewer leave.
             left = (behind < written)[..., None] & (known[..., None] + self.residual <= now)
             counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
-            at, lie = (one.expand(-1, *self.packed.shape[1:3], -1)[..., None] for one in (at, known % self.residual))
+            shape = -1, cache.shape.layers, cache.shape.kv_heads, -1
+            at, lie = (one.expand(*shape)[..., None] for one in (at, known % self.residual))
             lie = lie[:, :, None].expand(-1, -1, 2, -1, -1, self.newest.shape[-1])
             old = self.newest[slots].gather(4, lie)
             # A row that stays is packed in vain behind the packed rows, where nobody reads it.
-            packed = self._packed(old.transpose(0, 2)).transpose(0, 1)
-            self.packed[slots].scatter_(3, at.expand(packed.shape), packed)
+            for memory, packed in zip(self.packed, self._pack(old.unbind(2)), strict=True):
+                memory[slots].scatter_(3, at.expand(packed.shape), packed)
             self._leaving.append((counts, at, old))
             self.counts[slots] = counts[..., -1]
 
@@ -253,7 +256,8 @@ class PackedRows(_Packing):
     def keep(self, slot: int, keep: Tensor) -> None:
         """Compact the packed rows. Rows in `newest` stay where they are; the cache moves their positions."""
         # `keep` also names rows that are not packed; the bytes that move for them lie behind the packed rows, unread.
-        self.cache.operations.compact_layers(list(self.packed[slot]), keep)
+        for memory in self.packed:
+            self.cache.operations.compact_layers(list(memory[slot]), keep)
         self.counts[slot] = (keep < self.counts[slot, ..., None]).sum(-1)
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
@@ -261,19 +265,19 @@ class PackedRows(_Packing):
         keys, values = self._rotated(rows, _BACK)
         return keys, values
 
-    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The first `seen` rows of a layer, as `packed_attention` is given them: packed, newest, positions, counts."""
+    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, ...]:
+        """The first `seen` rows of a layer as `packed_attention` takes them: bytes, newest, positions, counts."""
         kv_heads, index = self.newest.shape[3], min(layer, self.counts.shape[1] - 1)
         return (
-            self.packed[slots, layer, :, :seen],
+            *(memory[slots, layer, :, :seen] for memory in self.packed),
             self.newest[slots, layer],
             self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1),
             self.counts[slots, index].expand(-1, kv_heads),
         )
 
-    def _packed(self, rows: Tensor) -> Tensor:
-        """Bytes [..., bytes] of keys and values [2, ..., head_dim]."""
-        return torch.cat([pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)], dim=-1)
+    def _pack(self, rows: Iterable[Tensor]) -> list[Tensor]:
+        """Bytes of keys and values, [..., head_dim] each."""
+        return [pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)]
 
     def _rotated(self, rows: Tensor, by: int) -> Tensor:
         if not self._rotation:
@@ -305,7 +309,8 @@ class KiviRows(_Packing):
         self.tensors = (self.keys, self.values, self.newest)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        self.newest[slot] = 0
+        for memory in self.tensors:
+            memory[slot] = 0  # an earlier sequence may have left NaN
         for layer, rows in enumerate(prefill.rows):
             self._lay(slot, layer, torch.stack(rows))
 

@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_
 
 from kvsweep.kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.packing import unpack_rows
-from kvsweep.kernels.row_format import RowForms
+from kvsweep.kernels.row_format import RowFormat, RowForms
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
@@ -187,7 +187,8 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 def packed_attention(
     query: Tensor,
-    packed: Tensor,
+    keys: Tensor,
+    values: Tensor,
     newest: Tensor,
     positions: Tensor,
     counts: Tensor,
@@ -200,8 +201,8 @@ def packed_attention(
 
     Args:
         query: [slots, q_heads, head_dim].
-        packed: the bytes of key and value, one behind the other, of the first `counts` rows, [slots, kv_heads,
-            capacity, bytes].
+        keys: the bytes of the first `counts` keys, [slots, kv_heads, capacity, bytes].
+        values: the bytes of as many values.
         newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim]; the row of the token at
             position p lies at p % residual.
         positions: the position of each row in its text, [slots, kv_heads, capacity].
@@ -211,9 +212,9 @@ def packed_attention(
         how: the keywords of `decode_attention`.
 
     Returns:
-        As `decode_attention`. Dead packed rows may hold any bytes; all of `newest` must be finite.
+        As `decode_attention`. The bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
     """
-    return _attend_unpacked(whole_rows, query, lengths, (packed, newest, positions, counts), forms, how)
+    return _attend_unpacked(whole_rows, query, lengths, (keys, values, newest, positions, counts), forms, how)
 
 
 def kivi_attention(
@@ -252,16 +253,14 @@ def joined(parts: Iterable[Attended]) -> Attended:
 
 
 def whole_rows(
-    packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms
+    keys: Tensor, values: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of `packed_attention` in the precision of `newest`, [slots, kv_heads, capacity, head_dim]."""
-    capacity, residual = packed.shape[2], newest.shape[3]
-    dead = torch.arange(capacity, device=counts.device) >= counts[..., None]  # [slots, kv_heads, capacity]
-    # At most `residual` rows follow the packed ones, so `residual` rows of room behind them hold all.
-    parts = pad(packed.masked_fill(dead[..., None], 0), (0, 0, 0, residual)).split([f.row_bytes for f in forms], dim=-1)
-    rows = [unpack_rows(part, form).to(newest.dtype) for part, form in zip(parts, forms, strict=True)]
+    capacity, residual = keys.shape[2], newest.shape[3]
     at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
-    _fill(rows, newest, at, positions.gather(-1, at.clamp(max=capacity - 1)) % residual)
+    lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
+    rows = [_unpacked(one, form, residual, newest) for one, form in zip((keys, values), forms, strict=True)]
+    _fill(rows, newest, at, lies)
     keys, values = (one[..., :capacity, :] for one in rows)
     return keys, values
 
@@ -279,14 +278,23 @@ def whole_kivi_rows(
         counts: packed rows, whole groups, [slots].
         forms: the bytes of a channel and of a value.
     """
-    room, group = newest.shape[3], forms[0].group
-    dead = (torch.arange(values.shape[2], device=counts.device) >= counts[:, None])[:, None]  # [slots, 1, rows]
-    channels = unpack_rows(keys.masked_fill(dead[..., ::group, None, None], 0), forms[0]).to(newest.dtype)
-    rows = [pad(channels.transpose(-1, -2).flatten(2, 3), (0, 0, 0, room))]
-    rows += [unpack_rows(pad(values.masked_fill(dead[..., None], 0), (0, 0, 0, room)), forms[1]).to(newest.dtype)]
+    room = newest.shape[3]
+    channels = unpack_rows(keys, forms[0]).to(newest.dtype).transpose(-1, -2)
+    rows = [pad(channels.flatten(2, 3), (0, 0, 0, room)), _unpacked(values, forms[1], room, newest)]
     at = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, values.shape[1], -1)
     _fill(rows, newest, at, at % room)
     return rows[0], rows[1]
+
+
+def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tensor:
+    """The numbers of packed rows [slots, kv_heads, rows, bytes] as `like`, and behind them so many rows of anything.
+
+    At most so many newest rows follow the packed ones.
+    """
+    words = packed.view(torch.int32)  # copied several times as fast as bytes
+    more = words.new_empty(*words.shape[:2], words.shape[2] + room, words.shape[3])
+    more[:, :, : words.shape[2]] = words
+    return unpack_rows(more.view(torch.uint8), form).to(like.dtype)
 
 
 def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> None:

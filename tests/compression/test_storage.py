@@ -65,7 +65,8 @@ class Text:
                 assert [row[2] is not None for row in rows] == [True] * count + [False] * (n - count)
                 for i, (position, whole, packed) in enumerate(rows):
                     if packed is not None:
-                        assert torch.equal(storage.packed[slot, layer, head, i], packed)
+                        stored = torch.cat([memory[slot, layer, head, i] for memory in storage.packed])
+                        assert torch.equal(stored, packed)
                     else:
                         lies = storage.newest[slot, layer, :, head, position % self.residual]
                         torch.testing.assert_close(lies, whole, rtol=1e-6, atol=1e-6)

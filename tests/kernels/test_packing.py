@@ -64,9 +64,9 @@ def test_a_number_changes_by_at_most_half_a_step(head_dim, group, bits):
 
 
 def cache_of(rows, forms, counts, lengths, residual, capacity):
-    """What `packed_attention` is given for keys and values [2, slots, kv_heads, capacity, head_dim]; junk is NaN."""
+    """What `packed_attention` is given for keys and values [2, slots, kv_heads, capacity, head_dim]."""
     _, slots, heads, _, dim = rows.shape
-    packed = torch.full((slots, heads, capacity, sum(form.row_bytes for form in forms)), 0xFF, dtype=torch.uint8)
+    packed = [torch.randint(0, 120, (slots, heads, capacity, form.row_bytes), dtype=torch.uint8) for form in forms]
     newest = torch.zeros(slots, 2, heads, residual, dim, dtype=rows.dtype)
     positions = torch.full((slots, heads, capacity), 12345)
     for slot in range(slots):
@@ -75,10 +75,10 @@ def cache_of(rows, forms, counts, lengths, residual, capacity):
             # The text has twice as many tokens; the newest rows lie without gaps but for the first of them.
             place = torch.arange(length) + length
             positions[slot, head, :length] = place
-            kinds = [pack_rows(rows[kind, slot, head, :count], form) for kind, form in enumerate(forms)]
-            packed[slot, head, :count] = torch.cat(kinds, dim=-1)
+            for kind, form in enumerate(forms):
+                packed[kind][slot, head, :count] = pack_rows(rows[kind, slot, head, :count], form)
             newest[slot, :, head, place[count:] % residual] = rows[:, slot, head, count:length]
-    return packed, newest, positions, torch.tensor(counts), torch.tensor(lengths)
+    return *packed, newest, positions, torch.tensor(counts), torch.tensor(lengths)
 
 
 def attend(query, keys, values, length, scaling):
@@ -123,8 +123,8 @@ def test_attention_over_keys_packed_by_channel(bits, group, dim):
     lengths, counts, residual, capacity = [3 * group + 7, 5, 2 * group], [2 * group, 0, group], group + 7, 3 * group
     rows, query, room = torch.randn(2, 3, 2, 4 * group, dim), torch.randn(3, 6, dim), residual + group
     rows[0, ..., 3] = 20 * rows[0, ..., 3] + 9
-    keys = torch.full((3, 2, 3, dim, forms[0].row_bytes), 0xFF, dtype=torch.uint8)
-    values = torch.full((3, 2, capacity, forms[1].row_bytes), 0xFF, dtype=torch.uint8)
+    keys = torch.randint(0, 120, (3, 2, 3, dim, forms[0].row_bytes), dtype=torch.uint8)
+    values = torch.randint(0, 120, (3, 2, capacity, forms[1].row_bytes), dtype=torch.uint8)
     newest, stored = torch.zeros(3, 2, 2, room, dim), rows.double().clone()
     for slot, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         at = torch.arange(count, length)
