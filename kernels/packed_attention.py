@@ -34,7 +34,9 @@ def packed_attention(
     """The reference's operation; dead rows are never read and may hold any bytes."""
     slots, kv_heads, capacity, _ = keys.shape
     dim = newest.shape[-1]
-    assert keys.stride(-1) == values.stride(-1) == newest.stride(-1) == positions.stride(-1) == 1, "the numbers of a row are contiguous"
+    assert keys.stride(-1) == values.stride(-1) == newest.stride(-1) == positions.stride(-1) == 1, (
+        "the numbers of a row are contiguous"
+    )
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
     query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
@@ -76,7 +78,8 @@ def packed_attention(
 
 @triton.jit
 def _attend_packed(
-    query, keys, key_fields, values, value_fields, newest, positions, counts, lengths, part, peak, total, logits_out, scaling, capacity,
+    query, keys, key_fields, values, value_fields, newest, positions, counts, lengths,
+    part, peak, total, logits_out, scaling, capacity,
     key_slot, key_head, key_row, value_slot, value_head, value_row, newest_slot, newest_kind, newest_head,
     position_slot, position_head, count_slot, count_head, stride_length_slot, stride_length_head,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,

@@ -5,7 +5,7 @@ A slot's rows at or beyond its length are dead and never change a result. They m
 them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Literal
 
@@ -33,8 +33,8 @@ _FEW_HEADS = 2
 # Tokens and earlier rows in steps of which the mask of chunks grows.
 _MASK_BLOCK = 512
 
-# Slots that are unpacked together: the unpacked rows of all slots would take as much memory as an unpacked cache.
-_UNPACKED_SLOTS = 16
+# Numbers that are unpacked together, for as many slots as they make: they stay in the processor's cache.
+_UNPACKED_NUMBERS = 1 << 20
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -240,14 +240,20 @@ def _attend_unpacked(
     forms: RowForms,
     how: dict[str, Any],
 ) -> Attended:
-    few_slots = zip(*(one.split(_UNPACKED_SLOTS) for one in (query, lengths, *stored)), strict=True)
-    return joined(
-        [decode_attention(few, *unpack(*rows, forms=forms), ends, **how) for few, ends, *rows in few_slots]
-    )
+    *_, kv_heads, rows, _ = stored[1].shape
+    few = max(1, _UNPACKED_NUMBERS // (kv_heads * rows * query.shape[-1]))
+    parts = []
+    for first in range(0, len(query), few):
+        slots = slice(first, first + few)
+        keys, values = unpack(*(one[slots] for one in stored), forms=forms)
+        parts.append(decode_attention(query[slots], keys, values, lengths[slots], **how))
+    return joined(parts)
 
 
-def joined(parts: Iterable[Attended]) -> Attended:
+def joined(parts: Sequence[Attended]) -> Attended:
     """The attention of parts one after the other, of which all have a mass or none."""
+    if len(parts) == 1:
+        return parts[0]
     outputs, masses = zip(*parts, strict=True)
     return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
 
@@ -287,14 +293,12 @@ def whole_kivi_rows(
 
 
 def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tensor:
-    """The numbers of packed rows [slots, kv_heads, rows, bytes] as `like`, and behind them so many rows of anything.
+    """The numbers of packed rows [slots, kv_heads, rows, bytes] as `like`, and zeros in `room` rows behind them.
 
-    At most so many newest rows follow the packed ones.
+    At most `room` newest rows follow the packed ones.
     """
-    words = packed.view(torch.int32)  # copied several times as fast as bytes
-    more = words.new_empty(*words.shape[:2], words.shape[2] + room, words.shape[3])
-    more[:, :, : words.shape[2]] = words
-    return unpack_rows(more.view(torch.uint8), form).to(like.dtype)
+    words = pad(packed.view(torch.int32), (0, 0, 0, room))  # copied several times as fast as bytes
+    return unpack_rows(words.view(torch.uint8), form).to(like.dtype)
 
 
 def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> None:

@@ -168,9 +168,7 @@ class Engine:
     @torch.inference_mode()
     def steps(self, requests: Iterable[Request]) -> Iterator[list[tuple[str, Completion]]]:
         """As `generate`, but yield after every step the completions that ended with it, most often none."""
-        if self.table.slots == 1:  # no room to fork
-            requests = chain.from_iterable(request.split() for request in requests)
-        queue = deque(requests)
+        queue = self._queue(requests)
         while queue or self.table.free < self.table.slots:
             with self.clock.time("wall"):
                 completions = self._step(queue)
@@ -184,15 +182,18 @@ class Engine:
 
         The requests must have been made with `replayed`. Between two evictions a text goes through in chunks.
         """
-        if self.table.slots == 1:  # no room to fork
-            requests = chain.from_iterable(request.split() for request in requests)
-        queue = deque(requests)
+        queue = self._queue(requests)
         while queue or self.table.free < self.table.slots:
             with self.clock.time("wall"):
                 self._fill(queue)
                 fed = self._feed_live()
             self.clock.settle()
             yield fed
+
+    def _queue(self, requests: Iterable[Request]) -> deque[Request]:
+        """The requests; in an engine that has no room to fork, one for each branch."""
+        alone = self.table.slots == 1
+        return deque(chain.from_iterable(request.split() for request in requests) if alone else requests)
 
     def feed(self, texts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Append known tokens to live slots' texts, in one step; return each slot's last hidden states [tokens, width].

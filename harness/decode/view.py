@@ -7,7 +7,6 @@ from torch import Tensor
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import CacheView, Policy
-from kvsweep.compression.storage import WholeRows
 from kvsweep.harness.decode.sampling import uniforms_of_rows
 from kvsweep.harness.models.loaded import LoadedModel
 
@@ -55,8 +54,8 @@ def view_slot(
         separators=model.separators[token_ids],
         question_length=question_length,
         answer_start=answer_start,
-        keys=_layers(cache, slot, 0),
-        values=_layers(cache, slot, 1),
+        keys=_Layers(cache, slot, 0),
+        values=_Layers(cache, slot, 1),
         scaling=model.scaling,
         signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
         uniform=lambda: uniforms_of_rows(stream, positions),
@@ -65,14 +64,8 @@ def view_slot(
     )
 
 
-def _layers(cache: SlotCache, slot: int, which: int) -> Sequence[Tensor]:
-    """Each layer's keys (0) or values (1) of a slot: a list of views; packed rows are unpacked when asked for."""
-    layers = _Layers(cache, slot, which)
-    return list(layers) if isinstance(cache.storage, WholeRows) else layers
-
-
 class _Layers(Sequence[Tensor]):
-    """The layers' rows, read when they are asked for, since most policies look at few."""
+    """Each layer's keys (0) or values (1) of a slot, read when they are asked for, since most policies look at few."""
 
     def __init__(self, cache: SlotCache, slot: int, which: int) -> None:
         self.cache, self.slot, self.which = cache, slot, which
