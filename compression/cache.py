@@ -63,16 +63,7 @@ class SlotCache(Slots, Cache):
         config: CacheConfig = UNPACKED,
     ) -> None:
         config.check_implementation(impl)
-        Slots.__init__(
-            self,
-            shape,
-            slots=slots,
-            capacity=capacity,
-            device=device,
-            per_head=per_head,
-            impl=impl,
-            invariant=invariant,
-        )
+        Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
         self.recorders = {signal: signal.allocate(self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         packed = KiviRows if config.scheme == "kivi" else PackedRows

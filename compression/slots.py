@@ -47,7 +47,6 @@ class Slots:
     def __init__(
         self,
         shape: CacheShape,
-        *,
         slots: int,
         capacity: int,
         device: torch.device,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join
+from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join, scratch
 from kvsweep.kernels.row_format import RowForms
 from kvsweep.kernels.tiles import padded, upcast
 
@@ -40,12 +40,7 @@ def packed_attention(
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
     query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
-
-    def scratch(*shape: int) -> Tensor:
-        return torch.empty(slots, q_heads, *shape, dtype=torch.float32, device=query.device)
-
-    part, peak, total = scratch(chunks, dim), scratch(chunks), scratch(chunks)
-    logits = scratch(capacity if return_mass else 1)
+    part, peak, total, logits = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads
     _attend_packed[(slots, kv_heads, chunks)](
         *(query, keys, keys.view(torch.float16), values, values.view(torch.float16)),

@@ -436,15 +436,9 @@ def causal_mass(
 ) -> Tensor:
     """Attention probability that each key of a prompt receives, summed over queries and over each group of query heads.
 
-    Args:
-        query: [q_heads, length, head_dim].
-        key: [kv_heads, length, head_dim].
-        scaling: factor on the logits.
-        block: queries and keys per tile, so that no length x length matrix is held.
-        reduce_columns: the function that sums the columns; the Triton kernel passes its own.
-
-    Returns:
-        [kv_heads, length], float32 at least.
+    query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; `block`: queries and keys per tile, so that no
+    length x length matrix is held; `reduce_columns` sums the columns, and the Triton kernel passes its own. Returns
+    [kv_heads, length], float32 at least.
     """
     return reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
 
@@ -484,15 +478,8 @@ def importance_labels(
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)
-    columns = reduce_columns(
-        query,
-        key,
-        scaling=scaling,
-        first_query=first_query,
-        min_distance=distance,
-        largest=kind == "far_max",
-        block=block,
-    )
+    tiles = {"scaling": scaling, "first_query": first_query, "min_distance": distance, "block": block}
+    columns = reduce_columns(query, key, largest=kind == "far_max", **tiles)
     if kind == "answer":
         return columns / (group * (length - answer_start))
     queries = length - min_distance - torch.arange(length, device=key.device)

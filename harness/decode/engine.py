@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -139,26 +139,25 @@ class Engine:
         model: LoadedModel,
         *,
         decoding: DecodingConfig,
-        seed: int,
         slots: int | None = None,
-        impl: Implementation = "torch",
-        invariant: bool | None = None,
         cache: CacheConfig = UNPACKED,
+        **options: Any,
     ) -> Self:
-        """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests."""
+        """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests.
+
+        The other options are those of `Engine`.
+        """
         model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
         capacity = needed_capacity(requests, decoding)
         branches = [branch for request in requests for branch in request.branches]
         return cls(
             model,
             decoding=decoding,
-            seed=seed,
             slots=slots or auto_slots(model, capacity=capacity, requests=len(branches), config=cache).slots,
             capacity=capacity,
             policies=dict.fromkeys(branch.policy for branch in branches),
-            impl=impl,
-            invariant=invariant,
             cache=cache,
+            **options,
         )
 
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Completion]]:
