@@ -1,6 +1,5 @@
 """The attention function that lets a transformers model decode over a slot cache."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def slot_attention(
         raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {shape.window}")
     how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
-        return attend_slots(slot_cache, layer, query[:, :, 0], how)[:, None], None
+        return slot_cache.layers[layer].attend(query[:, :, 0], how)[:, None], None
     if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
     window = shape.window if shape is not None and is_window else None
@@ -83,16 +82,6 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor
         query, key, value, attn_mask=seen if earlier else None, is_causal=not earlier, scale=scaling, enable_gqa=True
     )
     return output.transpose(1, 2)
-
-
-def attend_slots(cache: SlotCache, layer: int, query: Tensor, how: Mapping[str, Any]) -> Tensor:
-    """One layer's attention of a step, which the cache's recorders take in; returns [tokens, q_heads, head_dim].
-
-    query [tokens, q_heads, head_dim], after the cache's `update`; `how`: as `Storage.attend` takes it. Tokens beyond
-    the step's own fill a block and attend to nothing.
-    """
-    output: Tensor = cache.kept_layers[layer].attend(query, how)
-    return output
 
 
 def use_slot_attention(model: nn.Module) -> None:

@@ -108,11 +108,6 @@ class CacheConfig:
                 "choose plain or kivi."
             )
         keys, values = self.widths
-        if self.scheme == "kivi" and self.group * keys % 32:
-            raise ValueError(
-                f"cache.group={self.group} does not fill whole words of 4 bytes with {keys} bits a key: choose a "
-                f"multiple of {32 // keys}."
-            )
         sizes = ((keys, self.group if self.scheme == "kivi" else head_dim), (values, head_dim))
         key, value = (RowFormat(bits=bits, group=self.group, head_dim=numbers) for bits, numbers in sizes)
         return key, value

@@ -4,36 +4,18 @@ The slot cache calls its recorders as texts grow and as rows are evicted. When a
 recordings in `Recorder.tensors` are copied or swapped with it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from kvsweep.compression.predictor import load_predictor
-from kvsweep.compression.rows import CacheShape, Prefill
-from kvsweep.kernels.implementation import Operations
+from kvsweep.compression.rows import Prefill
+from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory, Signal
+from kvsweep.compression.slots import Slots
 from kvsweep.kernels.reference import attention_weights, capped
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """What a recorder must know of the cache to allocate its tensors."""
-
-    shape: CacheShape
-    slots: int
-    capacity: int
-    device: torch.device
-    operations: Operations
-    linear: Callable[..., Tensor] = functional.linear
-
-    def per_row(self, fill: float = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A number per row, [slots, layers, kv_heads, capacity]."""
-        size = (self.slots, self.shape.layers, self.shape.kv_heads, self.capacity)
-        return torch.full(size, fill, dtype=dtype, device=self.device)
 
 
 class Recorder:
@@ -74,55 +56,69 @@ class Recorder:
         raise NotImplementedError
 
 
-class ScoreRecorder(Recorder):
-    """One number per row: `score` of the last hidden state of the step that wrote the row."""
+class RowRecorder(Recorder):
+    """Numbers per row, [slots, ..., capacity] each; `fill` stands where a row has none yet."""
 
-    def __init__(self, score: Callable[[Tensor], Tensor], memory: Memory) -> None:
-        self.score = score
-        self.scores = torch.full((memory.slots, memory.capacity), torch.nan, device=memory.device)
-        super().__init__(self.scores)
-
-    @classmethod
-    def of_predictor(cls, directory: str, memory: Memory) -> "ScoreRecorder":
-        predictor = load_predictor(directory, dtype=memory.shape.dtype).to(memory.device)
-        return cls(partial(predictor, linear=memory.linear), memory)
+    fill: float = torch.nan
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        self.scores[slot] = torch.nan
+        for numbers in self.tensors:
+            numbers[slot] = self.fill
+
+    def evict(self, slot: int, keep: Tensor) -> None:
+        for numbers in self.tensors:
+            keep_columns(numbers[slot], keep)
+            numbers[slot, ..., keep.shape[-1] :] = self.fill
+
+    def read(self, slot: int, length: int, newest: int) -> Tensor:
+        return self.tensors[0][slot, ..., :length]
+
+
+def _per_head(cache: Slots, fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A number per row, layer and key head, [slots, layers, kv_heads, capacity]."""
+    size = (cache.slots, cache.shape.layers, cache.shape.kv_heads, cache.capacity)
+    return torch.full(size, fill, dtype=dtype, device=cache.device)
+
+
+class ScoreRecorder(RowRecorder):
+    """One number per row: `score` of the last hidden state of the step that wrote the row."""
+
+    def __init__(self, score: Callable[[Tensor], Tensor], cache: Slots) -> None:
+        self.score = score
+        super().__init__(torch.full((cache.slots, cache.capacity), self.fill, device=cache.device))
+
+    @classmethod
+    def of_predictor(cls, signal: PredictedImportance, cache: Slots) -> "ScoreRecorder":
+        predictor = load_predictor(signal.directory, dtype=cache.shape.dtype).to(cache.device)
+        return cls(partial(predictor, linear=cache.linear), cache)
 
     def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
         """Score the rows that the step wrote."""
-        self.scores[slots, at] = self.score(hidden)[: len(slots)].float()
-
-    def evict(self, slot: int, keep: Tensor) -> None:
-        keep_columns(self.scores[slot], keep)
-
-    def read(self, slot: int, length: int, newest: int) -> Tensor:
-        return self.scores[slot, :length]
+        self.tensors[0][slots, at] = self.score(hidden)[: len(slots)].float()
 
 
-class MassRecorder(Recorder):
+class MassRecorder(RowRecorder):
     """The attention probability that each row has received so far, per layer and key head.
 
     What came before a step counts `decay` times what the step pays.
     """
 
     needs_mass = True
+    fill = 0.0
 
-    def __init__(self, decay: float, memory: Memory) -> None:
-        self.decay = decay
-        self.causal_mass = memory.operations.causal_mass if decay == 1 else partial(decayed_mass, decay=decay)
-        self.total = memory.per_row()
+    def __init__(self, signal: AttentionMass, cache: Slots) -> None:
+        self.decay, self.causal_mass = signal.decay, cache.operations.causal_mass
+        self.total = _per_head(cache, self.fill)
         super().__init__(self.total)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        self.total[slot] = 0
+        super().admit(slot, prefill)
         layers = zip(prefill.queries, prefill.rows, prefill.sinks, strict=True)
         for layer, (query, (key, _), sinks) in enumerate(layers):
-            if sinks is None and prefill.softcap is None:
+            how: dict[str, Any] = {"scaling": prefill.scaling, "sinks": sinks, "softcap": prefill.softcap}
+            if self.decay == 1 and sinks is None and prefill.softcap is None:
                 received = self.causal_mass(query, key, scaling=prefill.scaling)
             else:
-                how: dict[str, Any] = {"scaling": prefill.scaling, "sinks": sinks, "softcap": prefill.softcap}
                 received = decayed_mass(query, key, decay=self.decay, **how)
             self.total[slot, layer, :, : prefill.length] = received
 
@@ -135,15 +131,8 @@ class MassRecorder(Recorder):
                 total *= self.decay
             total += paid
 
-    def evict(self, slot: int, keep: Tensor) -> None:
-        keep_columns(self.total[slot], keep)
-        self.total[slot, ..., keep.shape[-1] :] = 0
 
-    def read(self, slot: int, length: int, newest: int) -> Tensor:
-        return self.total[slot, :, :, :length]
-
-
-class UseRecorder(Recorder):
+class UseRecorder(RowRecorder):
     """The query that last paid each row at least `threshold`, and the longest interval between two such queries.
 
     A row that is written begins as if the query before its own had used it, the prompt's rows as if its last query had
@@ -151,10 +140,11 @@ class UseRecorder(Recorder):
     """
 
     needs_mass = True
+    fill = 0
 
-    def __init__(self, threshold: float, memory: Memory) -> None:
-        self.threshold = threshold
-        self.last, self.interval = (memory.per_row(dtype=torch.int32) for _ in range(2))
+    def __init__(self, signal: LastUse, cache: Slots) -> None:
+        self.threshold = signal.threshold
+        self.last, self.interval = (_per_head(cache, self.fill, torch.int32) for _ in range(2))
         super().__init__(self.last, self.interval)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
@@ -176,43 +166,28 @@ class UseRecorder(Recorder):
         self.interval[part] = torch.maximum(self.interval[part], longest)
         self.last[part] = last[:, -1]
 
-    def evict(self, slot: int, keep: Tensor) -> None:
-        keep_columns(self.last[slot], keep)
-        keep_columns(self.interval[slot], keep)
-
     def read(self, slot: int, length: int, newest: int) -> Tensor:
         return torch.stack([self.last[slot, :, :, :length], self.interval[slot, :, :, :length]])
 
 
-class MemoryRecorder(Recorder):
+class MemoryRecorder(RowRecorder):
     """A number per row, layer and key head that a policy writes at an eviction; NaN until then."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory.per_row(torch.nan)
-        super().__init__(self.memory)
-
-    def admit(self, slot: int, prefill: Prefill) -> None:
-        self.memory[slot] = torch.nan
+    def __init__(self, signal: RowMemory, cache: Slots) -> None:
+        super().__init__(_per_head(cache, self.fill))
 
     def write(self, slot: int, values: Tensor) -> None:
-        self.memory[slot, ..., : values.shape[-1]] = values
-
-    def evict(self, slot: int, keep: Tensor) -> None:
-        keep_columns(self.memory[slot], keep)
-        self.memory[slot, ..., keep.shape[-1] :] = torch.nan
-
-    def read(self, slot: int, length: int, newest: int) -> Tensor:
-        return self.memory[slot, :, :, :length]
+        self.tensors[0][slot, ..., : values.shape[-1]] = values
 
 
 class QueryRecorder(Recorder):
     """The queries of the newest `window` tokens, in a ring: the query of position p lies at p % window."""
 
-    def __init__(self, window: int, memory: Memory) -> None:
-        shape, device = memory.shape, memory.device
-        size = (memory.slots, shape.layers, shape.q_heads, window, shape.head_dim)
-        self.ring, self.window = torch.zeros(size, dtype=shape.dtype, device=device), window
-        self.rows = torch.arange(memory.slots, device=device)
+    def __init__(self, signal: RecentQueries, cache: Slots) -> None:
+        shape, self.window = cache.shape, signal.window
+        size = (cache.slots, shape.layers, shape.q_heads, self.window, shape.head_dim)
+        self.ring = torch.zeros(size, dtype=shape.dtype, device=cache.device)
+        self.rows = torch.arange(cache.slots, device=cache.device)
         super().__init__(self.ring)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
@@ -228,6 +203,15 @@ class QueryRecorder(Recorder):
     def read(self, slot: int, length: int, newest: int) -> Tensor:
         order = torch.arange(newest + 1 - self.window, newest + 1, device=self.ring.device) % self.window
         return self.ring[slot, :, :, order]
+
+
+RECORDERS: Mapping[type[Signal], Callable[[Any, Slots], Recorder]] = {
+    PredictedImportance: ScoreRecorder.of_predictor,
+    AttentionMass: MassRecorder,
+    RecentQueries: QueryRecorder,
+    LastUse: UseRecorder,
+    RowMemory: MemoryRecorder,
+}
 
 
 def decayed_mass(

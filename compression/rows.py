@@ -114,16 +114,15 @@ class PaddedPrefill:
     """The prefill of several prompts in one forward, padded at their ends, which no prompt token attends to."""
 
     def __init__(self, prefills: Sequence[Prefill], lengths: Sequence[int]) -> None:
-        self.parts = list(zip(prefills, lengths, strict=True))
+        own = [(slice(row, row + 1), slice(None), slice(length)) for row, length in enumerate(lengths)]
+        self.parts = list(zip(prefills, own, strict=True))
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, *how: Any) -> None:
         """Take in a full layer of all prompts, [prompts, heads, longest, head_dim] each, as `Prefill.observe` does."""
-        for row, (prefill, length) in enumerate(self.parts):
-            one = slice(row, row + 1), slice(None), slice(length)
+        for prefill, one in self.parts:
             prefill.observe(query[one], key[one], value[one], *how)
 
     def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
         """Take in a window layer of all prompts, as `Prefill.observe_window` does."""
-        for row, (prefill, length) in enumerate(self.parts):
-            one = slice(row, row + 1), slice(None), slice(length)
+        for prefill, one in self.parts:
             prefill.observe_window(query[one], key[one], value[one], window)

@@ -6,20 +6,18 @@ serves all slots and all policies. Importing this module does not import torch.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kvsweep.compression.recorders import Memory, Recorder
+from typing import Any
 
 
-class Signal(ABC):
+class Signal:
     """Names something to record. Signals are frozen and hashable; equal signals share a recorder."""
 
-    @abstractmethod
-    def allocate(self, memory: Memory) -> Recorder:
+    def allocate(self, cache: Any) -> Any:
         """Make the recorder, with memory for all slots of a cache."""
+        from kvsweep.compression.recorders import RECORDERS
+
+        return RECORDERS[type(self)](self, cache)
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,6 @@ class PredictedImportance(Signal):
     """
 
     directory: str
-
-    def allocate(self, memory: Memory) -> Recorder:
-        from kvsweep.compression.recorders import ScoreRecorder
-
-        return ScoreRecorder.of_predictor(self.directory, memory)
 
 
 @dataclass(frozen=True)
@@ -49,22 +42,12 @@ class AttentionMass(Signal):
 
     decay: float = 1.0
 
-    def allocate(self, memory: Memory) -> Recorder:
-        from kvsweep.compression.recorders import MassRecorder
-
-        return MassRecorder(self.decay, memory)
-
 
 @dataclass(frozen=True)
 class RecentQueries(Signal):
     """The rotated queries of the newest `window` tokens, [layers, q_heads, window, head_dim], oldest first."""
 
     window: int
-
-    def allocate(self, memory: Memory) -> Recorder:
-        from kvsweep.compression.recorders import QueryRecorder
-
-        return QueryRecorder(self.window, memory)
 
 
 @dataclass(frozen=True)
@@ -77,11 +60,6 @@ class LastUse(Signal):
 
     threshold: float
 
-    def allocate(self, memory: Memory) -> Recorder:
-        from kvsweep.compression.recorders import UseRecorder
-
-        return UseRecorder(self.threshold, memory)
-
 
 @dataclass(frozen=True)
 class RowMemory(Signal):
@@ -92,8 +70,3 @@ class RowMemory(Signal):
     """
 
     policy: str
-
-    def allocate(self, memory: Memory) -> Recorder:
-        from kvsweep.compression.recorders import MemoryRecorder
-
-        return MemoryRecorder(memory)

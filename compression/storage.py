@@ -4,23 +4,18 @@ The cache says which slots step, which rows stay and how long a slot is; a stora
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.rows import CacheShape, Prefill
-from kvsweep.kernels.implementation import Operations
+from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.rows import Prefill
+from kvsweep.compression.slots import Piece, Slots
 from kvsweep.kernels.packing import pack_rows, rotation
-from kvsweep.kernels.reference import whole_kivi_rows, whole_rows
-from kvsweep.kernels.row_format import RowForms
-
-Attended = tuple[Tensor, Tensor | None]
+from kvsweep.kernels.reference import Attended, joined, whole_kivi_rows, whole_rows
 
 # Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
 _COPIED_TOKENS = 16
@@ -28,52 +23,21 @@ _COPIED_TOKENS = 16
 _FORTH, _BACK = 0, 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Part of a step: `count` tokens in each of some neighbouring slots, slot by slot.
-
-    A decode step is one piece, with one token in each slot. A step that feeds known texts has a piece for each slot.
-    """
-
-    slots: slice
-    tokens: slice
-    count: int
-
-
-class Slots(Protocol):
-    """The cache as its storage sees it, with the attributes that `compression.cache.SlotCache` explains."""
-
-    slots: int
-    positions: Tensor
-    lengths: np.ndarray
-    pieces: list[Piece]
-    step_slots: Tensor
-    step_positions: Tensor
-    write_at: Tensor
-    step_lengths: Tensor
-    needs_mass: bool
-    invariant: bool
-    operations: Operations
-    linear: Callable[..., Tensor]
-
-    def seen(self, slots: slice) -> int:
-        """Rows of each of these slots that attention is given."""
-
-
 class Storage(ABC):
     """The rows of all slots and layers.
 
     Attributes:
+        tensors: the memory of the rows, [slots, ...] each.
         columns: numbers that go with a slot, [slots, ...] each.
+        longest_chunk: the most tokens of a slot that one step may write; None where there is no limit.
     """
 
-    def __init__(self, cache: Slots, *columns: Tensor) -> None:
-        self.cache, self.columns = cache, columns
+    tensors: Sequence[Tensor]
+    columns: Sequence[Tensor] = ()
+    longest_chunk: int | None = None
 
-    @property
-    @abstractmethod
-    def tensors(self) -> list[Tensor]:
-        """The memory of the rows, [slots, ...] each."""
+    def __init__(self, cache: Slots) -> None:
+        self.cache = cache
 
     @abstractmethod
     def admit(self, slot: int, prefill: Prefill) -> None:
@@ -96,24 +60,15 @@ class Storage(ABC):
         """
         how = {**how, "return_mass": self.cache.needs_mass}
         parts = [self._attend(layer, piece, query[piece.tokens], how) for piece in self.cache.pieces]
-        return joined(parts, len(query))
+        return filled([output for output, _ in parts], len(query)), [mass for _, mass in parts]
 
     @abstractmethod
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         """Attend with the queries of one piece, [tokens, q_heads, head_dim]."""
 
-    @property
-    def longest_chunk(self) -> int | None:
-        """The most tokens of a slot that one step may write; None where there is no limit."""
-        return None
-
     @abstractmethod
     def keep(self, slot: int, keep: Tensor) -> None:
         """Move the kept rows of a slot to its front; `keep` is [kept] or [layers, kv_heads, kept]."""
-
-    @abstractmethod
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` rows of one slot over another."""
 
     @abstractmethod
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
@@ -126,30 +81,23 @@ class WholeRows(Storage):
     Dead rows must be finite, since attention gives them a weight of zero, and zero times NaN is NaN.
     """
 
-    def __init__(
-        self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device, config: CacheConfig = UNPACKED
-    ) -> None:
+    def __init__(self, cache: Slots) -> None:
         super().__init__(cache)
-        size = (cache.slots, shape.kv_heads, capacity, shape.head_dim)
-        self.keys, self.values = (
-            [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)] for _ in range(2)
-        )
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """The keys and the values of each layer in turn."""
-        return [tensor for layer in zip(self.keys, self.values, strict=True) for tensor in layer]
+        shape, device = cache.shape, cache.device
+        size = (cache.slots, shape.kv_heads, cache.capacity, shape.head_dim)
+        self.tensors = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2 * shape.layers)]
+        self.keys, self.values = self.tensors[::2], self.tensors[1::2]
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        for layer, rows in enumerate(prefill.rows):
-            self.keys[layer][slot, :, : prefill.length], self.values[layer][slot, :, : prefill.length] = rows
-        self.wipe(slot, prefill.length)
+        for memory, rows in zip(self.tensors, (one for pair in prefill.rows for one in pair), strict=False):
+            memory[slot, :, : prefill.length] = rows
+        for memory in self.tensors:
+            memory[slot, :, prefill.length :] = 0  # an earlier sequence may have left NaN
 
     def place(self) -> None:
         """Do nothing: each new row lies behind the old ones."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write the rows."""
         cache = self.cache
         for rows, new in zip((self.keys[layer], self.values[layer]), (keys, values), strict=True):
             rows[cache.step_slots, :, cache.write_at] = new[: len(cache.write_at), :, 0]
@@ -173,26 +121,55 @@ class WholeRows(Storage):
             if not cache.operations.RAGGED:
                 copies = [rows.contiguous() for rows in copies]
             parts.append(cache.operations.decode_attention(few, *copies, lengths, **how))
-        return _of_one_piece(parts)
+        return joined(parts)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         self.cache.operations.compact_layers([tensor[slot] for tensor in self.tensors], keep)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        for tensor in self.tensors:
-            tensor[target, :, :length] = tensor[source, :, :length]
-        self.wipe(target, length)
-
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         return self.keys[layer][slot, :, :length], self.values[layer][slot, :, :length]
 
-    def wipe(self, slot: int, length: int) -> None:
-        """Zero a slot's rows from `length` on, where an earlier sequence may have left NaN."""
-        for tensor in self.tensors:
-            tensor[slot, :, length:] = 0
+
+class _Packing(Storage):
+    """The rows of some newest tokens in the model's own precision, all older rows packed.
+
+    Attributes:
+        newest: keys and values of the newest tokens, [slots, layers, 2, kv_heads, room, head_dim].
+    """
+
+    def __init__(self, cache: Slots, config: CacheConfig) -> None:
+        super().__init__(cache)
+        shape, self.room = cache.shape, config.whole_rows
+        forms = config.forms(shape.head_dim)
+        assert forms is not None, "rows are packed"
+        self.forms, self.residual = forms, config.residual
+        # As many tokens as stay in their own precision, so that no row of a chunk is packed before the next chunk.
+        self.longest_chunk = self.residual
+        size = (cache.slots, shape.layers, 2, shape.kv_heads, self.room, shape.head_dim)
+        self.newest = torch.zeros(size, dtype=shape.dtype, device=cache.device)
+
+    def _bytes(self, *size: int) -> Tensor:
+        """Memory for each layer and head of a slot."""
+        shape = self.cache.shape
+        heads = (self.cache.slots, shape.layers, shape.kv_heads)
+        return torch.zeros(*heads, *size, dtype=torch.uint8, device=self.cache.device)
+
+    def _attend_then(
+        self, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: Mapping[str, Any]
+    ) -> Attended:
+        """Attend over a slot's rows [2, kv_heads, rows, head_dim]: each token sees a row as it was then.
+
+        A row is whole until it is among the token's `counts` packed rows, [tokens, kv_heads or 1].
+        """
+        numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
+        for few, then, ends in few_tokens(query, counts, lengths):
+            is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
+            keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
+            parts.append(self.cache.operations.decode_attention(few, keys, values, ends, **how))
+        return joined(parts)
 
 
-class PackedRows(Storage):
+class PackedRows(_Packing):
     """The rows of the newest `residual` tokens of a text in the model's own precision, all older rows packed.
 
     A row is packed when its token is `residual` tokens old, and never again: so its bytes depend on its own sequence
@@ -201,46 +178,33 @@ class PackedRows(Storage):
     output back.
 
     Attributes:
-        packed: bytes of key and value, [slots, layers, kv_heads, capacity, bytes].
-        newest: keys and values of the newest tokens, [slots, layers, 2, kv_heads, residual, head_dim]; the token at
-            position p lies at p % residual, where an eviction leaves it.
+        packed: bytes of the keys and of the values, [slots, layers, kv_heads, capacity, bytes] each.
+        newest: the token at position p lies at p % residual, where an eviction leaves it.
         counts: packed rows of each slot, [slots, 1, 1], or [slots, layers, kv_heads] where each head keeps rows of its
             own. They come first: rows lie in the order of their positions.
     """
 
-    def __init__(
-        self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device, config: CacheConfig
-    ) -> None:
-        self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=device)
-        super().__init__(cache, self.counts)
-        self.forms, self.residual = _forms(config, shape), config.residual
-        size, row_bytes = (cache.slots, shape.layers), sum(form.row_bytes for form in self.forms)
-        self.packed = torch.zeros(*size, shape.kv_heads, capacity, row_bytes, dtype=torch.uint8, device=device)
-        room = (2, shape.kv_heads, self.residual, shape.head_dim)
-        self.newest = torch.zeros(*size, *room, dtype=shape.dtype, device=device)
+    def __init__(self, cache: Slots, config: CacheConfig) -> None:
+        super().__init__(cache, config)
+        self.packed = [self._bytes(cache.capacity, form.row_bytes) for form in self.forms]
+        self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=cache.device)
+        self.tensors, self.columns = (*self.packed, self.newest), (self.counts,)
         self._rotation: tuple[Tensor, ...] = ()
         if config.scheme == "rotated":
-            self._rotation = tuple(m.to(device, shape.dtype) for m in rotation(shape.head_dim))
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.packed, self.newest]
+            self._rotation = tuple(m.to(cache.device, cache.shape.dtype) for m in rotation(cache.shape.head_dim))
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Pack all rows but those of the newest tokens, which go to `newest`."""
         old = max(0, prefill.length - self.residual)
-        # An earlier sequence may have left NaN in places of `newest` that this prompt does not fill.
-        self.counts[slot], self.newest[slot] = old, 0
+        self.counts[slot] = old
+        for memory in self.tensors:
+            memory[slot] = 0  # an earlier sequence may have left NaN where this prompt writes nothing
         lie = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
             rows = self._rotated(torch.stack([keys, values]), _FORTH)
-            self.packed[slot, layer, :, :old] = self._packed(rows[..., :old, :])
+            for memory, packed in zip(self.packed, self._pack(rows[..., :old, :]), strict=True):
+                memory[slot, layer, :, :old] = packed
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
-
-    @property
-    def longest_chunk(self) -> int | None:
-        """As many tokens as stay in their own precision, so that no row of a chunk is packed before the next chunk."""
-        return self.residual
 
     def place(self) -> None:
         """Pack the rows that the new tokens make too old, whose places the new rows take."""
@@ -251,17 +215,18 @@ class PackedRows(Storage):
             now = cache.step_positions[piece.tokens].view(-1, 1, 1, 1, piece.count)  # [slots, 1, 1, 1, tokens]
             behind = self.counts[slots][..., None] + rows  # the rows that may leave, [slots, layers, kv_heads, tokens]
             written = cache.step_lengths[piece.tokens].view(-1, piece.count)[:, -1, None, None, None]
-            at = behind.clamp(max=cache.positions.shape[-1] - 1)
+            at = behind.clamp(max=cache.capacity - 1)
             known = cache.positions[slots].gather(-1, at)
             # An eviction may have dropped older rows; then the next ones are younger, and fewer leave.
             left = (behind < written)[..., None] & (known[..., None] + self.residual <= now)
             counts = self.counts[slots][..., None] + left.sum(-2)  # packed rows at each token
-            at, lie = (one.expand(-1, *self.packed.shape[1:3], -1)[..., None] for one in (at, known % self.residual))
+            shape = -1, cache.shape.layers, cache.shape.kv_heads, -1
+            at, lie = (one.expand(*shape)[..., None] for one in (at, known % self.residual))
             lie = lie[:, :, None].expand(-1, -1, 2, -1, -1, self.newest.shape[-1])
             old = self.newest[slots].gather(4, lie)
             # A row that stays is packed in vain behind the packed rows, where nobody reads it.
-            packed = self._packed(old.transpose(0, 2)).transpose(0, 1)
-            self.packed[slots].scatter_(3, at.expand(packed.shape), packed)
+            for memory, packed in zip(self.packed, self._pack(old.unbind(2)), strict=True):
+                memory[slots].scatter_(3, at.expand(packed.shape), packed)
             self._leaving.append((counts, at, old))
             self.counts[slots] = counts[..., -1]
 
@@ -281,42 +246,38 @@ class PackedRows(Storage):
         lengths = cache.step_lengths[piece.tokens]
         if piece.count == 1:
             return cache.operations.packed_attention(query, *stored, lengths, forms=self.forms, **how)
-        # Each token sees a row as it was then: whole until its own step, packed from there on.
         counts, at, old = self._leaving[cache.pieces.index(piece)]
         counts, at, old = counts[0, min(layer, counts.shape[1] - 1)], at[0, layer], old[0, layer]
-        packed = whole_rows(*stored, forms=self.forms)[:, 0]  # [2, kv_heads, rows, head_dim]
+        packed = torch.cat(whole_rows(*stored, forms=self.forms))  # [2, kv_heads, rows, head_dim]
         leaves, at = at < counts[..., -1, None, None], at.clamp(max=packed.shape[2] - 1).expand(old.shape)
         whole = packed.scatter(2, at, torch.where(leaves, old, packed.gather(2, at)))
-        return _attend_then(cache, query, packed, whole, counts.T, lengths, how)
+        return self._attend_then(query, packed, whole, counts.T, lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         """Compact the packed rows. Rows in `newest` stay where they are; the cache moves their positions."""
         # `keep` also names rows that are not packed; the bytes that move for them lie behind the packed rows, unread.
-        self.cache.operations.compact_layers(list(self.packed[slot]), keep)
+        for memory in self.packed:
+            self.cache.operations.compact_layers(list(memory[slot]), keep)
         self.counts[slot] = (keep < self.counts[slot, ..., None]).sum(-1)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        self.packed[target, ..., :length, :] = self.packed[source, ..., :length, :]
-        self.newest[target] = self.newest[source]
-
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        rows = whole_rows(*self._rows(layer, slice(slot, slot + 1), length), forms=self.forms)
-        keys, values = self._rotated(rows[:, 0], _BACK)
+        rows = torch.cat(whole_rows(*self._rows(layer, slice(slot, slot + 1), length), forms=self.forms))
+        keys, values = self._rotated(rows, _BACK)
         return keys, values
 
-    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The first `seen` rows of a layer, as `packed_attention` is given them: packed, newest, positions, counts."""
+    def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, ...]:
+        """The first `seen` rows of a layer as `packed_attention` takes them: bytes, newest, positions, counts."""
         kv_heads, index = self.newest.shape[3], min(layer, self.counts.shape[1] - 1)
         return (
-            self.packed[slots, layer, :, :seen],
+            *(memory[slots, layer, :, :seen] for memory in self.packed),
             self.newest[slots, layer],
             self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1),
             self.counts[slots, index].expand(-1, kv_heads),
         )
 
-    def _packed(self, rows: Tensor) -> Tensor:
-        """Bytes [..., bytes] of keys and values [2, ..., head_dim]."""
-        return torch.cat([pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)], dim=-1)
+    def _pack(self, rows: Iterable[Tensor]) -> list[Tensor]:
+        """Bytes of keys and values, [..., head_dim] each."""
+        return [pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)]
 
     def _rotated(self, rows: Tensor, by: int) -> Tensor:
         if not self._rotation:
@@ -325,7 +286,7 @@ class PackedRows(Storage):
         return self.cache.linear(rows.reshape(-1, rows.shape[-1]), self._rotation[by]).view(rows.shape)
 
 
-class KiviRows(Storage):
+class KiviRows(_Packing):
     """The newest rows in the model's own precision, older keys packed channel by channel, older values token by token.
 
     KIVI (2402.02750, section 3): a zero and a step for each channel of `group` neighbouring keys. Rows are packed
@@ -336,33 +297,20 @@ class KiviRows(Storage):
     Attributes:
         keys: the bytes of a channel of each group, [slots, layers, kv_heads, groups, head_dim, bytes].
         values: the bytes of as many values, [slots, layers, kv_heads, rows, bytes].
-        newest: keys and values of the other rows, [slots, layers, 2, kv_heads, room, head_dim]; row i lies at i % room.
+        newest: row i lies at i % room.
     """
 
-    def __init__(
-        self, cache: Slots, shape: CacheShape, capacity: int, device: torch.device, config: CacheConfig
-    ) -> None:
-        super().__init__(cache)
-        self.forms, self.group, self.residual = _forms(config, shape), config.group, config.residual
-        size, groups, head_dim = (cache.slots, shape.layers), capacity // self.group, shape.head_dim
-        memory = [(groups, head_dim, self.forms[0].row_bytes), (groups * self.group, self.forms[1].row_bytes)]
-        self.keys, self.values = (
-            torch.zeros(*size, shape.kv_heads, *one, dtype=torch.uint8, device=device) for one in memory
-        )
-        room = (2, shape.kv_heads, config.whole_rows, head_dim)
-        self.newest = torch.zeros(*size, *room, dtype=shape.dtype, device=device)
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.keys, self.values, self.newest]
-
-    @property
-    def longest_chunk(self) -> int | None:
-        """As many tokens as stay in their own precision, so that no row of a chunk is packed before the next chunk."""
-        return self.residual
+    def __init__(self, cache: Slots, config: CacheConfig) -> None:
+        super().__init__(cache, config)
+        self.group = config.group
+        groups = cache.capacity // self.group
+        self.keys = self._bytes(groups, cache.shape.head_dim, self.forms[0].row_bytes)
+        self.values = self._bytes(groups * self.group, self.forms[1].row_bytes)
+        self.tensors = (self.keys, self.values, self.newest)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
-        self.newest[slot] = 0
+        for memory in self.tensors:
+            memory[slot] = 0  # an earlier sequence may have left NaN
         for layer, rows in enumerate(prefill.rows):
             self._lay(slot, layer, torch.stack(rows))
 
@@ -380,25 +328,22 @@ class KiviRows(Storage):
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows among the newest."""
-        at, rows = self.cache.write_at % self.newest.shape[-2], torch.cat([keys, values], dim=2).transpose(1, 2)
+        at, rows = self.cache.write_at % self.room, torch.cat([keys, values], dim=2).transpose(1, 2)
         self.newest[self.cache.step_slots, layer, :, :, at] = rows[: len(at)]
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
-        lengths = cache.step_lengths[piece.tokens]
+        lengths, seen = cache.step_lengths[piece.tokens], cache.seen(piece.slots)
         counts = (lengths - self.residual).clamp(min=0) // self.group * self.group
-        stored, seen = self._rows(layer, piece.slots, cache.seen(piece.slots)), cache.seen(piece.slots)
+        stored = self._rows(layer, piece.slots, seen)
         if piece.count == 1:
-            output, mass = cache.operations.kivi_attention(
-                query, *stored, counts, lengths=lengths, forms=self.forms, **how
-            )
+            output, mass = cache.operations.kivi_attention(query, *stored, counts, lengths, forms=self.forms, **how)
             return output, None if mass is None else mass[..., :seen]
-        # Each token sees a row as it was then: whole until its own step, packed from there on.
-        packed = whole_kivi_rows(*stored, counts[-1:], forms=self.forms)[:, 0, :, :seen]
+        packed = torch.cat(whole_kivi_rows(*stored, counts[-1:], forms=self.forms))[:, :, :seen]
         first, rows = self._leaving.get(piece.slots.start, (0, self.newest[0, :, :, :, :0]))
         whole = packed.clone()
         whole[:, :, first : first + rows.shape[-2]] = rows[layer]
-        return _attend_then(cache, query, packed, whole, counts[:, None], lengths, how)
+        return self._attend_then(query, packed, whole, counts[:, None], lengths, how)
 
     def keep(self, slot: int, keep: Tensor) -> None:
         """Lay the kept rows out anew."""
@@ -416,15 +361,10 @@ class KiviRows(Storage):
             same, groups = in_place.unflatten(1, (-1, self.group)).all(2)[..., None], count // self.group
             self.keys[slot, layer, :, :groups] = keys[:, :groups].where(same, self.keys[slot, layer, :, :groups])
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        for tensor in self.tensors:
-            tensor[target] = tensor[source]
-
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        stored, counts = self._rows(layer, slice(slot, slot + 1), length), torch.tensor([self._packed_rows(length)])
-        rows = whole_kivi_rows(*stored, counts.to(self.newest.device), forms=self.forms)
-        keys, values = rows[:, 0, :, :length]
-        return keys, values
+        counts = torch.tensor([self._packed_rows(length)], device=self.newest.device)
+        keys, values = whole_kivi_rows(*self._rows(layer, slice(slot, slot + 1), length), counts, forms=self.forms)
+        return keys[0, :, :length], values[0, :, :length]
 
     def _packed_rows(self, length: int) -> int:
         return max(0, length - self.residual) // self.group * self.group
@@ -436,7 +376,7 @@ class KiviRows(Storage):
         return self.keys[slots, layer, :, :groups], rows, self.newest[slots, layer]
 
     def _lies(self, first: int, end: int) -> Tensor:
-        return torch.arange(first, end, device=self.newest.device) % self.newest.shape[-2]
+        return torch.arange(first, end, device=self.newest.device) % self.room
 
     def _lay(self, slot: int, layer: int, rows: Tensor) -> None:
         """Write all rows of a slot, [2, kv_heads, length, head_dim]."""
@@ -451,36 +391,13 @@ class KiviRows(Storage):
         self.values[slot, layer, :, first:end] = pack_rows(rows[1], self.forms[1])
 
 
-def _forms(config: CacheConfig, shape: CacheShape) -> RowForms:
-    forms = config.forms(shape.head_dim)
-    assert forms is not None, "rows are packed"
-    return forms
-
-
-def _attend_then(
-    cache: Slots, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: Mapping[str, Any]
-) -> Attended:
-    """Attend over a slot's rows [2, kv_heads, rows, head_dim], of which `counts` [tokens, kv_heads or 1] are packed."""
-    numbers, parts = torch.arange(packed.shape[2], device=counts.device), []
-    for few, then, ends in few_tokens(query, counts, lengths):
-        is_packed = (numbers < then[..., None])[None, ..., None]  # [1, tokens, kv_heads, rows, 1]
-        keys, values = torch.where(is_packed, packed[:, None], whole[:, None]).contiguous()
-        parts.append(cache.operations.decode_attention(few, keys, values, ends, **how))
-    return _of_one_piece(parts)
-
-
 def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """A few tokens at a time of numbers per token, [tokens, ...] each."""
     return zip(*(column.split(_COPIED_TOKENS) for column in columns), strict=True)
 
 
-def _of_one_piece(parts: Iterable[Attended]) -> Attended:
-    outputs, masses = zip(*parts, strict=True)
-    return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
-
-
-def joined(parts: Sequence[Attended], tokens: int) -> tuple[Tensor, list[Tensor | None]]:
-    """The outputs of the parts of a step, with zeros up to so many tokens, and their masses."""
-    output = parts[0][0] if len(parts) == 1 else torch.cat([output for output, _ in parts])
+def filled(outputs: Sequence[Tensor], tokens: int) -> Tensor:
+    """The outputs of the parts of a step, with zeros up to so many tokens."""
+    output = outputs[0] if len(outputs) == 1 else torch.cat(list(outputs))
     beyond = tokens - len(output)
-    return pad(output, (0, 0, 0, 0, 0, beyond)) if beyond else output, [mass for _, mass in parts]
+    return pad(output, (0, 0, 0, 0, 0, beyond)) if beyond else output

@@ -37,12 +37,7 @@ def decode_attention(
     query = query.contiguous()
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
-
-    def scratch(*shape: int) -> Tensor:
-        return torch.empty(slots, q_heads, *shape, dtype=torch.float32, device=query.device)
-
-    part, peak, total = scratch(chunks, head_dim), scratch(chunks), scratch(chunks)
-    logits = scratch(capacity if return_mass else 1)
+    part, peak, total, logits = scratch(query, chunks, capacity if return_mass else 1)
     shape = {"GROUP": q_heads // kv_heads, "DIM": head_dim, "DIM_PADDED": padded(head_dim), "CHUNK": CHUNK}
     _attend_chunk[(slots, kv_heads, chunks)](
         *(query, keys, values, per_head, part, peak, total, logits, scaling, capacity),
@@ -58,6 +53,12 @@ def decode_attention(
         num_stages=2,
     )
     return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
+
+
+def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
+    """Memory for what `join` takes: part, peak, total, and `logits` numbers for each query head."""
+    sizes = (chunks, query.shape[-1]), (chunks,), (chunks,), (logits,)
+    return [torch.empty(*query.shape[:2], *size, dtype=torch.float32, device=query.device) for size in sizes]
 
 
 def join(

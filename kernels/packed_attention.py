@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join
+from kvsweep.kernels.decode_attention import CHUNK, attend_rows, join, scratch
 from kvsweep.kernels.row_format import RowForms
 from kvsweep.kernels.tiles import padded, upcast
 
@@ -18,7 +18,8 @@ BLOCK = 16  # rows per product; with more, the numbers of two unpacked tiles do 
 
 def packed_attention(
     query: Tensor,
-    packed: Tensor,
+    keys: Tensor,
+    values: Tensor,
     newest: Tensor,
     positions: Tensor,
     counts: Tensor,
@@ -31,37 +32,35 @@ def packed_attention(
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The reference's operation; dead rows are never read and may hold any bytes."""
-    slots, kv_heads, capacity, _ = packed.shape
-    keys, values = forms
-    assert packed.stride(-1) == newest.stride(-1) == positions.stride(-1) == 1, "the numbers of a row are contiguous"
-    assert newest.stride(-2) == values.head_dim, "the newest rows of a head are contiguous"
+    slots, kv_heads, capacity, _ = keys.shape
+    dim = newest.shape[-1]
+    assert keys.stride(-1) == values.stride(-1) == newest.stride(-1) == positions.stride(-1) == 1, (
+        "the numbers of a row are contiguous"
+    )
+    assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
     query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
-
-    def scratch(*shape: int) -> Tensor:
-        return torch.empty(slots, q_heads, *shape, dtype=torch.float32, device=query.device)
-
-    part, peak, total = scratch(chunks, values.head_dim), scratch(chunks), scratch(chunks)
-    logits = scratch(capacity if return_mass else 1)
+    part, peak, total, logits = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads
     _attend_packed[(slots, kv_heads, chunks)](
-        *(query, packed, packed.view(torch.float16), newest, positions, counts, per_head),
+        *(query, keys, keys.view(torch.float16), values, values.view(torch.float16)),
+        *(newest, positions, counts, per_head),
         *(part, peak, total, logits, scaling, capacity),
-        *packed.stride()[:3],
+        *keys.stride()[:3],
+        *values.stride()[:3],
         *newest.stride()[:3],
         *positions.stride()[:2],
         *counts.stride(),
         *per_head.stride(),
         GROUP=group,
         GROUP_PADDED=1 << (group - 1).bit_length(),
-        DIM=values.head_dim,
-        DIM_PADDED=padded(values.head_dim),
+        DIM=dim,
+        DIM_PADDED=padded(dim),
         CHUNK=CHUNK,
         BLOCK=BLOCK,
-        KEY_BITS=keys.bits,
-        VALUE_BITS=values.bits,
-        KEY_BYTES=keys.row_bytes,
-        SHARE=values.group,
+        KEY_BITS=forms[0].bits,
+        VALUE_BITS=forms[1].bits,
+        SHARE=forms[1].group,
         RESIDUAL=newest.shape[3],
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
@@ -74,11 +73,12 @@ def packed_attention(
 
 @triton.jit
 def _attend_packed(
-    query, packed, fields, newest, positions, counts, lengths, part, peak, total, logits_out, scaling, capacity,
-    stride_slot, stride_head, stride_row, newest_slot, newest_kind, newest_head,
+    query, keys, key_fields, values, value_fields, newest, positions, counts, lengths,
+    part, peak, total, logits_out, scaling, capacity,
+    key_slot, key_head, key_row, value_slot, value_head, value_row, newest_slot, newest_kind, newest_head,
     position_slot, position_head, count_slot, count_head, stride_length_slot, stride_length_head,
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr, KEY_BYTES: tl.constexpr,
+    BLOCK: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
     SHARE: tl.constexpr, RESIDUAL: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     slot, head, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -93,7 +93,7 @@ def _attend_packed(
         q = tl.load(query + heads[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
         if UPCAST:
             q = q.to(tl.float32)
-        old = slot * stride_slot + head * stride_head
+        old_keys, old_values = slot * key_slot + head * key_head, slot * value_slot + head * value_head
         new = slot * newest_slot + head * newest_head
         places = positions + slot * position_slot + head * position_head
         top = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
@@ -103,7 +103,7 @@ def _attend_packed(
             rows = first + tl.arange(0, BLOCK)
             live, is_old = rows < end, rows < count
             lie = tl.load(places + rows, mask=live & (rows >= count), other=0) % RESIDUAL
-            at_old = old + rows.to(tl.int64)[:, None] * stride_row
+            row = rows.to(tl.int64)[:, None]
             at_new = new + lie[:, None] * DIM + dims
             mask_old = (live & is_old)[:, None] & wide
             mask_new = (live & (rows >= count))[:, None] & wide
@@ -111,8 +111,8 @@ def _attend_packed(
             v = tl.load(newest + newest_kind + at_new, mask=mask_new, other=0.0)
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
-            old_k = _unpacked(packed, fields, at_old, dims, mask_old, DIM, KEY_BITS, SHARE)
-            old_v = _unpacked(packed, fields, at_old + KEY_BYTES, dims, mask_old, DIM, VALUE_BITS, SHARE)
+            old_k = _unpacked(keys, key_fields, old_keys + row * key_row, dims, mask_old, KEY_BITS, SHARE)
+            old_v = _unpacked(values, value_fields, old_values + row * value_row, dims, mask_old, VALUE_BITS, SHARE)
             k = tl.where(is_old[:, None], old_k.to(k.dtype), k)
             v = tl.where(is_old[:, None], old_v.to(v.dtype), v)
             logits, top, weight, mixed = attend_rows(q, k, v, live[None, :], scaling, top, weight, mixed, SOFTCAP)
@@ -125,14 +125,14 @@ def _attend_packed(
 
 
 @triton.jit
-def _unpacked(
-    packed, fields, at, dims, mask, DIM: tl.constexpr, BITS: tl.constexpr, SHARE: tl.constexpr
-):  # fmt: skip
+def _unpacked(packed, fields, at, dims, mask, BITS: tl.constexpr, SHARE: tl.constexpr):
     # `at` is the byte at which a row begins, and `fields` the same memory in units of float16.
-    LEVEL_BYTES: tl.constexpr = DIM * BITS // 8
-    levels = tl.load(packed + at + dims % LEVEL_BYTES, mask=mask, other=0).to(tl.int32)
-    levels = (levels >> (dims // LEVEL_BYTES * BITS)) & ((1 << BITS) - 1)
-    zero_at = fields + at // 2 + LEVEL_BYTES // 2 + dims // SHARE
-    zero = tl.load(zero_at, mask=mask, other=0.0).to(tl.float32)
-    step = tl.load(zero_at + DIM // SHARE, mask=mask, other=0.0).to(tl.float32)
+    GROUP_BYTES: tl.constexpr = SHARE * BITS // 8 + 4
+    PER_BYTE: tl.constexpr = 8 // BITS
+    group = at + dims // SHARE * GROUP_BYTES
+    levels = tl.load(packed + group + dims % SHARE // PER_BYTE, mask=mask, other=0).to(tl.int32)
+    levels = (levels >> (dims % PER_BYTE * BITS)) & ((1 << BITS) - 1)
+    step_at = fields + (group + SHARE * BITS // 8) // 2
+    step = tl.load(step_at, mask=mask, other=0.0).to(tl.float32)
+    zero = tl.load(step_at + 1, mask=mask, other=0.0).to(tl.float32)
     return zero + step * levels.to(tl.float32)

@@ -3,6 +3,8 @@
 Both implementations pack with these functions. A row's bytes depend on that row alone.
 """
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from kvsweep.kernels.row_format import RowFormat
 # Rounding to float16 changes a number by at most 2^-11 of the number or, below float16's normal numbers, by 2^-25. A
 # number less these margins, then rounded, is below the number; one with them added is above.
 _MARGIN, _LEAST = 2.0**-10, 2.0**-24
+_UNPACK = {4: torch.ops.quantized.embedding_bag_4bit_unpack, 2: torch.ops.quantized.embedding_bag_2bit_unpack}
 
 
 def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
@@ -33,36 +36,25 @@ def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
     The numbers of a group become the nearest of 2^bits levels from its smallest to its largest number. Zero and step
     are rounded so that these levels enclose the group; so no number changes by more than half a step.
     """
-    numbers = rows.float().unflatten(-1, (form.groups, form.group))
-    low, high = numbers.aminmax(dim=-1)
+    numbers = rows.float().unflatten(-1, (-1, form.group))
+    low, high = numbers.aminmax(dim=-1, keepdim=True)
     zero = (low - low.abs() * _MARGIN - _LEAST).half()
     step = ((high - zero.float()) * ((1 + _MARGIN) / form.top) + _LEAST).half()
-    levels = (numbers - zero.float()[..., None]) / step.float()[..., None]
-    levels = levels.round_().clamp_(0, form.top).to(torch.uint8).flatten(-2)
-    first, *others = levels.split(form.level_bytes, dim=-1)
-    packed = first
-    for place, part in enumerate(others, start=1):
-        packed = packed | part << (place * form.bits)
-    return torch.cat([packed, torch.cat([zero, step], dim=-1).view(torch.uint8)], dim=-1)
+    levels = ((numbers - zero.float()) / step.float()).round_().clamp_(0, form.top).to(torch.uint8)
+    places = levels.unflatten(-1, (-1, 8 // form.bits)).unbind(-1)
+    packed = reduce(torch.bitwise_or, (part << (place * form.bits) for place, part in enumerate(places)))
+    return torch.cat([packed, torch.cat([step, zero], dim=-1).view(torch.uint8)], dim=-1).flatten(-2)
 
 
-def unpack_rows(packed: Tensor, form: RowFormat, real: Tensor, out: Tensor) -> None:
-    """Write the numbers of packed rows [..., row_bytes] into `out` [..., head_dim].
-
-    Rows that are not `real`, [...] or broadcast to it, become zeros whatever their bytes are.
-    """
-    # On the CPU each conversion is several times as fast from contiguous memory.
-    levels, fields = (part.contiguous() for part in packed.tensor_split([form.level_bytes], dim=-1))
-    fields = fields.view(torch.float16).float().masked_fill_(~real[..., None], 0)
-    zero, step = fields[..., None].split(form.groups, dim=-2)  # [..., groups, 1]
-    # In words of four bytes, in which all levels of one place are cut out at once.
-    words = levels.view(torch.int32)
-    if form.bits < 8:
-        mask = form.top * 0x01010101
-        words = torch.cat([words >> shift & mask for shift in range(0, 8, form.bits)], dim=-1)
-    # In float32 for every type of `out`. On the CPU three plain operations are faster than a fused one.
-    numbers = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
-    numbers.copy_(words.view(torch.uint8))
-    numbers.unflatten(-1, (form.groups, form.group)).mul_(step).add_(zero)
-    if numbers is not out:
-        out.copy_(numbers)
+def unpack_rows(packed: Tensor, form: RowFormat) -> Tensor:
+    """The numbers of packed rows [..., row_bytes] in float32, [..., head_dim]."""
+    groups = packed.reshape(-1, form.group_bytes).contiguous()
+    if groups.device.type == "cpu" and form.bits in _UNPACK:
+        # fbgemm's loop, several times as fast as the operations below.
+        numbers = _UNPACK[form.bits](groups)
+    else:
+        levels, fields = (part.contiguous() for part in groups.split([form.group_bytes - 4, 4], dim=1))
+        places = [levels >> place & form.top for place in range(0, 8, form.bits)]
+        step, zero = fields.view(torch.float16).float().split(1, dim=1)
+        numbers = torch.stack(places, dim=-1).flatten(1) * step + zero
+    return numbers.view(*packed.shape[:-1], form.head_dim)

@@ -5,8 +5,8 @@ A slot's rows at or beyond its length are dead and never change a result. They m
 them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial, reduce
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
 from typing import Any, Literal
 
 import torch
@@ -15,11 +15,14 @@ from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_
 
 from kvsweep.kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.packing import unpack_rows
-from kvsweep.kernels.row_format import RowForms
+from kvsweep.kernels.row_format import RowFormat, RowForms
 
 # Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
 # slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
 RAGGED = False
+
+# Output, and the mass where it is wanted.
+Attended = tuple[Tensor, Tensor | None]
 
 # Rows per product of weights and values. torch splits the sum of a larger product at places that depend on the number
 # of rows, so that the result's bits would depend on it too.
@@ -30,8 +33,8 @@ _FEW_HEADS = 2
 # Tokens and earlier rows in steps of which the mask of chunks grows.
 _MASK_BLOCK = 512
 
-# Slots that are unpacked together: the unpacked rows of all slots would take as much memory as an unpacked cache.
-_UNPACKED_SLOTS = 16
+# Numbers that are unpacked together, for as many slots as they make: they stay in the processor's cache.
+_UNPACKED_NUMBERS = 1 << 20
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -96,7 +99,7 @@ def decode_attention(
     return_mass: bool = False,
     sinks: Tensor | None = None,
     softcap: float | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> Attended:
     """Attention of one new token per slot over that slot's live rows.
 
     Args:
@@ -141,7 +144,7 @@ def chunk_attention(
     sinks: Tensor | None = None,
     softcap: float | None = None,
     window: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
+) -> Attended:
     """Attention of the newest tokens of one slot, each over the rows up to its own: `decode_attention` in a chunk.
 
     query [tokens, q_heads, head_dim]; keys and values [kv_heads, rows, head_dim], the tokens' own rows last; `window`:
@@ -184,87 +187,94 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 def packed_attention(
     query: Tensor,
-    packed: Tensor,
+    keys: Tensor,
+    values: Tensor,
     newest: Tensor,
     positions: Tensor,
     counts: Tensor,
     lengths: Tensor,
     *,
     forms: RowForms,
-    scaling: float,
-    return_mass: bool = False,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    **how: Any,
+) -> Attended:
     """`decode_attention` over rows of which the oldest are packed. Query, rows and output are all rotated, or none is.
 
     Args:
         query: [slots, q_heads, head_dim].
-        packed: the bytes of key and value, one behind the other, of the first `counts` rows, [slots, kv_heads,
-            capacity, bytes].
+        keys: the bytes of the first `counts` keys, [slots, kv_heads, capacity, bytes].
+        values: the bytes of as many values.
         newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim]; the row of the token at
             position p lies at p % residual.
         positions: the position of each row in its text, [slots, kv_heads, capacity].
         counts: packed rows, [slots, kv_heads].
         lengths: [slots], each from 1 to capacity.
         forms: the bytes of a packed key and of a packed value.
-        scaling, return_mass, sinks, softcap: as in `decode_attention`.
+        how: the keywords of `decode_attention`.
 
     Returns:
-        As `decode_attention`. Dead packed rows may hold any bytes; all of `newest` must be finite.
+        As `decode_attention`. The bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
     """
-    stored, how = (packed, newest, positions, counts), {"scaling": scaling, "sinks": sinks, "softcap": softcap}
-    return _attend_unpacked(partial(whole_rows, forms=forms), stored, query, lengths, return_mass, how)
+    return _attend_unpacked(whole_rows, query, lengths, (keys, values, newest, positions, counts), forms, how)
 
 
 def kivi_attention(
     query: Tensor,
-    *stored: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    newest: Tensor,
+    counts: Tensor,
     lengths: Tensor,
+    *,
     forms: RowForms,
-    scaling: float,
-    return_mass: bool = False,
-    sinks: Tensor | None = None,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    **how: Any,
+) -> Attended:
     """`decode_attention` over rows stored as `whole_kivi_rows` describes them; the rest as in `packed_attention`."""
-    how = {"scaling": scaling, "sinks": sinks, "softcap": softcap}
-    return _attend_unpacked(partial(whole_kivi_rows, forms=forms), stored, query, lengths, return_mass, how)
+    return _attend_unpacked(whole_kivi_rows, query, lengths, (keys, values, newest, counts), forms, how)
 
 
 def _attend_unpacked(
-    unpack: Callable[..., Iterable[Tensor]],
-    stored: Sequence[Tensor],
+    unpack: Callable[..., tuple[Tensor, Tensor]],
     query: Tensor,
     lengths: Tensor,
-    mass: bool,
+    stored: Sequence[Tensor],
+    forms: RowForms,
     how: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
-    outputs, masses = [], []
-    for few, ends, *rows in zip(*(one.split(_UNPACKED_SLOTS) for one in (query, lengths, *stored)), strict=True):
-        keys, values = unpack(*rows)
-        output, mass_of_few = decode_attention(few, keys, values, ends, return_mass=mass, **how)
-        outputs.append(output)
-        masses += [] if mass_of_few is None else [mass_of_few]
-    return torch.cat(outputs), torch.cat(masses) if mass else None
+) -> Attended:
+    *_, kv_heads, rows, _ = stored[1].shape
+    few = max(1, _UNPACKED_NUMBERS // (kv_heads * rows * query.shape[-1]))
+    parts = []
+    for first in range(0, len(query), few):
+        slots = slice(first, first + few)
+        keys, values = unpack(*(one[slots] for one in stored), forms=forms)
+        parts.append(decode_attention(query[slots], keys, values, lengths[slots], **how))
+    return joined(parts)
 
 
-def whole_rows(packed: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms) -> Tensor:
-    """The rows of `packed_attention` in the precision of `newest`, [2, slots, kv_heads, capacity, head_dim]."""
-    slots, kv_heads, capacity, _ = packed.shape
-    residual = newest.shape[3]
-    # At most `residual` rows follow the packed ones, so `residual` rows of room behind them hold all.
-    rows = newest.new_empty(2, slots, kv_heads, capacity + residual, newest.shape[-1])
-    real = torch.arange(capacity, device=counts.device) < counts[..., None]  # [slots, kv_heads, capacity]
-    for part, form, out in zip(packed.split([form.row_bytes for form in forms], dim=-1), forms, rows, strict=True):
-        unpack_rows(part, form, real, out=out[..., :capacity, :])
+def joined(parts: Sequence[Attended]) -> Attended:
+    """The attention of parts one after the other, of which all have a mass or none."""
+    if len(parts) == 1:
+        return parts[0]
+    outputs, masses = zip(*parts, strict=True)
+    return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
+
+
+def whole_rows(
+    keys: Tensor, values: Tensor, newest: Tensor, positions: Tensor, counts: Tensor, *, forms: RowForms
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of `packed_attention` in the precision of `newest`, [slots, kv_heads, capacity, head_dim]."""
+    capacity, residual = keys.shape[2], newest.shape[3]
     at = counts[..., None] + torch.arange(residual, device=counts.device)  # [slots, kv_heads, residual]
-    _fill(rows, newest, at, positions.gather(-1, at.clamp(max=capacity - 1)) % residual)
-    return rows[..., :capacity, :]
+    lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
+    rows = [_unpacked(one, form, residual, newest) for one, form in zip((keys, values), forms, strict=True)]
+    _fill(rows, newest, at, lies)
+    keys, values = (one[..., :capacity, :] for one in rows)
+    return keys, values
 
 
-def whole_kivi_rows(keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, forms: RowForms) -> Tensor:
-    """The rows of a cache whose keys are packed channel by channel, [2, slots, kv_heads, capacity, head_dim].
+def whole_kivi_rows(
+    keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor, *, forms: RowForms
+) -> tuple[Tensor, Tensor]:
+    """The rows of a cache whose keys are packed channel by channel, [slots, kv_heads, capacity, head_dim] each.
 
     Args:
         keys: the bytes of a channel of each group of keys, [slots, kv_heads, groups, head_dim, bytes].
@@ -274,54 +284,47 @@ def whole_kivi_rows(keys: Tensor, values: Tensor, newest: Tensor, counts: Tensor
         counts: packed rows, whole groups, [slots].
         forms: the bytes of a channel and of a value.
     """
-    slots, kv_heads, packed, _ = values.shape
     room = newest.shape[3]
-    rows = newest.new_zeros(2, slots, kv_heads, packed + room, newest.shape[-1])
-    real = (torch.arange(packed, device=counts.device) < counts[:, None])[:, None]  # [slots, 1, rows]
-    channels = newest.new_empty(*keys.shape[:-1], forms[0].head_dim)
-    unpack_rows(keys, forms[0], real[..., :: forms[0].head_dim, None], out=channels)
-    rows[0, ..., :packed, :] = channels.transpose(-1, -2).flatten(2, 3)
-    unpack_rows(values, forms[1], real, out=rows[1, ..., :packed, :])
-    at = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, kv_heads, -1)
+    channels = unpack_rows(keys, forms[0]).to(newest.dtype).transpose(-1, -2)
+    rows = [pad(channels.flatten(2, 3), (0, 0, 0, room)), _unpacked(values, forms[1], room, newest)]
+    at = (counts[:, None, None] + torch.arange(room, device=counts.device)).expand(-1, values.shape[1], -1)
     _fill(rows, newest, at, at % room)
-    return rows
+    return rows[0], rows[1]
 
 
-def _fill(rows: Tensor, newest: Tensor, at: Tensor, lies: Tensor) -> None:
-    """Write the newest rows that lie at `lies` to `at`, [slots, kv_heads, rows] each."""
-    # Row by row of flat memory, which is copied several times as fast as by an index for each dimension.
-    base = torch.arange(2 * at.shape[0] * at.shape[1], device=at.device)[:, None]
-    at, lies = (
-        (base * size + one.repeat(2, 1, 1).flatten(0, 1)).flatten()
-        for one, size in ((at, rows.shape[3]), (lies, newest.shape[3]))
-    )
-    rows.view(-1, rows.shape[-1]).index_copy_(0, at, newest.transpose(0, 1).reshape(-1, rows.shape[-1])[lies])
+def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tensor:
+    """The numbers of packed rows [slots, kv_heads, rows, bytes] as `like`, and zeros in `room` rows behind them.
 
-
-def compact(rows: Tensor, keep: Tensor) -> None:
-    """Move the kept rows of one slot to its front, in place and in order, over the rows that lay there.
-
-    Args:
-        rows: [kv_heads, capacity, head_dim], changed in place.
-        keep: sorted indices of the rows to keep, [kept] for all heads or [kv_heads, kept] per head.
+    At most `room` newest rows follow the packed ones.
     """
-    kept = keep.shape[-1]
-    if keep.dim() == 1:
-        rows[:, :kept] = rows[:, keep]
-    else:
-        rows[:, :kept] = rows.gather(1, keep[..., None].expand(-1, -1, rows.shape[-1]))
+    words = pad(packed.view(torch.int32), (0, 0, 0, room))  # copied several times as fast as bytes
+    return unpack_rows(words.view(torch.uint8), form).to(like.dtype)
+
+
+def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> None:
+    """Write the newest keys and values that lie at `lies` to `at`, [slots, kv_heads, rows] each."""
+    # Row by row of flat memory, which is copied several times as fast as by an index for each dimension.
+    heads = torch.arange(at.shape[0] * at.shape[1], device=at.device).view(*at.shape[:2], 1)
+    at, lies = (heads * rows[0].shape[2] + at).flatten(), (heads * newest.shape[3] + lies).flatten()
+    for to, new in zip(rows, newest.unbind(1), strict=True):
+        to.view(-1, to.shape[-1]).index_copy_(0, at, new.reshape(-1, new.shape[-1]).index_select(0, lies))
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
-    """Compact one slot in all layers.
+    """Move the kept rows of one slot to its front in all layers, in place and in order, over the rows that lay there.
 
     Args:
         rows: as many tensors for each layer in turn, such as its keys and its values, [kv_heads, capacity, width],
             changed in place.
         keep: sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
     """
+    kept = keep.shape[-1]
     for index, tensor in enumerate(rows):
-        compact(tensor, keep if keep.dim() == 1 else keep[index * len(keep) // len(rows)])
+        if keep.dim() == 1:
+            tensor[:, :kept] = tensor[:, keep]
+        else:
+            own = keep[index * len(keep) // len(rows)]
+            tensor[:, :kept] = tensor.gather(1, own[..., None].expand(-1, -1, tensor.shape[-1]))
 
 
 def observation_scores(
@@ -433,15 +436,9 @@ def causal_mass(
 ) -> Tensor:
     """Attention probability that each key of a prompt receives, summed over queries and over each group of query heads.
 
-    Args:
-        query: [q_heads, length, head_dim].
-        key: [kv_heads, length, head_dim].
-        scaling: factor on the logits.
-        block: queries and keys per tile, so that no length x length matrix is held.
-        reduce_columns: the function that sums the columns; the Triton kernel passes its own.
-
-    Returns:
-        [kv_heads, length], float32 at least.
+    query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; `block`: queries and keys per tile, so that no
+    length x length matrix is held; `reduce_columns` sums the columns, and the Triton kernel passes its own. Returns
+    [kv_heads, length], float32 at least.
     """
     return reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
 
@@ -481,15 +478,8 @@ def importance_labels(
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)
-    columns = reduce_columns(
-        query,
-        key,
-        scaling=scaling,
-        first_query=first_query,
-        min_distance=distance,
-        largest=kind == "far_max",
-        block=block,
-    )
+    tiles = {"scaling": scaling, "first_query": first_query, "min_distance": distance, "block": block}
+    columns = reduce_columns(query, key, largest=kind == "far_max", **tiles)
     if kind == "answer":
         return columns / (group * (length - answer_start))
     queries = length - min_distance - torch.arange(length, device=key.device)

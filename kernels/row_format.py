@@ -1,18 +1,17 @@
 """The bytes of a packed row. Importing this does not import torch."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
-# A zero and a step per group, in float16.
-_GROUP_BYTES = 4
+# A step and a zero, in float16.
+_FIELDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFormat:
-    """A key or value of one head as bytes: first its levels, then a zero per group, then a step per group.
+    """A key or value of one head as bytes: for each group of its numbers the levels, then a step, then a zero.
 
-    A number is zero + step * level. The bits of 8 // bits levels share a byte: byte j holds the levels of the numbers
-    j, j + level_bytes, j + 2 * level_bytes and so on, from the lowest bit up. Zeros and steps are float16.
+    A number is zero + step * level. 8 // bits levels share a byte, the first one in its lowest bits. Step and zero are
+    float16. A group of 4 or 2 bits thus is a row of fbgemm's, which torch unpacks on the CPU.
 
     Attributes:
         bits: of a level: 8, 4 or 2.
@@ -20,7 +19,7 @@ class RowFormat:
         head_dim: numbers in a row.
 
     Raises:
-        ValueError: a head that does not divide into groups, or whose levels do not fill whole words of 4 bytes.
+        ValueError: a head that does not divide into groups, or a group whose levels do not fill whole words of 4 bytes.
     """
 
     bits: int
@@ -32,26 +31,20 @@ class RowFormat:
             raise ValueError(
                 f"cache.group={self.group} does not divide the {self.head_dim} numbers of a head: choose a divisor."
             )
-        if self.head_dim * self.bits % 32:
+        if self.group * self.bits % 32:
             raise ValueError(
-                f"cache.bits={self.bits} needs heads of a multiple of {32 // self.bits} numbers, and the model's have "
-                f"{self.head_dim}: choose more bits."
+                f"cache.group={self.group} does not fill whole words of 4 bytes with {self.bits} bits a number: choose "
+                f"a multiple of {32 // self.bits}."
             )
 
-    @cached_property
-    def groups(self) -> int:
-        """Groups in a row."""
-        return self.head_dim // self.group
+    @property
+    def group_bytes(self) -> int:
+        return self.group * self.bits // 8 + _FIELDS
 
-    @cached_property
-    def level_bytes(self) -> int:
-        """Bytes of a row's levels."""
-        return self.head_dim * self.bits // 8
-
-    @cached_property
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a packed row: head_dim * bits / 8 + 4 * groups."""
-        return self.level_bytes + _GROUP_BYTES * self.groups
+        """Bytes of a packed row: head_dim * bits / 8 + 4 * head_dim / group."""
+        return self.head_dim // self.group * self.group_bytes
 
     @property
     def top(self) -> int:

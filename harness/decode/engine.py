@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -139,26 +139,25 @@ class Engine:
         model: LoadedModel,
         *,
         decoding: DecodingConfig,
-        seed: int,
         slots: int | None = None,
-        impl: Implementation = "torch",
-        invariant: bool | None = None,
         cache: CacheConfig = UNPACKED,
+        **options: Any,
     ) -> Self:
-        """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests."""
+        """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests.
+
+        The other options are those of `Engine`.
+        """
         model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
         capacity = needed_capacity(requests, decoding)
         branches = [branch for request in requests for branch in request.branches]
         return cls(
             model,
             decoding=decoding,
-            seed=seed,
             slots=slots or auto_slots(model, capacity=capacity, requests=len(branches), config=cache).slots,
             capacity=capacity,
             policies=dict.fromkeys(branch.policy for branch in branches),
-            impl=impl,
-            invariant=invariant,
             cache=cache,
+            **options,
         )
 
     def generate(self, requests: Iterable[Request]) -> Iterator[tuple[str, Completion]]:
@@ -168,9 +167,7 @@ class Engine:
     @torch.inference_mode()
     def steps(self, requests: Iterable[Request]) -> Iterator[list[tuple[str, Completion]]]:
         """As `generate`, but yield after every step the completions that ended with it, most often none."""
-        if self.table.slots == 1:  # no room to fork
-            requests = chain.from_iterable(request.split() for request in requests)
-        queue = deque(requests)
+        queue = self._queue(requests)
         while queue or self.table.free < self.table.slots:
             with self.clock.time("wall"):
                 completions = self._step(queue)
@@ -184,15 +181,18 @@ class Engine:
 
         The requests must have been made with `replayed`. Between two evictions a text goes through in chunks.
         """
-        if self.table.slots == 1:  # no room to fork
-            requests = chain.from_iterable(request.split() for request in requests)
-        queue = deque(requests)
+        queue = self._queue(requests)
         while queue or self.table.free < self.table.slots:
             with self.clock.time("wall"):
                 self._fill(queue)
                 fed = self._feed_live()
             self.clock.settle()
             yield fed
+
+    def _queue(self, requests: Iterable[Request]) -> deque[Request]:
+        """The requests; in an engine that has no room to fork, one for each branch."""
+        alone = self.table.slots == 1
+        return deque(chain.from_iterable(request.split() for request in requests) if alone else requests)
 
     def feed(self, texts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """Append known tokens to live slots' texts, in one step; return each slot's last hidden states [tokens, width].

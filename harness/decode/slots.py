@@ -84,7 +84,7 @@ class SlotTable:
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
         self.cache, self.slots, self.waiting = cache, cache.slots, 0
-        self._states: list[SlotState | None] = [None] * cache.slots
+        self._states = np.full(cache.slots, None)
         self.generated, self.forced, self.limits = np.zeros((3, cache.slots), dtype=np.int64)
         self.triggers = np.full(cache.slots, _NEVER)
         device = cache.slot_ids.device
@@ -95,11 +95,10 @@ class SlotTable:
         self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
         on_host = self.generated, self.forced, self.limits, self.triggers
         on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags
-        self._columns: tuple[Any, ...] = (*on_host, *on_device, self.agreeing)
+        self._columns: tuple[Any, ...] = (self._states, *on_host, *on_device, self.agreeing)
 
     def __getitem__(self, slot: int) -> SlotState:
-        state = self._states[slot]
-        assert state is not None
+        state: SlotState = self._states[slot]
         return state
 
     @property
@@ -249,10 +248,8 @@ class SlotTable:
         self.cache.copy(source, target)
         for column in self._columns:
             column[target] = column[source]
-        self._states[target] = self._states[source]
 
     def _swap(self, one: int, other: int) -> None:
         self.cache.swap(one, other)
         for column in self._columns:
             column[[one, other]] = column[[other, one]]
-        self._states[one], self._states[other] = self._states[other], self._states[one]

@@ -7,38 +7,22 @@ from torch import Tensor
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import CacheView, Policy
-from kvsweep.compression.storage import WholeRows
 from kvsweep.harness.decode.sampling import uniforms_of_rows
 from kvsweep.harness.models.loaded import LoadedModel
 
 
 def view_slot(
-    model: LoadedModel,
-    cache: SlotCache,
-    slot: int,
-    policy: Policy,
-    *,
-    problem_id: str,
-    draw: int,
-    text_ids: Tensor,
-    question_length: int,
-    answer_start: int | None,
-    stream: int,
-    evictions: int = 0,
+    model: LoadedModel, cache: SlotCache, slot: int, policy: Policy, *, text_ids: Tensor, stream: int, **named: Any
 ) -> CacheView:
     """Make the view of a slot that its policy selects from.
 
     Args:
         model: gives separators and the scaling of attention logits.
-        cache: the cache.
-        slot: the slot.
         policy: decides which signals are read, and whether positions are per layer and head.
-        problem_id, draw: name the sequence.
         text_ids: prompt and text so far, [text length]; the last token is not fed yet.
-        question_length: tokens of the prompt.
-        answer_start: position of the tag that closes the thinking; None while the sequence is thinking.
         stream: key of the policy's random numbers (`harness.decode.sampling.sequence_key`).
-        evictions: the sequence's evictions so far.
+        named: the fields of `CacheView` that a cache does not know: problem_id, draw, question_length, answer_start,
+            evictions.
     """
     length = int(cache.lengths[slot])
     positions = cache.positions[slot, ..., :length]
@@ -47,32 +31,22 @@ def view_slot(
     token_ids = text_ids[positions]
     newest = len(text_ids) - 2
     return CacheView(
-        problem_id=problem_id,
-        draw=draw,
         text_ids=text_ids,
         positions=positions,
         token_ids=token_ids,
         separators=model.separators[token_ids],
-        question_length=question_length,
-        answer_start=answer_start,
-        keys=_layers(cache, slot, 0),
-        values=_layers(cache, slot, 1),
+        keys=_Layers(cache, slot, 0),
+        values=_Layers(cache, slot, 1),
         scaling=model.scaling,
         signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
         uniform=lambda: uniforms_of_rows(stream, positions),
-        evictions=evictions,
         operations=cache.operations,
+        **named,
     )
 
 
-def _layers(cache: SlotCache, slot: int, which: int) -> Sequence[Tensor]:
-    """Each layer's keys (0) or values (1) of a slot: a list of views; packed rows are unpacked when asked for."""
-    layers = _Layers(cache, slot, which)
-    return list(layers) if isinstance(cache.storage, WholeRows) else layers
-
-
 class _Layers(Sequence[Tensor]):
-    """The layers' rows, read when they are asked for, since most policies look at few."""
+    """Each layer's keys (0) or values (1) of a slot, read when they are asked for, since most policies look at few."""
 
     def __init__(self, cache: SlotCache, slot: int, which: int) -> None:
         self.cache, self.slot, self.which = cache, slot, which

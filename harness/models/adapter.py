@@ -28,7 +28,7 @@ def adapter_files(folder: str) -> list[Path]:
         raise UserError(
             f"model.adapter={folder} holds no adapter: name a folder with {files[0].name} and {files[1].name}, or null."
         )
-    _scale(folder)
+    _scale(folder, files[0])
     return files
 
 
@@ -37,9 +37,10 @@ def add_adapter(network: "PreTrainedModel", folder: str) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    scale = _scale(folder)
+    config, weights_file = adapter_files(folder)
+    scale = _scale(folder, config)
     try:
-        factors = load_file(adapter_files(folder)[1])
+        factors = load_file(weights_file)
     except (OSError, SafetensorError) as error:
         raise _unusable(folder, f"cannot be read ({error})") from error
     names = {name.removeprefix(_PREFIX).rsplit(".lora_", 1)[0] for name in factors}
@@ -55,10 +56,10 @@ def add_adapter(network: "PreTrainedModel", folder: str) -> None:
         weight.data = (weight.data.float() + scale * (up @ down)).to(weight.dtype)
 
 
-def _scale(folder: str) -> float:
+def _scale(folder: str, config: Path) -> float:
     """The factor of the product: lora_alpha / r."""
     try:
-        fields: dict[str, Any] = json.loads((Path(folder) / "adapter_config.json").read_text())
+        fields: dict[str, Any] = json.loads(config.read_text())
         rank, alpha = fields["r"], float(fields["lora_alpha"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _unusable(folder, f"has a config that cannot be read ({error})") from error

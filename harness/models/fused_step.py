@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kvsweep.compression.attention import attend_slots
 from kvsweep.compression.cache import SlotCache
 
 
@@ -70,8 +69,8 @@ class FusedStep:
             queries_keys = torch.cat([_normalized(of_queries, split[0]), _normalized(of_keys, split[1])], dim=1)
         queries_keys = queries_keys * cos + queries_keys.roll(self.head_dim // 2, dims=-1) * sin
         query, key = queries_keys.split([self.q_heads, self.kv_heads], dim=1)
-        cache.kept_layers[index].update(key[:, :, None], heads[:, rotated:, None])
-        mixed = attend_slots(cache, index, query, {"scaling": self.scaling}).flatten(1)
+        cache.layers[index].update(key[:, :, None], heads[:, rotated:, None])
+        mixed = cache.layers[index].attend(query, {"scaling": self.scaling}).flatten(1)
         return cache.linear(mixed, layer.out.weight, layer.out.bias)
 
 

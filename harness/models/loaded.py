@@ -169,25 +169,22 @@ class LoadedModel:
         if self._fused_step is not None:
             return self._fused_step(tokens, positions, cache)
         ids, at = tokens[:, None], positions[:, None]
-        return self.decode_hidden(input_ids=ids, position_ids=at, past_key_values=cache, slot_cache=cache)[:, 0]
-
-    def decode_hidden(self, *, use_cache: bool = True, **inputs: Any) -> Tensor:
-        """Last hidden states [slots, tokens, hidden_size], after the final norm."""
-        return self.network.base_model(use_cache=use_cache, **inputs).last_hidden_state
+        given = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
+        return self.network.base_model(input_ids=ids, position_ids=at, **given).last_hidden_state[:, 0]
 
     def new_cache(self) -> DynamicCache:
         """An empty cache of transformers, for `read`."""
         return DynamicCache(config=self.network.config)
 
     def read(self, ids: Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache | None) -> Tensor:
-        """Read prompts, or the next chunk of one, from position `start` on: last hidden states as `decode_hidden`.
+        """Read prompts, or the next chunk of one, from position `start` on: last hidden states, after the final norm.
 
         ids [prompts, tokens]; `prefill` observes; `cache` carries what was read from one chunk to the next, and may be
         None for a model without linear layers.
         """
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(len(ids), -1)
-        given = {"past_key_values": cache, "prefill": prefill, "slot_shape": self.shape}
-        hidden = self.decode_hidden(input_ids=ids, position_ids=positions, use_cache=cache is not None, **given)
+        given = {"past_key_values": cache, "prefill": prefill, "slot_shape": self.shape, "use_cache": cache is not None}
+        hidden: Tensor = self.network.base_model(input_ids=ids, position_ids=positions, **given).last_hidden_state
         linears: list[Any] = (
             [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"] if cache else []
         )

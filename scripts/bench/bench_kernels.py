@@ -354,15 +354,14 @@ def packed_attention_case(shape: CacheShape, size: tuple[int, ...], bits: int, d
     # Packed slot by slot, since the numbers take four bytes each on the way.
     one = (2, *size[1:])
     kinds = torch.stack([pack_rows(torch.randn(one, device=device), forms[0]) for _ in range(slots)], dim=1)
-    packed = torch.cat([*kinds], dim=-1)
     newest = torch.randn(slots, 2, kv_heads, residual, head_dim, device=device).to(shape.dtype)
     positions = torch.arange(tokens, device=device).expand(slots, kv_heads, tokens)
     counts = torch.full((slots, kv_heads), tokens - residual, device=device)
     lengths = torch.full((slots,), tokens, device=device)
-    given = (query, packed, newest, positions, counts, lengths)
+    given = (query, *kinds, newest, positions, counts, lengths)
     scaling = head_dim**-0.5
     rows = [
-        reference.whole_rows(*(tensor[slot : slot + 1] for tensor in given[1:5]), forms=forms) for slot in range(slots)
+        reference.whole_rows(*(tensor[slot : slot + 1] for tensor in given[1:6]), forms=forms) for slot in range(slots)
     ]
     keys, values = (torch.cat([row[which] for row in rows]) for which in range(2))
 

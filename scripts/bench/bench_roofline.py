@@ -5,14 +5,18 @@
         model.config.hidden_size=256 model.config.intermediate_size=512 \\
         model.config.num_attention_heads=4 model.config.num_key_value_heads=2 model.config.head_dim=64 \\
         model.config.vocab_size=1000 model.dtype=float32 --slots 1 4 --lengths 64 256
+    python scripts/bench/bench_roofline.py model=r1_qwen_7b --bits 16 4 --impl triton  # packed rows beside unpacked
 
-The weights are random: speed and memory do not depend on them. The floor is bytes over the copy bandwidth measured here
+The weights are random: speed and memory do not depend on them. Below 16 bits all rows but the newest 128 are packed,
+and `of 16 bits` is the step's time over that of the same rows unpacked, in the same run. The floor is bytes over the
+copy bandwidth measured here
 (a copy of 1 GiB, or 256 MiB on a CPU; bytes read plus bytes written). A step is forward, logits and sampling, without
 eviction, replayed from a graph where the engine would do so; times are medians of `--steps`. Sizes that do not fit are
 named and left out. The last line is one JSON object.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -22,6 +26,8 @@ import torch
 from torch import Tensor
 
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.storage import PackedRows
 from kvsweep.harness.decode.graphs import StepGraphs
 from kvsweep.harness.decode.memory import free_memory
 from kvsweep.harness.decode.request import SamplingConfig
@@ -40,19 +46,27 @@ def main() -> None:
     weights = weight_bytes(model)
     bandwidth = copy_bandwidth(model.device)
     print(f"weights {weights / 2**30:.2f} GiB, copy bandwidth {bandwidth / 1e9:.0f} GB/s, impl {args.impl}")
-    print(f"{'slots':>6}{'length':>8}{'step ms':>10}{'floor ms':>10}{'ratio':>7}{'tokens/s':>11}{'KV GiB':>9}")
-    rows = []
-    for length in args.lengths:
-        for slots in args.slots:
-            kv = slots * SlotCache.bytes_per_slot(model.shape, length)
-            if kv > 0.9 * free_memory(model.device):
-                print(f"{slots:6}{length:8}  does not fit: {kv / 2**30:.1f} GiB of keys and values")
-                continue
-            seconds = step_seconds(model, slots, length, args)
-            floor = (weights + kv) / bandwidth
-            rows.append({"slots": slots, "length": length, "seconds": seconds, "floor": floor, "kv_bytes": kv})
-            figures = f"{1000 * seconds:10.3f}{1000 * floor:10.3f}{seconds / floor:7.2f}{slots / seconds:11.0f}"
-            print(f"{slots:6}{length:8}{figures}{kv / 2**30:9.3f}", flush=True)
+    head = (
+        f"{'slots':>6}{'length':>8}{'bits':>6}{'step ms':>10}{'floor ms':>10}{'ratio':>7}{'tokens/s':>11}{'KV GiB':>9}"
+    )
+    print(head + "  of 16 bits" * (len(args.bits) > 1))
+    rows, unpacked = [], dict[tuple[int, int], float]()
+    for length, slots, bits in itertools.product(args.lengths, args.slots, args.bits):
+        cache = CacheConfig(bits=bits)
+        kv = slots * SlotCache.bytes_per_slot(model.shape, length, cache)
+        if kv > 0.9 * free_memory(model.device):
+            print(f"{slots:6}{length:8}{bits:6}  does not fit: {kv / 2**30:.1f} GiB of keys and values")
+            continue
+        seconds = step_seconds(model, slots, length, cache, args)
+        floor = (weights + kv) / bandwidth
+        rows.append(
+            {"slots": slots, "length": length, "bits": bits, "seconds": seconds, "floor": floor, "kv_bytes": kv}
+        )
+        figures = f"{1000 * seconds:10.3f}{1000 * floor:10.3f}{seconds / floor:7.2f}{slots / seconds:11.0f}"
+        if bits == 16:
+            unpacked[length, slots] = seconds
+        beside = f"{seconds / unpacked[length, slots]:12.2f}" if bits < 16 and (length, slots) in unpacked else ""
+        print(f"{slots:6}{length:8}{bits:6}{figures}{kv / 2**30:9.3f}{beside}", flush=True)
     told = {"weights": weights, "bandwidth": bandwidth, "rows": rows}
     print(json.dumps({**vars(args), **told, **describe_machine()}))
 
@@ -74,10 +88,13 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 @torch.inference_mode()
-def step_seconds(model: LoadedModel, slots: int, length: int, args: argparse.Namespace) -> float:
+def step_seconds(model: LoadedModel, slots: int, length: int, config: CacheConfig, args: argparse.Namespace) -> float:
     """Median seconds of a step that finds every slot `length - 1` rows long."""
-    cache = SlotCache(model.shape, slots=slots, capacity=length, device=model.device, impl=args.impl)
+    cache = SlotCache(model.shape, slots=slots, capacity=length, device=model.device, impl=args.impl, config=config)
     cache.live = slots
+    cache.positions[:] = torch.arange(length, device=model.device)
+    if isinstance(cache.storage, PackedRows):
+        cache.storage.counts.fill_(max(0, length - config.residual))
     tokens = torch.zeros(slots, dtype=torch.int64, device=model.device)
     positions = torch.full_like(tokens, length - 1)
     uniforms = torch.full((slots,), 0.5, dtype=torch.float64, device=model.device)
@@ -121,6 +138,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", default=["model=r1_qwen_7b"], help="model=NAME and other KEY=VALUE")
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 5001, 16384])
+    parser.add_argument("--bits", type=int, nargs="+", choices=[16, 8, 4, 2], default=[16], help="of a stored number")
     parser.add_argument("--impl", default="torch", choices=["torch", "triton"])
     parser.add_argument("--steps", type=int, default=20)
     return parser.parse_args()

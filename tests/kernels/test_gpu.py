@@ -123,22 +123,23 @@ def check_packed_attention(device, dtype, sizes, bits):
     """Slots of every length, of which all but the newest 32 rows are packed; the other bytes are those of NaN."""
     from kvsweep.kernels.packed_attention import packed_attention
 
-    forms, residual = tuple(RowFormat(bits=n, group=8, head_dim=sizes.head_dim) for n in bits), 32
+    forms, residual = tuple(RowFormat(bits=n, group=16, head_dim=sizes.head_dim) for n in bits), 32
     shape = (sizes.slots, 2, sizes.kv_heads)
     query, _, _, lengths = cache_of(device, dtype, sizes, sizes.slots)
     kinds = normal(device, dtype, *shape, sizes.capacity, sizes.head_dim, seed=1).unbind(1)
-    packed = torch.cat([pack_rows(one, form) for one, form in zip(kinds, forms, strict=True)], dim=-1)
+    packed = [pack_rows(one, form) for one, form in zip(kinds, forms, strict=True)]
     newest = normal(device, dtype, *shape, residual, sizes.head_dim, seed=2)
     rows = torch.arange(sizes.capacity, device=device)
     positions = (rows + 1000).expand(sizes.slots, sizes.kv_heads, -1)
     counts = (lengths - residual).clamp(min=0)[:, None].expand(-1, sizes.kv_heads)
-    packed.masked_fill_((rows >= counts[..., None])[..., None], 0xFF)
-    inputs, how = (packed, newest, positions, counts, lengths), {"forms": forms, "scaling": sizes.head_dim**-0.5}
+    dead, clean = (rows >= counts[..., None])[..., None], (*packed, newest, positions, counts, lengths)
+    junk, how = [one.masked_fill(dead, 0xFF) for one in packed], {"forms": forms, "scaling": sizes.head_dim**-0.5}
+    inputs = *junk, newest, positions, counts, lengths
     output, mass = packed_attention(query, *inputs, **how, return_mass=True)
     assert torch.equal(packed_attention(query, *inputs, **how)[0], output)
     for slot in range(sizes.slots):
         one = slice(slot, slot + 1)
-        own = [tensor[one].double() if tensor is newest else tensor[one] for tensor in inputs]
+        own = [tensor[one].double() if tensor is newest else tensor[one] for tensor in clean]
         expected = reference.packed_attention(query[one].double(), *own, **how, return_mass=True)
         close(output[one], expected[0], TOLERANCE[dtype])
         close(mass[one], expected[1], TOLERANCE[dtype])

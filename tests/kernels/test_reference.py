@@ -3,7 +3,7 @@ import torch
 
 from kvsweep.kernels.reference import (
     causal_mass,
-    compact,
+    compact_layers,
     decode_attention,
     importance_labels,
     observation_scores,
@@ -60,8 +60,8 @@ def test_compact_moves_rows_bit_exactly(kept):
     shared, per_head = before.clone(), before.clone()
     keep = torch.randperm(11)[:kept].sort().values
     keeps = torch.stack([torch.randperm(11)[:kept].sort().values for _ in range(3)])
-    compact(shared, keep)
-    compact(per_head, keeps)
+    compact_layers([shared], keep)
+    compact_layers([per_head], keeps[None])
     assert torch.equal(shared[:, :kept], before[:, keep])
     for head in range(3):
         assert torch.equal(per_head[head, :kept], before[head, keeps[head]])

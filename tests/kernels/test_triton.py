@@ -116,11 +116,11 @@ def test_attention_with_sinks_and_a_softcap(softcap, dtype):
     close(mass, expected[1], dtype)
     assert not torch.allclose(expected[1], reference.decode_attention(*exact, lengths, **how)[1], rtol=0.1)
     forms, newest = [RowFormat(bits=8, group=16, head_dim=16)] * 2, torch.randn(2, 2, 2, 24, 16).to(dtype)
-    packed = torch.cat([pack_rows(torch.randn(2, 2, 530, 16), form) for form in forms], dim=-1)
+    packed = [pack_rows(torch.randn(2, 2, 530, 16), form) for form in forms]
     counts, positions = (lengths[:, None] - 10).clamp(min=0).expand(-1, 2), torch.arange(530).expand(2, 2, -1)
     rest = positions, counts, lengths
-    output, mass = packed_attention(query, packed, newest, *rest, forms=forms, sinks=sinks, **how)
-    wide = query.double(), packed, newest.double(), *rest
+    output, mass = packed_attention(query, *packed, newest, *rest, forms=forms, sinks=sinks, **how)
+    wide = query.double(), *packed, newest.double(), *rest
     expected = reference.packed_attention(*wide, forms=forms, sinks=sinks.double(), **how)
     close(output, expected[0], dtype)
     close(mass, expected[1], dtype)
@@ -139,18 +139,20 @@ def test_packed_attention(bits, group, dim, lengths, dtype):
     torch.manual_seed(bits[0])
     forms, residual, capacity = [RowFormat(bits=n, group=16, head_dim=dim) for n in bits], 24, max(lengths) + 3
     query, newest = torch.randn(2, 2 * group, dim).to(dtype), torch.randn(2, 2, 2, residual, dim).to(dtype)
-    packed = torch.cat([pack_rows(torch.randn(2, 2, capacity, dim), form) for form in forms], dim=-1)
+    packed = [pack_rows(torch.randn(2, 2, capacity, dim), form) for form in forms]
     positions, lengths = torch.arange(capacity).expand(2, 2, -1) + 1000, torch.tensor(lengths)
     counts = (lengths[:, None] - torch.tensor([[residual, 5], [3, 24]])).clamp(min=0)
     expected = reference.packed_attention(
-        query.double(), packed, newest.double(), positions, counts, lengths, forms=forms, scaling=0.2, return_mass=True
+        *(query.double(), *packed, newest.double(), positions, counts, lengths),
+        **{"forms": forms, "scaling": 0.2, "return_mass": True},
     )
     for slot, head in itertools.product(range(2), range(2)):
-        packed[slot, head, counts[slot, head] :] = 0xFF
+        for memory in packed:
+            memory[slot, head, counts[slot, head] :] = 0xFF
         used = positions[slot, head, counts[slot, head] : lengths[slot]] % residual
         unused = [place for place in range(residual) if place not in used.tolist()]
         newest[slot, :, head, unused] = torch.nan
-    inputs = query, packed, newest, positions, counts, lengths
+    inputs = query, *packed, newest, positions, counts, lengths
     output, mass = packed_attention(*inputs, forms=forms, scaling=0.2, return_mass=True)
     close(output, expected[0], dtype)
     close(mass, expected[1], dtype)

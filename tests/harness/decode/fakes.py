@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import torch
 from transformers.cache_utils import DynamicCache
 
-from kvsweep.compression.attention import attend_slots
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.gkv import GKV
 from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
@@ -81,7 +80,7 @@ class FakeModel:
         rows = self.rows(tokens[:, None], positions[:, None])
         cache.slot_layers[0].update(rows, rows.cos())
         query = rows[:, :, 0] * 3
-        return attend_slots(cache, 0, query, {"scaling": 1.0})[:, 0]
+        return cache.layers[0].attend(query, {"scaling": 1.0})[:, 0]
 
     new_cache = DynamicCache
 

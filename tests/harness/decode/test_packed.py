@@ -45,7 +45,7 @@ def texts(model, wanted, cache, slots):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"bits": 8}, {"bits": 4}, {"bits": 2}, {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 8}],
+    [{"bits": 8}, {"bits": 4}, {"bits": 2}, {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16}],
     ids=["8", "4", "2", "kivi"],
 )
 def test_texts_do_not_depend_on_the_batch(model, settings):

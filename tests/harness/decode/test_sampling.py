@@ -2,6 +2,7 @@
 
 import math
 from random import Random
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 from kvsweep.base.errors import UserError
-from kvsweep.harness.decode.request import ORDERS, SamplingConfig
+from kvsweep.harness.decode.request import SamplingConfig, SamplingOrder
 from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
+from kvsweep.harness.settings import build
 
 MASK = (1 << 64) - 1
 LARGEST = 1 - 2.0**-53
@@ -20,12 +22,14 @@ SETTINGS = [
     for temperature in (0.6, 1.3)
     for top_p in (0.3, 0.95, 1.0)
     for top_k in (0, 1, 7, 1000)
-    for order in ORDERS
+    for order in get_args(SamplingOrder)
 ]
 
 
-def config(temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, order: str = ORDERS[0]) -> SamplingConfig:
-    return SamplingConfig(temperature=temperature, top_p=top_p, top_k=top_k, order=order)  # type: ignore[arg-type]
+def config(
+    temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, order: SamplingOrder = "top_k_then_top_p"
+) -> SamplingConfig:
+    return SamplingConfig(temperature=temperature, top_p=top_p, top_k=top_k, order=order)
 
 
 def doubles(*values: float) -> Tensor:
@@ -191,7 +195,9 @@ def test_a_cold_draw_is_greedy() -> None:
     assert torch.equal(drawn, logits.argmax(-1))
 
 
-@pytest.mark.parametrize("settings", [config(0.8), config(0.8, 0.9, 0), config(0.8, 0.9, 6, ORDERS[1])], ids=str)
+@pytest.mark.parametrize(
+    "settings", [config(0.8), config(0.8, 0.9, 0), config(0.8, 0.9, 6, "top_p_then_top_k")], ids=str
+)
 def test_frequencies_match_the_probabilities(settings: SamplingConfig) -> None:
     count = 200_000
     logits = random_logits(1, 24, seed=5)
@@ -234,7 +240,7 @@ def test_rounding_noise_does_not_change_a_draw() -> None:
     noisy = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)) * 1e-6
     assert ((noisy[:, 8] > noisy[:, 31]) != (logits[:, 8] > logits[:, 31])).float().mean() > 0.2
     numbers = uniform(3, torch.arange(rows))
-    for settings in (config(0.6), config(0.6, 0.95), config(0.6, 0.95, 20), config(0.6, 0.95, 20, ORDERS[1])):
+    for settings in (config(0.6), config(0.6, 0.95), config(0.6, 0.95, 20), config(0.6, 0.95, 20, "top_p_then_top_k")):
         changed = sample(logits, numbers, settings) != sample(noisy, numbers, settings)
         assert changed.sum() <= 3, settings
 
@@ -259,9 +265,9 @@ def test_half_precision_logits_are_drawn_in_full_precision() -> None:
 )
 def test_a_setting_out_of_range(field: str, value: object) -> None:
     with pytest.raises(UserError, match=rf"decoding\.{field}={value}"):
-        SamplingConfig(**{"temperature": 1.0, field: value})  # type: ignore[arg-type]
+        build(SamplingConfig, "decoding", {"temperature": 1.0, field: value})
 
 
 def test_settings_at_their_ends_are_allowed() -> None:
-    SamplingConfig(temperature=0.0, top_p=1.0, top_k=0)
-    SamplingConfig(temperature=100.0, top_p=1e-9, top_k=10**9)
+    build(SamplingConfig, "decoding", {"temperature": 0.0, "top_p": 1.0, "top_k": 0})
+    build(SamplingConfig, "decoding", {"temperature": 100.0, "top_p": 1e-9, "top_k": 10**9})

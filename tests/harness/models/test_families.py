@@ -185,7 +185,7 @@ REFUSED: dict[str, dict[str, tuple[dict[str, Any], str]]] = {
 }
 
 
-def described(family: str, fields: dict[str, Any]) -> ModelConfig:
+def described(family: str, fields: dict[str, Any], device: str = "cpu") -> ModelConfig:
     """The configuration of a tiny model of the family."""
     default = AutoConfig.for_model(family)
     known = {
@@ -193,16 +193,17 @@ def described(family: str, fields: dict[str, Any]) -> ModelConfig:
     }
     config = {**known, **fields, "model_type": family}
     shared = {"path": "", "random_weights": True, "special_tokens": TOKENS, "threads": 1}
+    shared["device"] = device
     return ModelConfig(name=family, title=family, config=config, **shared)
 
 
-def loaded(family: str, fields: dict[str, Any]) -> LoadedModel:
+def loaded(family: str, fields: dict[str, Any], device: str = "cpu") -> LoadedModel:
     """A tiny model of the family with weights that make texts depend on every one of them."""
-    model = load_model(described(family, fields))
+    model = load_model(described(family, fields, device))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.network.parameters():  # in place, since fused weights share their memory
-            noise = torch.randn(parameter.shape, generator=generator)
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
             parameter.copy_(noise * 0.3 if parameter.dim() > 1 else parameter + 0.2 * noise)
     return model
 

@@ -56,9 +56,6 @@ def steps(network, dtype, step):
     cache.live = 3
     for slot, length in enumerate((0, 5, 17)):
         cache._set_length(slot, length)
-        for layer in cache.slot_layers:
-            layer.keys[slot, :, length:] = layer.values[slot, :, length:] = torch.nan
-        cache.storage.wipe(slot, length)
     generator = torch.Generator().manual_seed(2)
     for number in range(12):
         tokens = torch.randint(0, 50, (3,), generator=generator)

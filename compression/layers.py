@@ -1,30 +1,78 @@
-"""Layers whose memory does not grow with the text: windows, and the states of linear layers. No policy sees them."""
+"""The layers of a slot cache: rows for which policies compete, windows, and the states of linear layers."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from kvsweep.compression.rows import CacheShape
-from kvsweep.compression.storage import Slots, few_tokens, joined
+from kvsweep.compression.slots import Slots
+from kvsweep.compression.storage import Storage, WholeRows, few_tokens, filled
 
 
-class WindowLayer(CacheLayerMixin):
+class _Layer(CacheLayerMixin):
+    """What transformers' attention modules expect of a cache layer, over memory that the cache has allocated."""
+
+    def __init__(self, cache: Slots) -> None:
+        super().__init__()
+        self.is_initialized, self._cache = True, cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the memory is allocated."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Refuse: slot attention masks by each slot's length."""
+        raise NotImplementedError("a slot cache has a length per slot, which no single mask size can express")
+
+    def get_seq_length(self) -> int:
+        """Rows of the longest slot. After an eviction a text is longer, so callers must pass position_ids."""
+        return self._cache.longest
+
+    def get_max_length(self) -> int:
+        return self._cache.capacity
+
+
+class SlotLayer(_Layer):
+    """A full layer, whose rows policies see. `observe` takes in what each token attended to.
+
+    `keys` and `values` are the layer's memory, [slots, kv_heads, capacity, head_dim], unless rows are packed.
+    """
+
+    def __init__(self, cache: Slots, storage: Storage, index: int, observe: Callable[..., None]) -> None:
+        super().__init__(cache)
+        if isinstance(storage, WholeRows):
+            self.keys, self.values = storage.keys[index], storage.values[index]
+        self._storage, self._index, self._observe = storage, index, observe
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
+        self._storage.write(self._index, key_states, value_states)
+        return key_states, value_states
+
+    def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
+        """Attend (`Storage.attend`), and let the recorders take in what each token attended to."""
+        output, masses = self._storage.attend(self._index, query, how)
+        for piece, mass in zip(self._cache.pieces, masses, strict=True):
+            self._observe(self._index, piece, query[piece.tokens], mass)
+        return output
+
+
+class WindowLayer(_Layer):
     """The newest `window` rows of each slot in a ring: the row of the token at position p lies at p % window.
 
     Attributes:
         tensors: keys and values, [slots, kv_heads, ring, head_dim] each; `CacheShape.ring` is at least the window.
     """
 
-    def __init__(self, cache: "FixedSlots", shape: CacheShape, device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, cache: Slots) -> None:
+        super().__init__(cache)
+        shape, self.window = cache.shape, cache.shape.window
         size = (cache.slots, shape.kv_heads, shape.ring, shape.head_dim)
-        self.tensors = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(2)]
+        self.tensors = [torch.zeros(size, dtype=shape.dtype, device=cache.device) for _ in range(2)]
         self.keys, self.values = self.tensors
-        self.is_initialized = True
-        self.window, self._cache = shape.window, cache
 
     def admit(self, slot: int, rows: tuple[Tensor, Tensor] | None, length: int) -> None:
         """Write the newest rows of a prompt of `length` tokens, [kv_heads, tokens, head_dim] each; None: no prompt."""
@@ -52,12 +100,12 @@ class WindowLayer(CacheLayerMixin):
             slots = cache.pieces[0].slots
             self._write(slice(len(lengths)))
             keys, values = (ring[slots, :, : cache.reach] for ring in self.tensors)
-            parts = [cache.operations.decode_attention(query[: len(lengths)], keys, values, lengths, **how)]
+            parts = [cache.operations.decode_attention(query[: len(lengths)], keys, values, lengths, **how)[0]]
         else:
             parts = [part for piece in cache.pieces for part in self._chunk(query, lengths, piece.tokens, how)]
-        return joined(parts, len(query))[0]
+        return filled(parts, len(query))
 
-    def _chunk(self, query: Tensor, lengths: Tensor, tokens: slice, how: Mapping[str, Any]) -> list[Any]:
+    def _chunk(self, query: Tensor, lengths: Tensor, tokens: slice, how: Mapping[str, Any]) -> list[Tensor]:
         """Attend with the tokens of one slot, each over the ring as it is after the token's own row is written."""
         cache, slot = self._cache, self._cache.step_slots[tokens][0]
         positions, places = cache.step_positions[tokens], torch.arange(cache.reach, device=query.device)
@@ -72,7 +120,7 @@ class WindowLayer(CacheLayerMixin):
         parts = []
         for few, ends, where in few_tokens(query[tokens], lengths[tokens], at):
             keys, values = (row[:, where].transpose(0, 1).contiguous() for row in rows)
-            parts.append(cache.operations.decode_attention(few, keys, values, ends, **how))
+            parts.append(cache.operations.decode_attention(few, keys, values, ends, **how)[0])
         self._write(slice(max(tokens.start, tokens.stop - self.window), tokens.stop))
         return parts
 
@@ -80,21 +128,6 @@ class WindowLayer(CacheLayerMixin):
         cache = self._cache
         for ring, new in zip(self.tensors, self._new, strict=True):
             ring[cache.step_slots[tokens], :, cache.step_positions[tokens] % self.window] = new[tokens]
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the memory is allocated."""
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Refuse: slot attention masks by each slot's length."""
-        raise NotImplementedError("a slot cache has a length per slot, which no single mask size can express")
-
-    def get_seq_length(self) -> int:
-        """Rows of the longest slot in the full layers."""
-        return self._cache.longest
-
-    def get_max_length(self) -> int:
-        """Rows of a slot."""
-        return self.window
 
 
 class LinearLayer(LinearAttentionLayer):
@@ -104,12 +137,10 @@ class LinearLayer(LinearAttentionLayer):
         tensors: the inputs of the convolution, [slots, width, kernel], then the recurrent state, if there is one.
     """
 
-    def __init__(self, cache: "FixedSlots", shape: CacheShape, device: torch.device) -> None:
+    def __init__(self, cache: Slots) -> None:
         super().__init__()
-        self.tensors = [
-            torch.zeros(cache.slots, *size, dtype=dtype, device=device)
-            for size, dtype in zip(shape.states, shape.state_dtypes, strict=True)
-        ]
+        states = zip(cache.shape.states, cache.shape.state_dtypes, strict=True)
+        self.tensors = [torch.zeros(cache.slots, *size, dtype=dtype, device=cache.device) for size, dtype in states]
         # Where `record_past` is true, the modules hand every state to `update_conv_state` and change none in place.
         self.has_previous_state, self.record_past, self._cache = {0: True}, True, cache
 
@@ -139,14 +170,3 @@ class LinearLayer(LinearAttentionLayer):
 
     def _write(self, index: int, states: Tensor) -> None:
         self.tensors[index][self._cache.step_slots] = states[: len(self._cache.step_slots)]
-
-
-class FixedSlots(Slots, Protocol):
-    """The cache as these layers see it."""
-
-    reach: int  # rows of a window's ring that attention is given
-    step_tokens: int
-
-    @property
-    def longest(self) -> int:
-        """Rows of the longest live slot."""

@@ -1,0 +1,151 @@
+"""The slots of a cache: how long each one is, which take part in a step, and where a step's tokens are written."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from kvsweep.compression.rows import CacheShape
+from kvsweep.kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+from kvsweep.kernels.implementation import Implementation, operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Part of a step: `count` tokens in each of some neighbouring slots, slot by slot.
+
+    A decode step is one piece, with one token in each slot. A step that feeds known texts has a piece for each slot.
+    """
+
+    slots: slice
+    tokens: slice
+    count: int
+
+
+class Slots:
+    """The part of `compression.cache.SlotCache` that its storage, its layers and its recorders know.
+
+    Attributes:
+        lengths, device_lengths: rows of each slot, on the host and on the device, so that the host never waits.
+        positions: original position of each row, [slots, layers or 1, kv_heads or 1, capacity].
+        linear: multiplies in a step; with `invariant` the operation whose bits do not depend on the batch.
+        needs_mass: whether some recorder needs the attention that each row receives.
+        pieces: the parts of the current step.
+        step_slots, write_at, step_positions, step_lengths: of each token of the step its slot, its row there, its
+            original position, and the rows that it sees, [tokens] each.
+        step_tokens: tokens that are computed, the step's own first.
+        reach: rows of a window's ring that attention is given.
+    """
+
+    needs_mass = False
+    pieces: list[Piece]
+    reach: int
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        slots: int,
+        capacity: int,
+        device: torch.device,
+        per_head: bool,
+        impl: Implementation,
+        invariant: bool,
+    ) -> None:
+        self.shape, self.slots, self.capacity, self.device = shape, slots, capacity, device
+        self.operations, self.invariant = operations(impl), invariant
+        self.ragged: bool = self.operations.RAGGED
+        self.linear: Callable[..., Tensor] = self.operations.linear if invariant else linear
+        self._live, self.device_live = 0, torch.zeros((), dtype=torch.int64, device=device)
+        self.slot_ids = torch.arange(slots, device=device)
+        self.lengths = np.zeros(slots, dtype=np.int64)
+        self.device_lengths = torch.zeros(slots, dtype=torch.int64, device=device)
+        heads = (shape.layers, shape.kv_heads) if per_head else (1, 1)
+        self.positions = torch.zeros(slots, *heads, capacity, dtype=torch.int64, device=device)
+
+    @property
+    def live(self) -> int:
+        """The number of slots that take part in a step."""
+        return self._live
+
+    @live.setter
+    def live(self, count: int) -> None:
+        self._live = count
+        self.device_live.fill_(count)
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest live slot."""
+        return self._longest(slice(self.live))
+
+    def _longest(self, slots: slice) -> int:
+        return int(self.lengths[slots].max(initial=0))
+
+    def seen(self, slots: slice) -> int:
+        """Rows of each of these slots that attention is given, at least those of the longest slot among them."""
+        if self.ragged:
+            return self.capacity
+        longest = self._longest(slots)
+        return min(whole_blocks(longest, ROW_BLOCK), self.capacity) if self.invariant else longest
+
+    def begin_step(self, positions: Tensor) -> None:
+        """Make room for one token per live slot, at original `positions` [live]; the layers then write its row."""
+        self.count_step()
+        self.place_step(positions)
+
+    def count_step(self) -> None:
+        """The host's part of `begin_step`: each live slot is one row longer."""
+        self.lengths[: self.live] += 1
+
+    def place_step(self, positions: Tensor) -> None:
+        """The device's part of `begin_step`, for at least the live slots; a free slot among them writes its row 0.
+
+        Nothing here depends on a number that the host knows but the number of `positions`, so that a CUDA graph can
+        replay it.
+        """
+        slots = self.slot_ids[: len(positions)]
+        write_at = torch.where(slots < self.device_live, self.device_lengths[: len(slots)], 0)
+        self.device_lengths[: len(slots)] = write_at + 1
+        whole = slice(len(slots))
+        self._place([Piece(slots=whole, tokens=whole, count=1)], slots, write_at, positions)
+
+    def begin_chunks(self, counts: Mapping[int, int], positions: Tensor) -> None:
+        """Make room for the next `counts[slot]` tokens of each slot, at original `positions` [tokens], slot by slot.
+
+        The layers then write and attend as in a step, each token over the rows up to its own.
+
+        Raises:
+            ValueError: a slot would hold more than its capacity, or takes several tokens in a model with linear layers.
+        """
+        pieces, begin = list[Piece](), 0
+        if "linear" in self.shape.kinds and any(count > 1 for count in counts.values()):
+            raise ValueError("a slot of a model with linear layers takes one token per step")
+        for slot, count in counts.items():
+            if self.lengths[slot] + count > self.capacity:
+                raise ValueError(
+                    f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows: it has no room for {count}."
+                )
+            pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
+            begin += count
+        at, sizes = (torch.tensor(list(one), device=self.device) for one in (counts, counts.values()))
+        first = self.device_lengths[at] - (sizes.cumsum(0) - sizes)
+        write_at = first.repeat_interleave(sizes) + torch.arange(begin, device=self.device)
+        self.lengths[list(counts)] += list(counts.values())
+        self.device_lengths[at] += sizes
+        self._place(pieces, at.repeat_interleave(sizes), write_at, positions)
+
+    def _place(self, pieces: list[Piece], slots: Tensor, write_at: Tensor, positions: Tensor) -> None:
+        """Note the tokens of a step: the slot of each, its row there, and its original position, [tokens] each."""
+        self.pieces, self.step_slots, self.write_at, self.step_positions = pieces, slots, write_at, positions
+        self.step_lengths = write_at + 1
+        self.step_tokens = whole_blocks(len(slots), TOKEN_BLOCK) if self.invariant and not self.ragged else len(slots)
+        if self.shape.window:
+            ring = self.shape.ring
+            self.reach = ring if self.ragged else min(ring, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))
+        self.positions[slots, :, :, write_at] = positions[:, None, None]
+
+    def _set_length(self, slot: int, length: int) -> None:
+        self.lengths[slot] = length
+        self.device_lengths[slot] = length
