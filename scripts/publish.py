@@ -3,7 +3,7 @@
     make demo && python scripts/publish.py demo            # README's picture is one of these
     kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
 
-The page has everything but the single completions, so that git can hold it; provenance.md says what ran on what.
+Of the single completions the page has `TEXTS` a cell, so that git can hold it; provenance.md says what ran on what.
 """
 
 import argparse
@@ -17,6 +17,8 @@ from typing import Any
 from kvsweep.analysis.report.build import build_report
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "published"
+# Of each cell, beside the full cache's: enough to read why a setting loses, and a sixth of the demo's page.
+TEXTS = 3
 PICTURES = {
     "demo": ["heatmap_*_dynts_128.png"],
     "hybrid": [],
@@ -42,7 +44,8 @@ def main() -> None:
 def publish(run: Path, target: Path, pictures: list[str]) -> None:
     """Write the files of a run's report that git holds."""
     with tempfile.TemporaryDirectory() as folder:
-        page = build_report(run, folder=Path(folder), completions=0)
+        cells = len(list(run.glob("*/cell.yaml")))
+        page = build_report(run, folder=Path(folder), completions=TEXTS * cells)
         wanted = [page, page.with_name("cells.csv"), *(p for name in pictures for p in page.parent.glob(name))]
         for path in wanted:
             shutil.copy(path, target / path.name)

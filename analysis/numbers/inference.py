@@ -228,14 +228,6 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     return _draws(abs(float(np.nanmean(means))), variance, problems), bound
 
 
-def summary_draws_to_separate(difference: float, mean: float, problems: int, *, between: float) -> float:
-    """Count the draws per problem that tell two cells apart where only scores are known.
-
-    The cells are taken as independent; a draw varies by mean (1 - mean) (1 - between).
-    """
-    return _draws(abs(difference), 2 * mean * (1 - mean) * (1 - between), problems)
-
-
 def _draws(difference: float, variance: float, problems: int) -> float:
     if difference < _EPSILON:
         return float("inf")

@@ -11,6 +11,7 @@ from kvsweep.analysis import format
 from kvsweep.analysis.numbers import inference
 from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting
 from kvsweep.analysis.numbers.inference import BETWEEN_PROBLEMS, NoiseFloor
+from kvsweep.base.command_line import counted
 from kvsweep.base.errors import UserError
 
 # If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
@@ -51,8 +52,8 @@ def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]
         floor = inference.noise_floor(scores)
         unfinished = bool((cells["status"] != "done").any())
         lines = [_unfinished(cells)] if unfinished else _against_full(cells)
-        lines += [] if floor is None else [_span(floor, _where(cells, floor))]
-        lines += [] if floor is None or unfinished else [_best(cells, scores, floor)]
+        if floor is not None:
+            lines += [_span(cells, floor)] if unfinished else [_span(cells, floor), _best(cells, scores, floor)]
         lines += [_eviction(cells), *_loops(cells)]
         found.append(PanelVerdict(title=_title(cells, grid.title), cells=cells, floor=floor, lines=lines))
     return found
@@ -104,7 +105,8 @@ def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> 
     alike = [names[j] for j in below[(above == 0) & ~differ]]
     best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
     table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
-    table.insert(0, "Pass@1", [format.percent_pm(row.pass_at_1, row.se) for row in rows.itertuples()])
+    scored = zip(rows["pass_at_1"], rows["se"], strict=True)
+    table.insert(0, "Pass@1", [format.percent_pm(score, error) for score, error in scored])
     table.insert(1, "rows, % of full", rows["kept_rows"].map(format.percent).to_list())
     line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
     return PolicyPairs(title=_title(rows, setting.title), line=line, table=table)
@@ -228,9 +230,12 @@ def _population(row: Any) -> str:
     )
 
 
-def _span(floor: NoiseFloor, where: str = "here") -> str:
+def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
     """Say if the settings matter at all: how far apart their scores are, and how far chance alone would put them."""
     matter = "Settings matter" if floor.signal else "No setting is shown to matter"
+    answers = floor.problems * floor.draws
+    # Some settings may have more answers than others.
+    where = "here" if (cells["graded"] == answers).all() else f"on the {answers:,.0f} answers that every setting has"
     low, _, high = (format.percent(value) for value in floor.expected_range)
     return (
         f"{matter} {where}: scores span {format.percent(floor.range)} points; chance alone would "
@@ -238,39 +243,22 @@ def _span(floor: NoiseFloor, where: str = "here") -> str:
     )
 
 
-def _where(cells: pd.DataFrame, floor: NoiseFloor) -> str:
-    """Name the (problem, draw) pairs that all settings have, where some settings have more."""
-    if (cells["graded"] == floor.problems * floor.draws).all():
-        return "here"
-    return f"on the {floor.problems * floor.draws:,.0f} answers that every setting has"
-
-
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
-    order = np.argsort(-floor.scores, kind="stable")
-    best, second = order[:2]
-    needed, bound = inference.draws_to_separate(scores[best], scores[second])
-    place = format.axes(cells.iloc[best][POINT])
-    score = format.percent(floor.scores[best])
-    return f"The best score is {score} ({place}). {_tied(floor)} {_gap(needed, bound)}".strip()
-
-
-def _tied(floor: NoiseFloor) -> str:
+    """The best setting, how many cannot be told from it, and what would tell it from the second."""
+    best, second = np.argsort(-floor.scores, kind="stable")[:2]
     others = int(floor.tied.sum()) - 1
-    few = f"{others} other setting{' is' if others == 1 else 's are'}" if others else "No other setting is"
-    return (
-        f"{few} statistically tied with the best: a setting within {format.percent(floor.critical)} points of the best "
-        "cannot be told from it."
+    few = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}" if others else "No other setting is"
+    draws, bound = inference.draws_to_separate(scores[best], scores[second])
+    gap = (
+        f"If the gap between the best two is real, {'up to' if bound else 'about'} {draws:,.0f} "
+        f"draw{'' if draws == 1 else 's'} per problem would show it (80% power)."
     )
-
-
-def _gap(draws: float, bound: bool = False) -> str:
-    if np.isnan(draws):
-        return ""
-    if np.isinf(draws):
-        return "The second best scores the same."
-    most = "up to" if bound else "about"
-    number = f"{draws:,.0f} draw{'' if draws == 1 else 's'}"
-    return f"If the gap between the best two is real, {most} {number} per problem would show it (80% power)."
+    gap = "The second best scores the same." if np.isinf(draws) else "" if np.isnan(draws) else gap
+    return (
+        f"The best score is {format.percent(floor.scores[best])} ({format.axes(cells.iloc[best][POINT])}). {few} "
+        f"statistically tied with the best: a setting within {format.percent(floor.critical)} points of the best "
+        f"cannot be told from it. {gap}"
+    ).strip()
 
 
 def _eviction(cells: pd.DataFrame) -> str:

@@ -24,7 +24,7 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
     wide = look.width > 5
     nearest = named.groupby("setting")["kl"].mean().sort_values().index[: MOST if wide else MOST_IN_A_COLUMN]
     high = 0.13 * len(nearest) + 1.0
-    parts = [["cells", "distance"], ["cells", "entropy"]] if wide else [["cells"], ["distance"], ["entropy"]]
+    parts: Any = [["cells", "distance"], ["cells", "entropy"]] if wide else [["cells"], ["distance"], ["entropy"]]
     figure = style.new_figure((look.width, max(high, 3.4) if wide else high + 3.4))
     axes = figure.subplot_mosaic(parts, height_ratios=None if wide else [high, 1.7, 1.7])
     for place, (benchmark, rows) in enumerate(named.groupby("benchmark_title", sort=False)):
@@ -32,7 +32,7 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
         own: dict[str, Any] = {"color": style.LINE_COLORS[place % len(style.LINE_COLORS)], "label": benchmark}
         own |= {"fmt": style.MARKERS[place % len(style.MARKERS)], "markersize": 3, "linewidth": 0.8}
         axes["cells"].errorbar(
-            rows["kl"], nearest.get_indexer(rows["setting"]), xerr=1.96 * rows["kl_se"].fillna(0), **own
+            rows["kl"], nearest.get_indexer(pd.Index(rows["setting"])), xerr=1.96 * rows["kl_se"].fillna(0), **own
         )
     axes["cells"].set_yticks(range(len(nearest)), list(nearest), fontsize=6)
     axes["cells"].set(ylim=(len(nearest) - 0.4, -0.6), xlabel="KL (nats per token)")
@@ -46,7 +46,12 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
             one = ours[ours["cell_id"] == cell_id]
             shade = matplotlib.colormaps["viridis"](1 - place / max(1, len(ranked) - 1))
             axes[kind].plot(
-                bounds.get_indexer(one["from"]), one["kl"], marker=".", markersize=3, linewidth=0.6, color=shade
+                bounds.get_indexer(pd.Index(one["from"])),
+                one["kl"],
+                marker=".",
+                markersize=3,
+                linewidth=0.6,
+                color=shade,
             )
         axes[kind].set_xticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])
         axes[kind].set(xlabel=label, ylabel="KL (nats per token)", yscale="log")

@@ -84,9 +84,9 @@ def published_figure(
         own = replace(_panel(grid, rows, _full_cells(rows, metrics), f"{name}, ours"), scale=str(benchmark))
         scores = _pivot(theirs, "pass_at_1", grid)
         read, gap = scores.map("{:.1f}".format, na_action="ignore").fillna(MISSING), own.values - scores
-        both = {"values": scores, "labels": read, "windows": _windows(grid, theirs)}
+        both: dict[str, Any] = {"values": scores, "labels": read, "windows": _windows(grid, theirs)}
         note = f"typical standard error of ours {format.percent(rows['se'].mean())}"
-        points = {"values": gap, "labels": gap.map(_points), "windows": own.windows}
+        points: dict[str, Any] = {"values": gap, "labels": gap.map(_points), "windows": own.windows}
         panels += [
             replace(own, title=f"{name}, published", note="", full=np.nan, **both),
             own,

@@ -110,7 +110,8 @@ def score_points(axes: Axes, x: Any, rows: Any, **look: Any) -> None:
 
 def full_cache_level(axes: Axes, rows: pd.DataFrame, label: str = "full cache") -> None:
     """Draw the full cache's Pass@1 in percent, if the rows have one, as a dashed line over a band of its error."""
-    for full in rows[rows["policy"] == "full"].head(1).itertuples():
+    fulls: Any = rows[rows["policy"] == "full"].head(1).itertuples()
+    for full in fulls:
         level, error = 100 * full.pass_at_1, 0 if missing(full.se) else 100 * full.se
         axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
         axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)

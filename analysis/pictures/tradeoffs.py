@@ -153,7 +153,8 @@ def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
 def _full_cache(axes: Axes, points: pd.DataFrame) -> None:
     """Draw the full cache's level; only its name, where the level would squeeze all other points."""
     low, high = axes.get_ylim()
-    for row in points[points["policy"] == "full"].head(1).itertuples():
+    fulls: Any = points[points["policy"] == "full"].head(1).itertuples()
+    for row in fulls:
         score = format.percent_pm(row.pass_at_1, row.se)
         name = f"{format.policy_title('full')}: {score}\nat {format.decimal(row.mean_cache_length, 0)} tokens"
         if 100 * row.pass_at_1 > high + 0.75 * (high - low):
@@ -164,7 +165,7 @@ def _full_cache(axes: Axes, points: pd.DataFrame) -> None:
 
 def _named_lines(points: pd.DataFrame) -> list[Line]:
     """The lines of all policies, the one with the best score first."""
-    parts = {key: series(rows) for key, rows in points.groupby(POLICY, sort=False)}
+    parts: dict[Any, list[pd.DataFrame]] = {key: series(rows) for key, rows in points.groupby(POLICY, sort=False)}
     split = [key for key in parts if len(parts[key]) > 1]
     lines: list[Line] = []
     for key, look in style.policy_looks(parts).items():
@@ -262,7 +263,8 @@ def speed_figure(timed: pd.DataFrame, metrics: pd.DataFrame, model: str, look: L
     figure = style.new_figure((look.width, 2.3 * ceil(len(panels) / columns) + 0.7))
     looks = style.policy_looks(cells[POLICY].drop_duplicates().itertuples(index=False, name=None))
     for axes, (benchmark, ours) in zip(style.panels(figure, len(panels), columns), panels, strict=True):
-        for key, rows in ours.groupby(POLICY, sort=False):
+        groups: Any = ours.groupby(POLICY, sort=False)
+        for key, rows in groups:
             own = {**looks[key], "linestyle": "none", "label": format.policy_title(*key)}
             style.score_points(axes, rows["tokens_per_second"], rows, **own)
         axes.set_title(f"{benchmark}, {cells['slots'].max():g} texts side by side")

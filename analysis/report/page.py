@@ -160,13 +160,13 @@ def _reason(out: Screened) -> str:
 
 
 def _missing(found: Findings) -> list[str]:
-    tables = []
+    titles = {kind: dict(found.metrics[[kind, f"{kind}_title"]].to_numpy()) for kind in ("model", "benchmark")}
+    lines = []
     for grid in found.grids:
         table = missing_cells(grid).assign(policy=grid.policy, budget=grid.budget, variant=grid.variant)
-        for kind in ("model", "benchmark"):
-            table[f"{kind}_title"] = table[kind].map(dict(found.metrics[[kind, f"{kind}_title"]].to_numpy()))
-        tables.append(table)
-    return [_cell(row) for table in tables for row in table.itertuples()]
+        named = table.assign(**{f"{kind}_title": table[kind].map(titles[kind]) for kind in titles})
+        lines += [_cell(row) for row in named.itertuples()]
+    return lines
 
 
 def _cell(row: Any) -> str:

@@ -135,26 +135,21 @@ def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> p
 
 
 def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
-    texts = [_score(row) for row in rows.itertuples()]
-    if marked:
-        best = rows.loc[rows["policy"] != "full", "pass_at_1"].max()
-        texts = [_marked(row, text, best) for row, text in zip(rows.itertuples(), texts, strict=True)]
-    return pd.Series(texts, index=_settings(rows), dtype="object")
+    best = rows.loc[rows["policy"] != "full", "pass_at_1"].max() if marked else None
+    return pd.Series([_score(row, best) for row in rows.itertuples()], index=_settings(rows), dtype="object")
 
 
 def _settings(rows: pd.DataFrame) -> list[str]:
     return [format.setting(row) for row in rows.itertuples()]
 
 
-def _score(row: Any) -> str:
+def _score(row: Any, best: float | None) -> str:
+    """Pass@1 with its error and marks; with a `best` of the column, the marks of the best and of a loss as well."""
     text = format.percent_pm(row.pass_at_1, row.se)
-    return text if text == MISSING else text + format.state_marks(row)
-
-
-def _marked(row: Any, text: str, best: float) -> str:
+    text = text if text == MISSING else text + format.state_marks(row)
     if row.policy != "full" and row.pass_at_1 == best:
         text = f"{BEST_BEGIN}{text}{BEST_END}"
-    return text + LOSES * (getattr(row, "decision", None) == "loses")
+    return text + LOSES * (best is not None and getattr(row, "decision", None) == "loses")
 
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> list[tuple[str, pd.DataFrame]]:
