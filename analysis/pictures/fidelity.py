@@ -20,7 +20,9 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
 
     `table` has the names of `Run.cells` and the numbers of `fidelity`; `bins` are those of `fidelity_bins`.
     """
-    named = table.assign(setting=[format.setting(row) for row in table.itertuples()])
+    # A budget that all settings share stands in the title.
+    budgets = table["budget"].dropna().unique()
+    named = table.assign(setting=[format.setting(row, budget=len(budgets) > 1) for row in table.itertuples()])
     wide = look.width > 5
     nearest = named.groupby("setting")["kl"].mean().sort_values().index[: MOST if wide else MOST_IN_A_COLUMN]
     high = 0.13 * len(nearest) + 1.0
@@ -58,11 +60,8 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
         axes[kind].yaxis.set_major_formatter("{x:g}")
         style.tidy(axes[kind], grid="both")
     style.legend_below(figure, 4 if wide else 2)
+    shared = f", budget {format.number(budgets[0])}" if len(budgets) == 1 else ""
     most = "" if len(nearest) == named["setting"].nunique() else f", the {len(nearest)} nearest settings"
-    figure.suptitle(
-        style.wrapped(
-            f"{title}: KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell",
-            look.width,
-        )
-    )
+    said = f"{title}{shared}: KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell"
+    figure.suptitle(style.wrapped(said, look.width))
     return figure

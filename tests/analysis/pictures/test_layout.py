@@ -4,16 +4,20 @@ from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from kvsweep.analysis.format import Look
+from kvsweep.analysis.format import Look, policy_title
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.findings import analyse
+from kvsweep.analysis.numbers.findings import analyse, analyse_scores
 from kvsweep.analysis.numbers.grids import shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics
+from kvsweep.analysis.numbers.reference import GRID_FILE, REFERENCE
+from kvsweep.analysis.pictures.fidelity import fidelity_figure
+from kvsweep.analysis.pictures.noise import noise_figure
 from kvsweep.analysis.pictures.policies import policy_bars_figure
 from kvsweep.analysis.pictures.tradeoffs import accuracy_memory_figure
 from kvsweep.analysis.report import gallery
@@ -124,3 +128,38 @@ def test_figures_of_a_grid_fit(
     assert all(figure.get_figheight() <= PAGE_HEIGHT for figure in drawn.values())
     if width > 7:
         assert drawn["heatmap"].get_figwidth() == pytest.approx(width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_figures_of_replayed_texts_fit(width: float) -> None:
+    """As many settings as a large run has, of which a page names those nearest to the full cache."""
+    settings = [(policy, ratio) for policy in POLICIES[:20] for ratio in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    rows = [
+        {"cell_id": f"{policy} {ratio} {name}", "benchmark_title": name, "policy": policy, "variant": ""}
+        | {"keep_ratio": ratio, "local_window": 2000, "budget": 5000, "kl": 0.01 * place, "kl_se": 0.002}
+        for place, (policy, ratio) in enumerate(settings)
+        for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")
+    ]
+    bins = [
+        {"cell_id": row["cell_id"], "by": kind, "from": bound, "kl": 0.001 + row["kl"]}
+        for row in rows
+        for kind, bounds in (("distance", (1, 9, 33, 129)), ("entropy", (0, 0.01, 0.1, 1)))
+        for bound in bounds
+    ]
+    figure = fidelity_figure(pd.DataFrame(rows), pd.DataFrame(bins), "Toy-Qwen", Look(width=width))
+    assert faults(figure) == []
+    assert (figure.get_figwidth(), figure.get_figheight() <= PAGE_HEIGHT) == (pytest.approx(width), True)
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == [f"{policy_title(policy)} {ratio} / 2000" for policy, ratio in settings[: len(names)]]
+    assert len(names) == (60 if width > 5 else 40)
+    title = figure.get_suptitle().replace("\n", " ")
+    assert title.startswith("Toy-Qwen, budget 5000: KL of replayed texts")
+    assert f"the {len(names)} nearest settings" in title
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:
+    figure = noise_figure(analyse_scores(REFERENCE / GRID_FILE).verdicts, Look(width=width))
+    assert faults(figure) == []
+    assert figure.get_figheight() <= PAGE_HEIGHT
+    assert all(axes.get_window_extent().height / figure.dpi > 0.4 for axes in figure.axes)
