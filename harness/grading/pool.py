@@ -32,7 +32,7 @@ _LOOK_S = 0.5
 
 # What one worker may take of the machine: a power tower must not take all of it.
 _WORKER_BYTES = 4 << 30
-_OVERRAN = {"answer": None, "outcome": "grader_timeout"}
+_OVERRAN: dict[str, Any] = {"answer": None, "outcome": "grader_timeout"}
 
 
 @dataclass(frozen=True, kw_only=True)
