@@ -41,13 +41,13 @@ LEVEL = 0.025
 PLANNED_POWER = 0.95
 
 # The limits of the credit for problems whose draws agree, chosen by simulation: the part of it for problems that the
-# cell wins, the luck that is left out (with two draws, half of a problem that agrees), its largest share of the
+# cell wins, the luck that is left out (of the 2 for a problem whose two draws agree), its largest share of the
 # variance, and its size in lost answers that the hypothesis demands.
-_CREDIT_WON, _CREDIT_LUCK, _CREDIT_SHARE, _CREDIT_LOSSES = 0.8, 1.0, 0.5, 4.0
+_CREDIT_WON, _CREDIT_LUCK, _CREDIT_SHARE, _CREDIT_LOSSES = 0.85, 1.5, 0.5, 4.0
 
-# A lead is a whole number. Where far more answers than this are won, the test looks half a step ahead, as is usual for
-# symmetric distributions; where nothing is won or lost, it does not.
-_RATE_OF_HALF_STEPS = 3.0
+# A lead is a whole number. Where clearly more answers than this are won, the test of one draw looks half a step ahead,
+# as a mid-p does; where none is won, it is exact as it stands.
+_RATE_OF_HALF_STEPS = 0.6
 
 # Imhof's integral runs over the logarithm of the frequency.
 _FREQUENCY_STEP = 0.05
@@ -211,8 +211,8 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
     is an upper bound, since the variance between problems cannot be told from the variance within them.
     """
     lead, discordant, counts = _counts(cell, full)
-    pairs = len(counts) * counts.min()
-    differ = max(1.0, float(_variance(*_better(lead, discordant, counts)[..., 0], math.inf))) / pairs
+    variance = _variance(*own_sums(lead, discordant, counts), math.inf, counts.min())
+    differ = max(1.0, float(variance)) / (len(counts) * counts.min())
     return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(counts)))
 
 
@@ -291,21 +291,23 @@ def p_these(lead: Floats, discordant: Floats, counts: Floats, value: float) -> F
 
     A table counts at most as much as each better one.
     """
-    pairs = lead.shape[-1] * counts.min()
-    return _p(_better(lead, discordant, counts), -value * pairs, pairs).max(-1)
+    draws = counts.min()
+    pairs = draws * len(counts)
+    return p_of_sums(better_sums(lead, discordant, counts), -value * pairs, pairs, draws).max(-1)
 
 
-def _p(sums: Floats, losses: float, pairs: float) -> Floats:
-    """The chance of as high a lead, for sums (see `_better`), if its mean is -`losses`.
+def p_of_sums(sums: Floats, losses: float, pairs: float, draws: float) -> Floats:
+    """The chance of a lead as high as in `sums` (see `own_sums`), if its mean is -`losses`.
 
     Wins and losses follow Poisson distributions, and their rates add up to the implied variance. If this is less than
     `losses`, some losses are certain. Student's t allows for a variance that is estimated from few pairs.
     """
     lead = sums[0]
-    variance = np.maximum(_implied(_variance(*sums, losses), losses, lead + losses), 1e-9)
+    variance = np.maximum(_implied(_variance(*sums, losses, draws), losses, lead + losses), 1e-9)
     by_chance = np.clip(losses, -variance, variance)
     won, lost = (variance - by_chance) / 2, (variance + by_chance) / 2
-    half = won / (won + _RATE_OF_HALF_STEPS) / 2 * max(0.0, -math.expm1(-losses))
+    at_least_two_lost = special.gammainc(2, max(0.0, losses))
+    half = won / (won + _RATE_OF_HALF_STEPS) / 2 * at_least_two_lost / math.sqrt(draws)
     least = lead + losses - by_chance + half
     # The sum of Skellam's probabilities from `least` up, which chi-squared distributions give between integers too.
     chance = np.where(
@@ -326,42 +328,48 @@ def _implied(variance: Any, losses: float, excess: Any) -> Any:
     return (variance + np.sqrt(np.maximum(0, variance**2 + 4 * losses * excess))) / 2
 
 
-def _variance(lead: Floats, discordant: Floats, credit: Floats, losses: float) -> Floats:
+def _variance(lead: Floats, discordant: Floats, credit: Floats, losses: float, draws: float) -> Floats:
     """The variance of the lead: each answer won or lost counts 1, less the credit within its limits.
 
     Without the limits, luck would pass for certainty: the draws of a problem that flips coins may agree.
     """
     if losses <= 0:
         return np.maximum(discordant, np.abs(lead))
+    credit = np.maximum(np.minimum(credit, 0), credit - _CREDIT_LUCK / max(1.0, draws - 1))
     return discordant - np.minimum(credit, np.minimum(_CREDIT_SHARE * discordant, _CREDIT_LOSSES * losses))
 
 
-def _better(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
-    """The sums of lead, discordant and credit, [3, ..., tables], of tables that are better by 0, 1, ... wins.
+def own_sums(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
+    """The sums of lead, discordant and credit over problems, [3, ...].
 
     The variance of a problem's lead S with Q discordant answers of n is estimated by (n Q - S^2) / (n - 1). The credit
     (S^2 - Q) / (n - 1) is what it lacks to Q. Where problems differ in draws, each answer counts as one of a problem
     with the fewest draws.
+    """
+    weight = counts.min() / counts
+    credit = weight**2 * (lead**2 - discordant) / np.maximum(counts - 1, 1) * (counts > 1)
+    credit = np.where((lead > 0) & (credit > 0), _CREDIT_WON * credit, credit)
+    return np.stack([(weight * lead).sum(-1), (weight**2 * discordant).sum(-1), credit.sum(-1)])
+
+
+def better_sums(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
+    """The sums [3, ..., tables] of the tables that are better by 0, 1, ... wins and have the largest variance.
 
     A tie that becomes a win changes the credit by 2 S / (n - 1), so a table whose lost problems are lost wholly may
-    look more certain than a better one. The tables are the better ones with the largest variance.
+    look more certain than a better one; so may a table without differences, whose first win brings the first variance.
     """
-    fewest, freedom = counts.min(), np.maximum(counts - 1, 1)
-    weight = fewest / counts
-    credit = weight**2 * (lead**2 - discordant) / freedom * (counts > 1)
-    credit = np.where((lead > 0) & (credit > 0), _CREDIT_WON * credit, credit)
     wins = np.arange(counts.max())
     at = lead[..., None] + wins
-    steps = (at < 0) & (wins < (counts - discordant)[..., None]) & (counts > 1)[:, None]
+    steps = (at <= 0) & (wins < (counts - discordant)[..., None])
+    most = int((steps & (at < 0)).sum((-1, -2)).max()) + 1
+    weight, freedom = (counts.min() / counts)[:, None], np.maximum(counts - 1, 1)[:, None]
     flat = (*lead.shape[:-1], -1)
-    fewer = np.where(steps, 2 * weight[:, None] * at / freedom[:, None], 0.0).reshape(flat)
-    order = np.argsort(fewer, -1, kind="stable")[..., : int(steps.sum((-1, -2)).max())]
-    gained = np.take_along_axis(np.where(steps, weight[:, None], 0.0).reshape(flat), order, -1)
+    fewer = np.where(steps, 2 * weight * at / freedom, 0.0).reshape(flat)
+    order = np.argsort(np.where(steps.reshape(flat), fewer, 1.0), -1, kind="stable")[..., :most]
+    gained = np.take_along_axis(np.where(steps, weight, 0.0).reshape(flat), order, -1)
     changes = np.stack([gained, gained**2, gained * np.take_along_axis(fewer, order, -1)])
-    start = np.stack([(weight * lead).sum(-1), (weight**2 * discordant).sum(-1), credit.sum(-1)])[..., None]
-    lead, discordant, credit = np.concatenate([start, start + changes.cumsum(-1)], -1)
-    luck = _CREDIT_LUCK / max(1.0, fewest - 1)
-    return np.stack([lead, discordant, np.where(credit > 0, np.maximum(0, credit - luck), credit)])
+    own = own_sums(lead, discordant, counts)[..., None]
+    return np.concatenate([own, own + changes.cumsum(-1)], -1)
 
 
 def _dirichlet_below(means: Floats, value: float) -> float:

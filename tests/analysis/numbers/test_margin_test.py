@@ -117,6 +117,17 @@ def test_one_more_wrong_answer_never_looks_better(
     )
 
 
+@pytest.mark.parametrize("shape", [(200, 1), (30, 8), (100, 8)])
+def test_the_first_win_never_looks_worse_than_no_difference(shape: tuple[int, int]) -> None:
+    # The first win is the first sign of a variance, which makes few losses less surprising.
+    right = np.ones(shape)
+    full = right.copy()
+    full[0, 0] = 0
+    none, won = decide(right, right), decide(right, full)
+    assert won.p_holds <= none.p_holds + 1e-9
+    assert won.low >= none.low
+
+
 @pytest.mark.parametrize("population", POPULATIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 8), (3, 2), (30, 1), (60, 8)])
 @pytest.mark.parametrize("value", [0.0, 1.0])
