@@ -7,29 +7,28 @@ populations can be meant:
 * `these` problems, with new draws. The draws are the sample, and chance acts within problems alone.
 * problems `like_these`. The problems are the sample, whatever their draws.
 
-For `these`, the statistic is a score: the lead of the observed difference over the tested one, by the standard error
-that the tested one implies (after Tango 1998, Statistics in Medicine 17:891). The missing losses that the hypothesis
-demands are placed where they vary most: evenly over all draws. A problem that is lost in all its draws varies less than
-as many scattered losses, and the statistic credits that within limits, see `_z`.
+For `these`, the p-value is the chance of a lead (answers won less answers lost) as high as the observed one, if wins
+and losses follow Poisson distributions. The hypothesis fixes the mean of the lead; `_implied` is its likeliest
+variance. Where nothing is won, this is the exact test for a small number of losses. Agreement among the draws of a
+problem lowers the variance, see `_variance`.
 
 For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thomas 2019, arXiv 1905.06208): the quantile
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
 Both bounds are monotone: one more wrong answer of the cell never raises an end of its interval.
-scripts/simulate_statistics.py measures the errors. The sweep imports this module between two rounds, so it needs numpy
-and scipy.special alone.
+scripts/study/simulate_statistics.py measures the errors.
 """
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import optimize, special
 
 Floats = NDArray[np.float64]
 Population = Literal["these", "like_these"]
@@ -41,10 +40,14 @@ LEVEL = 0.025
 # A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
 PLANNED_POWER = 0.95
 
-# The limits of the credit for problems whose draws agree: the part of it for problems that the cell wins, what is left
-# out because coin flips agree as well (with two draws a problem that agrees has 2), its largest share of the variance,
-# and its size in lost answers that the hypothesis demands. Without them, luck in few problems would pass for certainty.
-_CREDIT_WON, _CREDIT_LUCK, _CREDIT_SHARE, _CREDIT_LOSSES = 0.9, 3.7, 0.6, 4.0
+# The limits of the credit for problems whose draws agree, chosen by simulation: the part of it for problems that the
+# cell wins, the luck that is left out (of the 2 for a problem whose two draws agree), its largest share of the
+# variance, and its size in lost answers that the hypothesis demands.
+_CREDIT_WON, _CREDIT_LUCK, _CREDIT_SHARE, _CREDIT_LOSSES = 0.85, 1.5, 0.5, 4.0
+
+# A lead is a whole number. Where clearly more answers than this are won, the test of one draw looks half a step ahead,
+# as a mid-p does; where none is won, it is exact as it stands.
+_RATE_OF_HALF_STEPS = 0.6
 
 # Imhof's integral runs over the logarithm of the frequency.
 _FREQUENCY_STEP = 0.05
@@ -187,23 +190,18 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 def power(problems: float, draws: float, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
     """The chance that a cell which loses nothing holds, where a pair of answers differs with the chance `differ`."""
     pairs = problems * draws
-    spread = math.sqrt(max(pairs * differ, 1e-9))
-    return float(
-        special.ndtr((margin * pairs + special.ndtri(level) * math.sqrt(pairs * _implied(differ, margin))) / spread)
-    )
+    error = math.sqrt(pairs * _implied(differ, margin, margin))
+    return float(special.ndtr((margin * pairs + special.ndtri(level) * error) / math.sqrt(max(pairs * differ, 1e-9))))
 
 
 def pairs_to_hold(
     differ: float, *, margin: float = MARGIN, level: float = LEVEL, chance: float = PLANNED_POWER
 ) -> float:
     """The pairs of answers with which `power` is `chance`."""
-    root = -special.ndtri(level) * math.sqrt(_implied(differ, margin)) + special.ndtri(chance) * math.sqrt(differ)
-    return float((root / margin) ** 2)
-
-
-def _implied(differ: float, margin: float) -> float:
-    """The variance of a pair under a loss of `margin`, if the observed difference is 0."""
-    return (differ + math.hypot(differ, 2 * margin)) / 2 - margin**2
+    implied = _implied(differ, margin, margin)
+    return float(
+        ((special.ndtri(chance) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)) / margin) ** 2
+    )
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
@@ -212,10 +210,10 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
     The count is for `these` problems. It takes from the scores how often a pair differs. With one draw per problem it
     is an upper bound, since the variance between problems cannot be told from the variance within them.
     """
-    test = _these(cell, full)
-    discordant, credit = test.sums[0].discordant[0], test.sums[0].credit[0]
-    differ = max(discordant - min(credit, discordant / 2), 1.0) / test.pairs
-    return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / test.problems))
+    lead, discordant, counts = _counts(cell, full)
+    variance = _variance(*own_sums(lead, discordant, counts), math.inf, counts.min())
+    differ = max(1.0, float(variance)) / (len(counts) * counts.min())
+    return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(counts)))
 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
@@ -223,7 +221,8 @@ def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, leve
 
     The count is for as many draws per problem as the scores have.
     """
-    means = _like_these(cell, full).means
+    lead, _, counts = _counts(cell, full)
+    means = lead / counts
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
 
@@ -234,148 +233,143 @@ def _complete(scores: Floats, draws: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """The tests of one cell: problems and draws (of the problem that has most) are counts."""
+    """The tests of one cell.
+
+    Attributes:
+        problems, draws: how many problems there are, and how many draws the problem has that has most.
+        difference: the observed difference.
+        p_above, p_below: the p-values of the hypotheses that the true difference is at most and at least a value.
+    """
 
     problems: int
     draws: int
     difference: float
-
-    def p_above(self, value: float) -> float:
-        """The p-value of the hypothesis that the true difference is `value` or less."""
-        raise NotImplementedError
-
-    def p_below(self, value: float) -> float:
-        """The p-value of the hypothesis that the true difference is `value` or more."""
-        raise NotImplementedError
+    p_above: Callable[[float], float]
+    p_below: Callable[[float], float]
 
     def bound(self, level: float, *, side: int) -> float:
         """The lower (`side` -1) or upper (1) end of the interval, the farthest difference that is not rejected."""
         if not self.problems:
             return math.nan
         p_value = self.p_above if side < 0 else self.p_below
-        inside, outside = self.difference, float(side)
-        for _ in range(32):
-            middle = (inside + outside) / 2
-            if p_value(middle) > level:
-                inside = middle
-            else:
-                outside = middle
-        return inside
+        if p_value(float(side)) > level:
+            return float(side)
+        return float(optimize.brentq(lambda value: p_value(value) - level, self.difference, side, xtol=1e-9))
 
 
 def paired_test(cell: Floats, full: Floats, population: Population = "these") -> PairedTest:
-    return _these(cell, full) if population == "these" else _like_these(cell, full)
+    lead, discordant, counts = _counts(cell, full)
+    means = lead / counts
 
+    def p(sign: int, value: float) -> float:
+        if not len(means):
+            return 1.0
+        if population == "like_these":
+            return _dirichlet_below(sign * means, value)
+        return float(p_these(sign * lead, discordant, counts, value))
 
-@dataclass(frozen=True, kw_only=True)
-class _Sums:
-    """Sums over the pairs of a cell and the full cache: of the table itself, and of tables that are better by 1, 2, ...
-
-    Attributes:
-        lead: the answers that the cell won, less those that it lost.
-        discordant: the answers that it won or lost.
-        credit: by how much `discordant` overstates the variance of `lead`.
-    """
-
-    lead: Floats
-    discordant: Floats
-    credit: Floats
-
-    def score(self, losses: float, pairs: float, axis: int | None = None) -> Any:
-        """The standard score of the lead above a true one of -`losses`; the least of all tables, or along one axis.
-
-        Under the hypothesis, answers are won at a rate a and lost at a rate a + losses. The variance 2 a + losses at
-        the likeliest a is the larger root of x^2 - variance x = losses excess.
-
-        An answer more or less is a step, and few steps lie unevenly about their mean. Losses that the hypothesis
-        demands smooth the steps, and their skewness works against a wrong rejection; gains that it demands work
-        towards it (Cornish and Fisher's term).
-        """
-        excess = self.lead + losses
-        most = np.minimum(_CREDIT_SHARE * self.discordant, max(0.0, _CREDIT_LOSSES * losses - 2))
-        variance = self.discordant - np.minimum(self.credit, most)
-        implied = (variance + np.sqrt(np.maximum(0, variance**2 + 4 * losses * excess))) / 2
-        if losses > 0:  # a rate of losses is at most 1, so its variance is less than its mean
-            implied -= np.minimum(np.minimum(excess, losses) ** 2 / pairs, implied / 10)
-            # Below this, an answer more could add more variance than lead.
-            implied = np.maximum(implied, excess / 2)
-        error = np.sqrt(np.maximum(implied, 1e-12))
-        score = (excess - math.exp(-max(0.0, losses) / 2) / 2) / error
-        skewed = np.minimum(1, max(0.0, -losses) / error**2) / (6 * error)
-        score -= skewed * (score * np.minimum(score, 3 * error) - 1)
-        return np.where(excess > 0, score, -math.inf).min(axis)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _These(PairedTest):
-    """The tests for `these` problems: from below, and from above with the signs of all differences reversed."""
-
-    pairs: float
-    sums: tuple[_Sums, _Sums]
-
-    def p_above(self, value: float) -> float:
-        return float(special.ndtr(-self.sums[0].score(-value * self.pairs, self.pairs)))
-
-    def p_below(self, value: float) -> float:
-        return float(special.ndtr(-self.sums[1].score(value * self.pairs, self.pairs)))
-
-
-def _these(cell: Floats, full: Floats) -> _These:
-    """The sums; where problems differ in draws, each answer counts as one of a problem with the fewest draws."""
-    differences, counts = _differences(cell, full)
-    lead, discordant = np.nansum(differences, 1), np.nansum(np.abs(differences), 1)
-    fewest = int(counts.min()) if len(counts) else 0
-    return _These(
-        problems=len(counts),
+    return PairedTest(
+        problems=len(means),
         draws=int(counts.max(initial=0)),
-        difference=float((lead / counts).mean()) if len(counts) else math.nan,
-        pairs=float(fewest * len(counts)),
-        sums=(_sums(lead, discordant, counts, fewest / counts), _sums(-lead, discordant, counts, fewest / counts)),
+        difference=float(means.mean()) if len(means) else math.nan,
+        p_above=lambda value: p(1, value),
+        p_below=lambda value: p(-1, -value),
     )
 
 
-def _sums(lead: Floats, discordant: Floats, counts: NDArray[np.int64], weight: Floats) -> _Sums:
-    """The sums over problems of the table, and of the better tables whose variance is largest.
+def _counts(cell: Floats, full: Floats) -> tuple[Floats, Floats, Floats]:
+    """Answers that the cell won less those that it lost, those that it won or lost, and pairs, of problems with one."""
+    draws = min(cell.shape[1], full.shape[1])
+    differences = cell[:, :draws] - full[:, :draws]
+    counts = (~np.isnan(differences)).sum(1).astype(float)
+    asked = counts > 0
+    return np.nansum(differences, 1)[asked], np.nansum(np.abs(differences), 1)[asked], counts[asked]
 
-    The variance of a problem's lead S is estimated by (n Q - S^2) / (n - 1), with Q discordant answers of n. It falls
-    where the only win of a problem that is lost else is lost too. A table counts at most as much as each better one.
+
+def p_these(lead: Floats, discordant: Floats, counts: Floats, value: float) -> Floats:
+    """The p-values of the hypothesis that the true difference is `value` or less, for tables [..., problems].
+
+    A table counts at most as much as each better one.
     """
-    freedom = np.maximum(counts - 1, 1)
-    credit = weight**2 * (lead**2 - discordant) / freedom * (counts > 1)
+    draws = counts.min()
+    pairs = draws * len(counts)
+    return p_of_sums(better_sums(lead, discordant, counts), -value * pairs, pairs, draws).max(-1)
+
+
+def p_of_sums(sums: Floats, losses: float, pairs: float, draws: float) -> Floats:
+    """The chance of a lead as high as in `sums` (see `own_sums`), if its mean is -`losses`.
+
+    Wins and losses follow Poisson distributions, and their rates add up to the implied variance. If this is less than
+    `losses`, some losses are certain. Student's t allows for a variance that is estimated from few pairs.
+    """
+    lead = sums[0]
+    variance = np.maximum(_implied(_variance(*sums, losses, draws), losses, lead + losses), 1e-9)
+    by_chance = np.clip(losses, -variance, variance)
+    won, lost = (variance - by_chance) / 2, (variance + by_chance) / 2
+    at_least_two_lost = special.gammainc(2, max(0.0, losses))
+    half = won / (won + _RATE_OF_HALF_STEPS) / 2 * at_least_two_lost / math.sqrt(draws)
+    least = lead + losses - by_chance + half
+    # The sum of Skellam's probabilities from `least` up, which chi-squared distributions give between integers too.
+    chance = np.where(
+        least > 1,
+        special.chndtr(2 * won, 2 * np.maximum(least, 1), 2 * lost),
+        1 - special.chndtr(2 * lost, 2 * np.maximum(1 - least, 1e-9), 2 * won),
+    )
+    p = special.stdtr(max(1.0, pairs - 1), special.ndtri(chance))
+    return np.where(lead + losses > 0, p, 1.0)
+
+
+def _implied(variance: Any, losses: float, excess: Any) -> Any:
+    """The likeliest variance of a lead whose mean is -`losses`, `excess` below the observed one.
+
+    If answers are won at a rate a and lost at a rate a + losses, the likeliest 2 a + losses solves the equation
+    x^2 - variance x = losses excess (Tango 1998, Statistics in Medicine 17:891).
+    """
+    return (variance + np.sqrt(np.maximum(0, variance**2 + 4 * losses * excess))) / 2
+
+
+def _variance(lead: Floats, discordant: Floats, credit: Floats, losses: float, draws: float) -> Floats:
+    """The variance of the lead: each answer won or lost counts 1, less the credit within its limits.
+
+    Without the limits, luck would pass for certainty: the draws of a problem that flips coins may agree.
+    """
+    if losses <= 0:
+        return np.maximum(discordant, np.abs(lead))
+    credit = np.maximum(np.minimum(credit, 0), credit - _CREDIT_LUCK / max(1.0, draws - 1))
+    return discordant - np.minimum(credit, np.minimum(_CREDIT_SHARE * discordant, _CREDIT_LOSSES * losses))
+
+
+def own_sums(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
+    """The sums of lead, discordant and credit over problems, [3, ...].
+
+    The variance of a problem's lead S with Q discordant answers of n is estimated by (n Q - S^2) / (n - 1). The credit
+    (S^2 - Q) / (n - 1) is what it lacks to Q. Where problems differ in draws, each answer counts as one of a problem
+    with the fewest draws.
+    """
+    weight = counts.min() / counts
+    credit = weight**2 * (lead**2 - discordant) / np.maximum(counts - 1, 1) * (counts > 1)
     credit = np.where((lead > 0) & (credit > 0), _CREDIT_WON * credit, credit)
-    # A step turns a tie into a win: the credit changes by 2 S / (n - 1), as long as more answers are lost than won.
-    steps = np.where(counts > 1, np.clip(np.minimum(-lead, counts - discordant), 0, None), 0).astype(np.int64)
-    begin = steps.cumsum() - steps
-    at = np.repeat(lead, steps) + np.arange(steps.sum()) - np.repeat(begin, steps)
-    gained = np.repeat(weight, steps)
-    fewer = 2 * gained**2 * at / np.repeat(freedom, steps)
-    order = np.argsort(fewer / np.maximum(gained, 1e-12), kind="stable")
-    better = np.array([gained[order], gained[order] ** 2, fewer[order]]).cumsum(1)
-    start = np.array([[(weight * lead).sum()], [(weight**2 * discordant).sum()], [credit.sum()]])
-    lead, discordant, credit = np.hstack([start, start + better])
-    luck = _CREDIT_LUCK / max(1, min(counts, default=2) - 1)
-    credit = np.where(credit > 0, np.maximum(0, credit - luck), credit)
-    return _Sums(lead=lead, discordant=discordant, credit=credit)
+    return np.stack([(weight * lead).sum(-1), (weight**2 * discordant).sum(-1), credit.sum(-1)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LikeThese(PairedTest):
-    """The problems' mean differences, as a sample of problems."""
+def better_sums(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
+    """The sums [3, ..., tables] of the tables that are better by 0, 1, ... wins and have the largest variance.
 
-    means: Floats
-
-    def p_above(self, value: float) -> float:
-        return _dirichlet_below(self.means, value)
-
-    def p_below(self, value: float) -> float:
-        return _dirichlet_below(-self.means, -value)
-
-
-def _like_these(cell: Floats, full: Floats) -> _LikeThese:
-    differences, counts = _differences(cell, full)
-    means = np.nansum(differences, 1) / counts
-    mean = float(means.mean()) if len(means) else math.nan
-    return _LikeThese(problems=len(means), draws=int(counts.max(initial=0)), difference=mean, means=means)
+    A tie that becomes a win changes the credit by 2 S / (n - 1), so a table whose lost problems are lost wholly may
+    look more certain than a better one; so may a table without differences, whose first win brings the first variance.
+    """
+    wins = np.arange(counts.max())
+    at = lead[..., None] + wins
+    steps = (at <= 0) & (wins < (counts - discordant)[..., None])
+    most = int((steps & (at < 0)).sum((-1, -2)).max()) + 1
+    weight, freedom = (counts.min() / counts)[:, None], np.maximum(counts - 1, 1)[:, None]
+    flat = (*lead.shape[:-1], -1)
+    fewer = np.where(steps, 2 * weight * at / freedom, 0.0).reshape(flat)
+    order = np.argsort(np.where(steps.reshape(flat), fewer, 1.0), -1, kind="stable")[..., :most]
+    gained = np.take_along_axis(np.where(steps, weight, 0.0).reshape(flat), order, -1)
+    changes = np.stack([gained, gained**2, gained * np.take_along_axis(fewer, order, -1)])
+    own = own_sums(lead, discordant, counts)[..., None]
+    return np.concatenate([own, own + changes.cumsum(-1)], -1)
 
 
 def _dirichlet_below(means: Floats, value: float) -> float:
@@ -387,11 +381,3 @@ def _dirichlet_below(means: Floats, value: float) -> float:
     turns = np.multiply.outer(_FREQUENCIES / max(1e-12, float(np.abs(steps).max())), steps)
     damped = np.exp(-np.log1p(turns**2) @ counts / 2)
     return float(0.5 - (np.sin(np.arctan(turns) @ counts) * damped).sum() * _FREQUENCY_STEP / math.pi)
-
-
-def _differences(cell: Floats, full: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """The differences [problems, draws] of the problems that have one, and their number per problem."""
-    draws = min(cell.shape[1], full.shape[1])
-    differences = cell[:, :draws] - full[:, :draws]
-    counts = (~np.isnan(differences)).sum(1)
-    return differences[counts > 0], counts[counts > 0]

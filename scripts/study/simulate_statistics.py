@@ -172,34 +172,21 @@ def tables(simulations: int, name: str, problems: int, draws: int, loss: float) 
     return np.concatenate(won), np.concatenate(lost)
 
 
-def p_above(won: np.ndarray, lost: np.ndarray, value: float) -> np.ndarray:
+def p_above(won: np.ndarray, lost: np.ndarray, value: float, level: float) -> np.ndarray:
     """`paired_test(...).p_above(value)` of many tables [simulations, problems, draws] at once.
 
-    The product tests one table at a time; this is its rule for tables without missing answers, and the first tables of
-    each call are compared with it.
+    A p above `level` may come out lower, though not below `level`: it leaves out better tables, see `p_these`.
     """
-    lead, discordant = won.sum(2) - lost.sum(2), won.sum(2) + lost.sum(2)
-    draws, freedom = won.shape[2], max(1, won.shape[2] - 1)
-    credit = (lead**2 - discordant) / freedom * (draws > 1)
-    credit = np.where((lead > 0) & (credit > 0), margin_test._CREDIT_WON * credit, credit).sum(1)
-    steps = np.clip(np.minimum(-lead, draws - discordant), 0, None) * (draws > 1)
-    # Of the tables that are better by 1, 2, ... wins: how many of those steps begin at each lead, the lowest first.
-    counts = [((lead <= at) & (at < lead + steps)).sum(1) for at in range(-draws, 0)]
-    most = int(steps.sum(1).max())
-    number = np.minimum(np.arange(most + 1), steps.sum(1)[:, None])
-    credits, begin = np.repeat(credit[:, None], most + 1, 1), np.zeros(len(lead), dtype=int)
-    for at, count in zip(range(-draws, 0), counts, strict=True):
-        credits = credits + 2 * at / freedom * np.clip(number - begin[:, None], 0, count[:, None])
-        begin += count
-    credits = np.where(credits > 0, np.maximum(0, credits - margin_test._CREDIT_LUCK / freedom), credits)
-    pairs = float(won[0].size)
-    sums = margin_test._Sums(
-        lead=lead.sum(1)[:, None] + number, discordant=discordant.sum(1)[:, None] + number, credit=credits
-    )
-    p = special.ndtr(-sums.score(-value * pairs, pairs, axis=1))
-    for i in range(3):
-        assert abs(paired_test(1.0 - lost[i], 1.0 - won[i]).p_above(value) - p[i]) < 1e-9
-    return p
+    right, wrong = won.sum(2, dtype=float), lost.sum(2, dtype=float)
+    _, problems, draws = won.shape
+    counts, pairs = np.full(problems, float(draws)), float(problems * draws)
+    sums = margin_test.own_sums(right - wrong, right + wrong, counts)
+    p = margin_test.p_of_sums(sums, -value * pairs, pairs, draws)
+    low = np.flatnonzero(p <= level)
+    for part in np.array_split(low, len(low) // 250 + 1):
+        if len(part):
+            p[part] = margin_test.p_these((right - wrong)[part], (right + wrong)[part], counts, value)
+    return np.asarray(p)
 
 
 def one_cell(
@@ -216,13 +203,13 @@ def one_cell(
             continue
         level = LEVEL / len(parts)
         seen = [(won[..., :n], lost[..., :n]) for n in parts]
-        held = [p_above(*one, -margin) <= level for one in seen]
+        held = [p_above(*one, -margin, level) <= level for one in seen]
         found[f"{'holds' if loss == 0 else 'wrong holds'}{named}"] = np.any(held, 0)
-        inside = [(p_above(*one, -loss) > level) & (p_above(*one[::-1], loss) > level) for one in seen]
+        inside = [(p_above(*one, -loss, level) > level) & (p_above(*one[::-1], loss, level) > level) for one in seen]
         found[f"interval covers{', all rounds' if named else ''}"] = np.all(inside, 0)
-        if loss == 0:
-            old = [[before(cell, level) for cell in first[:1000] * 1.0 - second[:1000]] for first, second in seen]
-            found[f"holds by the rule before{named}"] = np.any(old, 0)
+        if margin == MARGIN:
+            held = [before(*one, level) for one in seen]
+            found[f"{'holds' if loss == 0 else 'wrong holds'} by the rule before{named}"] = np.any(held, 0)
     return {quantity: rate(values) for quantity, values in found.items()}
 
 
@@ -241,21 +228,24 @@ def add(found: dict[str, list[bool]], quantity: str, happened: bool) -> None:
     found.setdefault(quantity, []).append(happened)
 
 
-def before(differences: np.ndarray, level: float) -> bool:
-    """Whether a cell held by the rule that this project had before: Tango's test at an estimated effective size."""
-    counts = (~np.isnan(differences)).sum(1)
-    problems, pairs = len(counts), len(counts) ** 2 / (1 / counts).sum()
-    won, lost = (((differences == sign).sum(1) / counts).mean() for sign in (1, -1))
-    shrink = lambda freedom: (special.ndtri(level) / special.stdtrit(freedom, level)) ** 2  # noqa: E731
-    size = pairs * shrink(problems - 1)
-    spread = np.nanvar(differences[counts > 1], axis=1, ddof=1) if (counts > 1).any() else np.zeros(1)
-    if spread.mean() > 0:
-        freedom = min(problems - 1, spread.sum() ** 2 / (spread**2 / (counts[counts > 1] - 1)).sum())
-        size = max(size, pairs * (won + lost - (won - lost) ** 2) / spread.mean() * shrink(freedom))
-    linear = won + lost + (2 - won + lost) * MARGIN
-    root = np.sqrt(max(0.0, linear**2 - 8 * lost * MARGIN * (1 + MARGIN)))
+def before(won: np.ndarray, lost: np.ndarray, level: float) -> np.ndarray:
+    """Whether cells held by the rule that this project had before: Tango's test at an estimated effective size."""
+    right, wrong = won.sum(2, dtype=float), lost.sum(2, dtype=float)
+    _, problems, draws = won.shape
+    pairs, z = problems * draws, special.ndtri(level)
+    gains, losses = right.sum(1) / pairs, wrong.sum(1) / pairs
+    size = np.full(len(won), pairs * (z / special.stdtrit(problems - 1, level)) ** 2)
+    if draws > 1:
+        spread = (right + wrong - (right - wrong) ** 2 / draws) / (draws - 1)
+        total = np.maximum(spread.sum(1), 1e-12)
+        freedom = np.clip(total**2 * (draws - 1) / np.maximum((spread**2).sum(1), 1e-12), 0.1, problems - 1)
+        shrink = (z / special.stdtrit(freedom, level)) ** 2
+        variance = gains + losses - (gains - losses) ** 2
+        size = np.where(total > 1e-9, np.maximum(size, pairs * problems * variance / total * shrink), size)
+    linear = gains + losses + (2 - gains + losses) * MARGIN
+    root = np.sqrt(np.maximum(0.0, linear**2 - 8 * losses * MARGIN * (1 + MARGIN)))
     variance = (linear + root) / 2 - MARGIN * (1 + MARGIN)
-    return bool((won - lost + MARGIN) * np.sqrt(size) > -special.ndtri(level) * np.sqrt(variance))
+    return (gains - losses + MARGIN) * np.sqrt(size) > -z * np.sqrt(variance)
 
 
 def elsewhere(simulations: int, problems: int, draws: int, flips: float) -> dict[str, tuple[float, int]]:
