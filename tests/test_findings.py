@@ -129,3 +129,18 @@ def test_the_papers_grids() -> None:
     text = said("paper_grids/README.md")
     assert "0.32 (95% interval 0.12 to 0.75" in text
     assert "0.53 (0.21 to 1.2" in text
+
+
+def test_windows_in_half_of_the_layers() -> None:
+    table = pd.read_csv(PUBLISHED / "hybrid/hybrid.csv").set_index("policy")
+    above = {
+        model: set(table.index[(table[f"{model}_above_random_p"] < 0.05) & (table[f"{model}_above_random"] > 0)])
+        for model in ("toy_qwen", "toy_qwen_windows")
+    }
+    assert above == {"toy_qwen": {"dynts", "rkv", "triattention", "keydiff"}, "toy_qwen_windows": {"dynts"}}
+    assert table["p_holm"].min() == pytest.approx(0.06, abs=0.005)
+    assert table.loc["rkv", "difference"] == pytest.approx(-0.133, abs=0.001)
+    cells = pd.read_csv(PUBLISHED / "hybrid/cells.csv").groupby(["model", "policy"])["pass_at_1"].mean()
+    for model in above:
+        assert cells[model, "dynts"] == pytest.approx(table.loc["dynts", model], abs=1e-3)
+        assert cells[model, "full"] == pytest.approx(table.loc["dynts", f"{model}_full"], abs=1e-3)
