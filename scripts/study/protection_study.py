@@ -1,13 +1,15 @@
-"""What of each policy's score is its protection: paired differences of the question pinned and of four sinks.
+"""What of each policy's score is its protection: the question, four sinks and the newest tokens, each on and off.
 
-    kvsweep benchmark=toy_chain policy=snapkv policy.budget=192 policy.keep_ratio=0.5 run_name=protection \\
-        'grid.policy=[full,dynts,snapkv,rkv,h2o,keydiff,knorm,caote,random_head,window]' \\
-        'grid.question=[free,pinned]' 'grid.sinks=[0,4]'
-    python scripts/study/protection_study.py results/runs/protection
+    kvsweep -m model=toy_qwen,toy_llama benchmark=toy_chain,toy_groups benchmark.limit=80 run_name=protection \\
+        decoding=r1 decoding.max_new_tokens=448 policy=random policy.rows=136 policy.every=48 \\
+      'grid.policy=[full,dynts,snapkv,rkv,gkv,h2o,tova,raas,lazyeviction,inertia,keydiff,knorm,caote,lagkv_16,random]' \\
+        'grid.question=[free,pinned]' 'grid.sinks=[0,4]' 'grid.local_window=[1,32]'
+    python scripts/study/protection_study.py results/runs/protection --output results/published/protection
 
-All cells of such a run hold the same number of rows. A policy's four cells (question free or pinned, no sinks or four)
-are paired by problem and draw. Prints Pass@1 of each and the differences to the cell that protects nothing, in points,
-with intervals and p of `paired_tests`.
+All cells of such a run hold the same number of rows. A policy's eight cells are paired by problem and draw. Prints, for
+each model, Pass@1 of each policy without protection, the difference that each protection alone and all together make
+(interval and p of `paired_tests`, Holm over the policies of a column), and how the variance of the cells' Pass@1
+divides into policy, protection and their interaction, with intervals from problems drawn with replacement.
 """
 
 import argparse
@@ -16,49 +18,118 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
+from numpy.typing import NDArray
 
 from kvsweep.analysis.format import markdown, policy_title
 from kvsweep.analysis.numbers.inference import paired_tests
 
-NAMES = {("free", 0): "nothing", ("free", 4): "sinks", ("pinned", 0): "question", ("pinned", 4): "both"}
+PARTS = ("question", "sinks", "window")
+SETS = [
+    "+".join(part for part, on in zip(PARTS, (q, s, w), strict=True) if on) or "nothing"
+    for q in (False, True)
+    for s in (False, True)
+    for w in (False, True)
+]
+ALL = "+".join(PARTS)
+RESAMPLES = 2000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", type=Path, help="the folder of the run")
-    rows = pd.DataFrame(graded(parser.parse_args().run))
-    heads = ["policy", "completions", *NAMES.values(), *(f"{name} - nothing" for name in [*NAMES.values()][1:])]
-    print(markdown([heads, *(line(name, group) for name, group in rows.groupby(["model", "policy"]))]))
+    parser.add_argument("--output", type=Path, help="folder for scores.csv and variance.csv")
+    args = parser.parse_args()
+    rows = pd.DataFrame(graded(args.run)).drop_duplicates(["model", "policy", "protected", "pair"], keep="last")
+    scores, shares = [], []
+    for model, group in rows.groupby("model"):
+        table = group.pivot(index=["policy", "protected"], columns="pair", values="correct").dropna(axis=1)
+        policies = sorted(group["policy"].unique())
+        cells = (
+            table.reindex(pd.MultiIndex.from_product([policies, SETS])).to_numpy().reshape(len(policies), len(SETS), -1)
+        )
+        benchmarks = np.array([pair.split("/")[0] for pair in table.columns])
+        print(f"\n{model}: {len(table.columns)} problems\n")
+        print(effects(policies, cells))
+        shares.append({"model": model, **variance(cells, benchmarks)})
+        scores += [
+            {"model": model, "policy": policy, "protected": name, "problems": cells.shape[2], "pass_at_1": value}
+            for policy, line in zip(policies, cells.mean(-1), strict=True)
+            for name, value in zip(SETS, line, strict=True)
+        ]
+    print("\n" + markdown([list(shares[0]), *([str(value) for value in share.values()] for share in shares)]))
+    if args.output:
+        args.output.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(scores).to_csv(args.output / "scores.csv", index=False)
+        pd.DataFrame(shares).to_csv(args.output / "variance.csv", index=False)
 
 
 def graded(run: Path) -> Iterator[dict[str, Any]]:
     """Each grade of the run's evicting cells, with the model, the policy and what was protected."""
-    for path in sorted(run.glob("*/cell.yaml")):
-        cell = yaml.safe_load(path.read_text())
-        protected = NAMES.get((cell["policy"].get("question"), cell["policy"].get("sinks")))
-        if protected is None:
+    windows = sorted({cell["policy"].get("local_window") for _, cell in cells_of(run)} - {None})
+    for path, cell in cells_of(run):
+        policy = cell["policy"]
+        if policy["name"] == "full":
             continue
-        key = {"model": cell["model"]["title"], "policy": cell["policy"]["name"], "protected": protected}
-        for text in (path.parent / "grades.jsonl").read_text().splitlines():
+        on = (policy["question"] == "pinned", bool(policy["sinks"]), policy["local_window"] == windows[-1])
+        protected = "+".join(part for part, held in zip(PARTS, on, strict=True) if held) or "nothing"
+        key = {"model": cell["model"]["title"], "policy": policy["name"], "protected": protected}
+        for text in (path / "grades.jsonl").read_text().splitlines():
             grade = json.loads(text)
             pair = f"{cell['benchmark']['name']}/{grade['problem_id']}/{grade['draw']}"
             yield {**key, "pair": pair, "correct": float(bool(grade["correct"]))}
 
 
-def line(name: tuple[str, str], group: pd.DataFrame) -> list[str]:
-    """A policy's line of the table."""
-    scores = group.drop_duplicates(["protected", "pair"], keep="last").pivot(
-        index="pair", columns="protected", values="correct"
-    )
-    scores = scores.reindex(columns=list(NAMES.values())).dropna()
-    cells = [f"{name[0]} {policy_title(name[1])}", str(len(scores)), *(f"{100 * mean:.1f}" for mean in scores.mean())]
-    for protected in [*NAMES.values()][1:]:
-        tested = paired_tests(scores[[protected]].to_numpy().T[..., None], scores[["nothing"]].to_numpy()).iloc[0]
-        difference, low, high = (100 * tested[part] for part in ("difference", "low", "high"))
-        cells.append(f"{difference:+.1f} [{low:.1f}, {high:.1f}], p {tested['p']:.2g}")
-    return cells
+def cells_of(run: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for path in sorted(run.glob("*/cell.yaml")):
+        yield path.parent, yaml.safe_load(path.read_text())
+
+
+def effects(policies: list[str], cells: NDArray[np.float64]) -> str:
+    """A table: Pass@1 of each policy without protection, and what each protection alone and all together change."""
+    columns = []
+    for name in (*PARTS, ALL):
+        plain, held = (cells[:, SETS.index(one)] for one in ("nothing", name))
+        tested = paired_tests((held - plain)[..., None], np.zeros((cells.shape[2], 1)))
+        columns.append(
+            [
+                f"{100 * row.difference:+.1f} ({100 * row.low:.1f} to {100 * row.high:.1f}), p {row.p_holm:.2g}"
+                for row in tested.itertuples()
+            ]
+        )
+    means = 100 * cells.mean(-1)
+    lines = [
+        [policy_title(policy), f"{means[i, 0]:.1f}", *(column[i] for column in columns), f"{means[i, -1]:.1f}"]
+        for i, policy in enumerate(policies)
+    ]
+    return markdown([["policy", "nothing", *PARTS, "all three", "Pass@1 with all"], *lines])
+
+
+def variance(cells: NDArray[np.float64], benchmarks: NDArray[np.str_]) -> dict[str, Any]:
+    """Shares of the variance of the cells' Pass@1 [policies, protections], and the spread between policies, in points.
+
+    Sampling error adds to every share, and most to the interaction's, which has the most cells.
+    """
+    rng, groups = np.random.default_rng(0), [np.flatnonzero(benchmarks == name) for name in np.unique(benchmarks)]
+    drawn = [
+        parts(cells[:, :, np.concatenate([rng.choice(group, len(group)) for group in groups])].mean(-1))
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    names = ("policy %", "protection %", "interaction %", "sd of policies, nothing", "sd of policies, all")
+    measured = parts(cells.mean(-1))
+    return {name: f"{x:.1f} ({a:.1f} to {b:.1f})" for name, x, a, b in zip(names, measured, low, high, strict=True)}
+
+
+def parts(means: NDArray[np.float64]) -> list[float]:
+    by_policy, by_protection = means.mean(1, keepdims=True), means.mean(0, keepdims=True)
+    rest = means - by_policy - by_protection + means.mean()
+    shares = [(by_policy - means.mean()) ** 2, (by_protection - means.mean()) ** 2, rest**2]
+    total = ((means - means.mean()) ** 2).mean()
+    spread = 100 * means.std(axis=0, ddof=1)
+    return [*(100 * share.mean() / total for share in shares), spread[0], spread[-1]]
 
 
 if __name__ == "__main__":

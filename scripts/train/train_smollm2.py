@@ -87,8 +87,25 @@ class Teacher:
         ]
 
 
-def draw(rng: Random, kinds: list[str], fraction: float) -> tuple[str, Story]:
-    """A training problem; the sizes grow with the fraction of the training that is done."""
+def drill(rng: Random) -> Story:
+    """Sums and differences as the steps write them: a story has few, and most wrong answers come from a wrong difference."""
+    sums: list[tuple[str, int]] = []
+    for _ in range(30):
+        y = rng.randrange(2, rng.choice([10, 60]))
+        if rng.randrange(4):
+            x = rng.randrange(y, 90)
+            sums.append((f"{x}-{y}", x - y))
+        else:
+            x = rng.randrange(3, 60)
+            sums.append((f"{x}+{y}", x + y))
+    asked = ", ".join(task for task, _ in sums)
+    return Story(f"Work out {asked}. What is the last?", tuple(f"{task}={value}." for task, value in sums), sums[-1][1])
+
+
+def draw(rng: Random, kinds: list[str], drills: float, fraction: float) -> tuple[str, Story]:
+    """A drill, or a training problem; the sizes grow with the fraction of the training that is done."""
+    if rng.random() < drills:
+        return "drill", drill(rng)
     kind = rng.choice(kinds)
     sizes = KINDS[kind].train_sizes
     most = min(len(sizes), 2 + int(fraction / 0.5 * (len(sizes) - 1)))
@@ -123,6 +140,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_500_000)
     reasoned = [name for name, kind in KINDS.items() if kind.train_sizes]
     parser.add_argument("--kinds", default=",".join(reasoned), help="kinds to draw from, of all by default")
+    parser.add_argument("--drills", type=float, default=0.0, help="share of a training that is sums alone")
     parser.add_argument("--batch", type=int, default=2, help="problems a step")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -155,7 +173,7 @@ def main() -> None:
             group["lr"] = rate
         rng = Random(f"train-{args.seed}-{state['step']}")
         for _ in range(args.batch):
-            kind, story = draw(rng, args.kinds.split(","), fraction)
+            kind, story = draw(rng, args.kinds.split(","), args.drills, fraction)
             prompt, target = teacher.example(story)
             loss = teacher.loss(prompt, target, dtype)
             (loss / args.batch).backward()
