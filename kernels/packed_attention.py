@@ -14,6 +14,7 @@ from kvsweep.kernels.row_format import RowForms
 from kvsweep.kernels.tiles import padded, upcast
 
 BLOCK = 16  # rows per product; with more, the numbers of two unpacked tiles do not fit into the registers
+WARPS = 8  # with 4, the levels of a row, of which two and more share a byte, would spill registers
 
 
 def packed_attention(
@@ -65,7 +66,7 @@ def packed_attention(
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
         SOFTCAP=softcap,
-        num_warps=4,
+        num_warps=WARPS,
         num_stages=2,
     )
     return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
@@ -129,10 +130,10 @@ def _unpacked(packed, fields, at, dims, mask, BITS: tl.constexpr, SHARE: tl.cons
     # `at` is the byte at which a row begins, and `fields` the same memory in units of float16.
     GROUP_BYTES: tl.constexpr = SHARE * BITS // 8 + 4
     PER_BYTE: tl.constexpr = 8 // BITS
-    group = at + dims // SHARE * GROUP_BYTES
-    levels = tl.load(packed + group + dims % SHARE // PER_BYTE, mask=mask, other=0).to(tl.int32)
+    group = dims // SHARE * GROUP_BYTES
+    levels = tl.load(packed + at + (group + dims % SHARE // PER_BYTE), mask=mask, other=0).to(tl.int32)
     levels = (levels >> (dims % PER_BYTE * BITS)) & ((1 << BITS) - 1)
-    step_at = fields + (group + SHARE * BITS // 8) // 2
+    step_at = fields + at // 2 + (group + SHARE * BITS // 8) // 2
     step = tl.load(step_at, mask=mask, other=0.0).to(tl.float32)
     zero = tl.load(step_at + 1, mask=mask, other=0.0).to(tl.float32)
     return zero + step * levels.to(tl.float32)

@@ -87,7 +87,7 @@ def variants():
         constants |= {"CHUNK": decode_attention.CHUNK, "BLOCK": packed_attention.BLOCK}
         constants |= {"RESIDUAL": 128, "MASS": True, "UPCAST": up, "SOFTCAP": None}
         name = f"attend_packed {dtype} bits={keys} {bits}"
-        yield name, packed_attention._attend_packed, types, constants, 4
+        yield name, packed_attention._attend_packed, types, constants, packed_attention.WARPS
     for (dtype, up), outs in itertools.product(TYPES.items(), (3584, 152064)):
         tile = linear.tile(torch.empty(outs, 0, dtype=getattr(torch, NAMES[dtype])))
         for bias in (False, True):
@@ -132,7 +132,8 @@ def lower(kernel, types, constants, warps, stages):
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     # As the launcher would find them: tensors start at multiples of 16 bytes; strides of rows are multiples of 16.
-    whole = ("stride_slot", "stride_head", "stride_row", "width")
+    whole = ("stride_slot", "stride_head", "stride_row", "width", "key_slot", "key_head", "key_row")
+    whole += ("value_slot", "value_head", "value_row")
     aligned = [n for n, t in signature.items() if t[0] == "*" or n in whole]
     # Compaction counts its strides in units of 16 bytes, which need not be multiples of anything.
     aligned = [n for n in aligned if kernel is not compact._move_rows or signature[n][0] == "*"]
