@@ -111,8 +111,9 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
     references = {}
     for request in requests:
         hidden = torch.cat(states[request.key])
-        numbers = []
-        for part, following in _few(model, hidden, torch.tensor(request.forced, device=hidden.device)):
+        numbers, size = [], _tokens_at_once(model)
+        ids = torch.tensor(request.forced, device=hidden.device)
+        for part, following in zip(hidden.split(size), ids.split(size), strict=True):
             full = model.logits(part).float().log_softmax(dim=-1)
             numbers.append(torch.stack([full.gather(-1, following[:, None])[:, 0], -(full.exp() * full).sum(dim=-1)]))
         loglik, entropy = torch.cat(numbers, dim=1).double().numpy(force=True)
@@ -158,11 +159,6 @@ def _compare(
         tally = tallies[cell_id, fed.request.key]
         tally.kl[at], tally.loglik[at], tally.same[at], tally.since[at] = kl[own], loglik[own], same[own] > 0, fed.since
         tally.evictions = fed.evictions
-
-
-def _few(model: LoadedModel, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """As many tokens at a time of numbers per token as give `_LOGITS` logits."""
-    return zip(*(column.split(_tokens_at_once(model)) for column in columns), strict=True)
 
 
 def _tokens_at_once(model: LoadedModel) -> int:
