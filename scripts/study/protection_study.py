@@ -2,7 +2,7 @@
 
     kvsweep -m model=toy_qwen,toy_llama benchmark=toy_chain,toy_groups benchmark.limit=80 run_name=protection \\
         decoding=r1 decoding.max_new_tokens=448 policy=random policy.rows=136 policy.every=48 \\
-      'grid.policy=[full,dynts,snapkv,rkv,gkv,h2o,tova,raas,lazyeviction,inertia,keydiff,knorm,caote,lagkv_16,random]' \\
+     'grid.policy=[full,dynts,snapkv,rkv,gkv,h2o,tova,raas,lazyeviction,inertia,keydiff,knorm,caote,lagkv_16,random]' \\
         'grid.question=[free,pinned]' 'grid.sinks=[0,4]' 'grid.local_window=[1,32]'
     python scripts/study/protection_study.py results/runs/protection --output results/published/protection
 

@@ -88,7 +88,7 @@ class Teacher:
 
 
 def drill(rng: Random) -> Story:
-    """Sums and differences as the steps write them: a story has few, and most wrong answers come from a wrong difference."""
+    """Sums and differences as the steps write them: a story has few, and a wrong answer mostly has a wrong one."""
     sums: list[tuple[str, int]] = []
     for _ in range(30):
         y = rng.randrange(2, rng.choice([10, 60]))
