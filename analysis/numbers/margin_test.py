@@ -211,7 +211,7 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
     is an upper bound, since the variance between problems cannot be told from the variance within them.
     """
     lead, discordant, counts = _counts(cell, full)
-    variance = _variance(*own_sums(lead, discordant, counts), math.inf, counts.min())
+    variance = _variance(own_sums(lead, discordant, counts), math.inf, counts.min())
     differ = max(1.0, float(variance)) / (len(counts) * counts.min())
     return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(counts)))
 
@@ -303,7 +303,7 @@ def p_of_sums(sums: Floats, losses: float, pairs: float, draws: float) -> Floats
     `losses`, some losses are certain. Student's t allows for a variance that is estimated from few pairs.
     """
     lead = sums[0]
-    variance = np.maximum(_implied(_variance(*sums, losses, draws), losses, lead + losses), 1e-9)
+    variance = np.maximum(_implied(_variance(sums, losses, draws), losses, lead + losses), 1e-9)
     by_chance = np.clip(losses, -variance, variance)
     won, lost = (variance - by_chance) / 2, (variance + by_chance) / 2
     at_least_two_lost = special.gammainc(2, max(0.0, losses))
@@ -328,11 +328,12 @@ def _implied(variance: Any, losses: float, excess: Any) -> Any:
     return (variance + np.sqrt(np.maximum(0, variance**2 + 4 * losses * excess))) / 2
 
 
-def _variance(lead: Floats, discordant: Floats, credit: Floats, losses: float, draws: float) -> Floats:
+def _variance(sums: Floats, losses: float, draws: float) -> Floats:
     """The variance of the lead: each answer won or lost counts 1, less the credit within its limits.
 
     Without the limits, luck would pass for certainty: the draws of a problem that flips coins may agree.
     """
+    lead, discordant, credit = sums
     if losses <= 0:
         return np.maximum(discordant, np.abs(lead))
     credit = np.maximum(np.minimum(credit, 0), credit - _CREDIT_LUCK / max(1.0, draws - 1))
