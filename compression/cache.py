@@ -115,10 +115,10 @@ class SlotCache(Slots, Cache):
         self._set_length(slot, length)
         self.positions[slot, ..., :length] = torch.arange(length, device=self.device)
         self.storage.admit(slot, prefill)
-        for window, rows in zip(self.windows, prefill.windows or [None] * len(self.windows), strict=True):
-            window.admit(slot, rows, length)
-        for layer, states in zip(self.linears, prefill.states or [None] * len(self.linears), strict=True):
-            layer.admit(slot, states)
+        for at, window in enumerate(self.windows):
+            window.admit(slot, prefill.windows[at] if prefill.windows else None, length)
+        for at, linear in enumerate(self.linears):
+            linear.admit(slot, prefill.states[at] if prefill.states else None)
         for recorder in self.recorders.values():
             recorder.admit(slot, prefill)
         return slot
@@ -185,5 +185,7 @@ class SlotCache(Slots, Cache):
             yield from recorder.tensors
 
     def _fixed(self) -> Iterator[Tensor]:
-        for layer in (*self.windows, *self.linears):
-            yield from layer.tensors
+        for window in self.windows:
+            yield from window.tensors
+        for linear in self.linears:
+            yield from linear.tensors

@@ -151,13 +151,13 @@ def _compare(
             same = own.argmax(dim=-1) == cell.argmax(dim=-1)
             taken = cell.gather(-1, following[rows, None].to(cell.device))[:, 0]
             numbers[:, rows] = torch.stack([kl, taken, same.float()]).double().numpy(force=True)
-    kl, loglik, same = numbers
     begin = 0
     for fed, at in zip(parts, places, strict=True):
-        own = slice(begin, begin := begin + len(fed.hidden))
+        divergence, logliks, agree = numbers[:, begin : begin + len(fed.hidden)]
+        begin += len(fed.hidden)
         [cell_id] = fed.cell_ids  # cells part with their first eviction
         tally = tallies[cell_id, fed.request.key]
-        tally.kl[at], tally.loglik[at], tally.same[at], tally.since[at] = kl[own], loglik[own], same[own] > 0, fed.since
+        tally.kl[at], tally.loglik[at], tally.same[at], tally.since[at] = divergence, logliks, agree > 0, fed.since
         tally.evictions = fed.evictions
 
 

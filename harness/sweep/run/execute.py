@@ -103,7 +103,7 @@ def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[Non
 
     with ThreadPoolExecutor(max_workers=2) as threads:
         for store in stores:
-            store.listener = partial(threads.submit, grade, store)
+            store.listener = partial(threads.submit, partial(grade, store))
         try:
             yield
         finally:
