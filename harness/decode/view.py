@@ -56,6 +56,6 @@ class _Layers(Sequence[Tensor]):
         return len(self.cache.slot_layers)
 
     def __getitem__(self, layer: Any) -> Any:
-        if layer >= len(self):
-            raise IndexError(layer)
-        return self.cache.storage.read(layer, self.slot, self.length)[self.which]
+        if isinstance(layer, slice):
+            return [self[one] for one in range(len(self))[layer]]
+        return self.cache.storage.read(range(len(self))[layer], self.slot, self.length)[self.which]

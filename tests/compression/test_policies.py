@@ -638,7 +638,7 @@ def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen,
     for view, kept, expected in compared:
         if name == "knorm":
             # In the first layer a token has one norm wherever it stands: rounding decides, as in the authors' code.
-            norms = torch.stack(view.keys).norm(dim=-1)
+            norms = torch.stack(list(view.keys)).norm(dim=-1)
             kept, expected = norms.gather(-1, kept), norms.gather(-1, torch.tensor(expected))
             torch.testing.assert_close(kept.sort().values, expected.sort().values, rtol=1e-6, atol=0)
         else:
