@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Literal, Self, get_args
 
 from omegaconf import DictConfig
-from pydantic import Field
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Completion
@@ -16,6 +15,7 @@ from kvsweep.harness.settings import build
 from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
 
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
+ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)
 
 # Logits divided by a lower temperature would leave the range of float32.
 _COLDEST = 1e-3
@@ -34,8 +34,8 @@ class SamplingConfig:
     """
 
     temperature: float
-    top_p: Annotated[float, Field(gt=0, le=1, description="a probability, where 1 keeps all tokens")] = 1.0
-    top_k: Annotated[int, Field(ge=0, description="a number of tokens, where 0 keeps all")] = 0
+    top_p: float = 1.0
+    top_k: int = 0
     order: SamplingOrder = "top_k_then_top_p"
 
     def __post_init__(self) -> None:
@@ -43,6 +43,12 @@ class SamplingConfig:
             raise UserError(
                 f"decoding.temperature={self.temperature} is out of range: 0 (greedy), or {_COLDEST} and above."
             )
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"decoding.top_p={self.top_p} is out of range: above 0 and at most 1 (1 keeps all).")
+        if self.top_k < 0:
+            raise UserError(f"decoding.top_k={self.top_k} is out of range: 0 (keeps all) or above.")
+        if self.order not in ORDERS:
+            raise UserError(f"decoding.order={self.order} is unknown: choose one of {', '.join(ORDERS)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +61,15 @@ class DecodingConfig:
     """
 
     name: str
-    max_new_tokens: Annotated[int, Field(ge=1, description="a number of tokens")]
+    max_new_tokens: int
     sampling: SamplingConfig
     stop_on_loop: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(
+                f"decoding.max_new_tokens={self.max_new_tokens} is out of range: it must be at least 1 token."
+            )
 
 
 def build_decoding(node: DictConfig) -> DecodingConfig:

@@ -129,7 +129,17 @@ def test_a_cell_whose_model_has_moved(kvsweep, tiny, tiny_policy, tiny_model_dir
 
 
 def test_the_attribution_of_equations(texts, read, tiny_model_dir, model, tmp_path):
-    main([str(texts), "--show", "attribution", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    main(
+        [
+            str(texts),
+            "--show",
+            "attribution",
+            "--out",
+            str(tmp_path),
+            f"model.path={tiny_model_dir}",
+            "model.split=null",
+        ]
+    )
     table = pd.read_csv(next(tmp_path.glob("*.csv")), dtype={"token": str})
     assert table.columns[1:].tolist() == ["So a is 4, b is 7, 4+7=1.\n\n", "Check 4+7=1 ok. So c is 1. "]
     assert "".join(table["token"]) == TEXT.split("</think>")[1]
@@ -295,7 +305,17 @@ def test_policies_scores_are_strips_beside_the_labels(texts, read, tiny_model_di
 def test_columns_are_paragraphs_where_there_is_no_equation(texts, tiny_model_dir, tmp_path, capsys):
     text = "a is 4.\n\nSo a is 4.\n\nDone. </think>4"
     texts.write_text(json.dumps({"problem": "a=4", "text": text}) + "\n")
-    main([str(texts), "--show", "attribution", "--out", str(tmp_path), f"model.path={tiny_model_dir}"])
+    main(
+        [
+            str(texts),
+            "--show",
+            "attribution",
+            "--out",
+            str(tmp_path),
+            f"model.path={tiny_model_dir}",
+            "model.split=null",
+        ]
+    )
     assert "its columns are 3 paragraphs" in capsys.readouterr().err
     table = pd.read_csv(next(tmp_path.glob("*.csv")))
     assert "".join(table.columns[1:]) == text.partition("</think>")[0]
