@@ -144,3 +144,22 @@ def test_windows_in_half_of_the_layers() -> None:
     for model in above:
         assert cells[model, "dynts"] == pytest.approx(table.loc["dynts", model], abs=1e-3)
         assert cells[model, "full"] == pytest.approx(table.loc["dynts", f"{model}_full"], abs=1e-3)
+
+
+def test_the_scorer_decides_and_not_the_protection() -> None:
+    scores = pd.read_csv(PUBLISHED / "protection" / "scores.csv")
+    shares = pd.read_csv(PUBLISHED / "protection" / "variance.csv").set_index("model")
+    text = said("protection/README.md")
+    for model, rows in scores.groupby("model"):
+        table = rows.pivot(index="policy", columns="protected", values="pass_at_1")
+        assert table.shape == (14, 8)
+        total = table.to_numpy().var()
+        found = (table.mean(axis=1).var(ddof=0) / total, table.mean(axis=0).var(ddof=0) / total)
+        for share, column in zip(found, ("policy %", "protection %"), strict=True):
+            assert float(shares.loc[model, column].split()[0]) == pytest.approx(100 * share, abs=0.05)
+            assert shares.loc[model, column] in text
+        gain = (table["question+sinks+window"] - table["nothing"])["dynts"]
+        assert f"{100 * gain:+.1f}"[:5] in text or f"{100 * gain:.1f}" in text
+        # A window of 32 beside the newest token alone changes nothing in these nine, at any protection.
+        still = table[(table["window"] == table["nothing"]) & (table["question+window"] == table["question"])].index
+        assert set(still) == {"caote", "gkv", "h2o", "keydiff", "knorm", "lagkv_16", "rkv", "snapkv", "tova"}

@@ -123,7 +123,8 @@ def check_packed_attention(device, dtype, sizes, bits):
     """Slots of every length, of which all but the newest 32 rows are packed; the other bytes are those of NaN."""
     from kvsweep.kernels.packed_attention import packed_attention
 
-    forms, residual = tuple(RowFormat(bits=n, group=16, head_dim=sizes.head_dim) for n in bits), 32
+    group = 8 if sizes.head_dim % 16 else 16
+    forms, residual = tuple(RowFormat(bits=n, group=group, head_dim=sizes.head_dim) for n in bits), 32
     shape = (sizes.slots, 2, sizes.kv_heads)
     query, _, _, lengths = cache_of(device, dtype, sizes, sizes.slots)
     kinds = normal(device, dtype, *shape, sizes.capacity, sizes.head_dim, seed=1).unbind(1)
