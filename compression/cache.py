@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from kvsweep.compression.config import UNPACKED, CacheConfig, LayerKind
 from kvsweep.compression.layers import LinearLayer, SlotLayer, WindowLayer
 from kvsweep.compression.policy import Selection
-from kvsweep.compression.recorders import keep_columns
+from kvsweep.compression.recorders import keep_columns, recorder_of
 from kvsweep.compression.rows import CacheShape, Prefill
 from kvsweep.compression.signals import Signal
 from kvsweep.compression.slots import Piece, Slots
@@ -64,7 +64,7 @@ class SlotCache(Slots, Cache):
     ) -> None:
         config.check_implementation(impl)
         Slots.__init__(self, shape, slots, capacity, device, per_head, impl, invariant)
-        self.recorders = {signal: signal.allocate(self) for signal in signals}
+        self.recorders = {signal: recorder_of(signal, self) for signal in signals}
         self.needs_mass = any(recorder.needs_mass for recorder in self.recorders.values())
         packed = KiviRows if config.scheme == "kivi" else PackedRows
         self.storage: Storage = packed(self, config) if config.is_packed else WholeRows(self)

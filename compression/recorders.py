@@ -214,6 +214,12 @@ RECORDERS: Mapping[type[Signal], Callable[[Any, Slots], Recorder]] = {
 }
 
 
+def recorder_of(signal: Signal, cache: Slots) -> Recorder:
+    """The recorder of a signal, with memory for all slots of a cache."""
+    make = RECORDERS.get(type(signal))
+    return make(signal, cache) if make else signal.allocate(cache)
+
+
 def decayed_mass(
     query: Tensor,
     key: Tensor,

@@ -14,10 +14,8 @@ class Signal:
     """Names something to record. Signals are frozen and hashable; equal signals share a recorder."""
 
     def allocate(self, cache: Any) -> Any:
-        """Make the recorder, with memory for all slots of a cache."""
-        from kvsweep.compression.recorders import RECORDERS
-
-        return RECORDERS[type(self)](self, cache)
+        """Make the recorder of a signal of your own; those of the signals below stand in `compression.recorders`."""
+        raise NotImplementedError(f"{type(self).__name__} has no recorder: define allocate(cache).")
 
 
 @dataclass(frozen=True)
