@@ -13,26 +13,28 @@ divides into policy, protection and their interaction, with intervals from probl
 """
 
 import argparse
-import json
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from numpy.typing import NDArray
 
 from kvsweep.analysis.format import markdown, policy_title
 from kvsweep.analysis.numbers.inference import paired_tests
+from kvsweep.base.records import read_cells, read_grades
 
 PARTS = ("question", "sinks", "window")
-SETS = [
-    "+".join(part for part, on in zip(PARTS, (q, s, w), strict=True) if on) or "nothing"
-    for q in (False, True)
-    for s in (False, True)
-    for w in (False, True)
-]
+
+
+def named(on: Sequence[bool]) -> str:
+    """The name of a set of protections: whether each of `PARTS` is on."""
+    return "+".join(part for part, held in zip(PARTS, on, strict=True) if held) or "nothing"
+
+
+SETS = [named(on) for on in itertools.product((False, True), repeat=len(PARTS))]
 ALL = "+".join(PARTS)
 RESAMPLES = 2000
 
@@ -42,7 +44,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the folder of the run")
     parser.add_argument("--output", type=Path, help="folder for scores.csv and variance.csv")
     args = parser.parse_args()
-    rows = pd.DataFrame(graded(args.run)).drop_duplicates(["model", "policy", "protected", "pair"], keep="last")
+    rows = pd.DataFrame(graded(args.run))
     scores, shares = [], []
     for model, group in rows.groupby("model"):
         table = group.pivot(index=["policy", "protected"], columns="pair", values="correct").dropna(axis=1)
@@ -68,23 +70,15 @@ def main() -> None:
 
 def graded(run: Path) -> Iterator[dict[str, Any]]:
     """Each grade of the run's evicting cells, with the model, the policy and what was protected."""
-    windows = sorted({cell["policy"].get("local_window") for _, cell in cells_of(run)} - {None})
-    for path, cell in cells_of(run):
+    cells = [(folder, cell) for folder, cell in read_cells(run) if cell["policy"]["name"] != "full"]
+    largest = max(cell["policy"]["local_window"] for _, cell in cells)
+    for folder, cell in cells:
         policy = cell["policy"]
-        if policy["name"] == "full":
-            continue
-        on = (policy["question"] == "pinned", bool(policy["sinks"]), policy["local_window"] == windows[-1])
-        protected = "+".join(part for part, held in zip(PARTS, on, strict=True) if held) or "nothing"
-        key = {"model": cell["model"]["title"], "policy": policy["name"], "protected": protected}
-        for text in (path / "grades.jsonl").read_text().splitlines():
-            grade = json.loads(text)
-            pair = f"{cell['benchmark']['name']}/{grade['problem_id']}/{grade['draw']}"
-            yield {**key, "pair": pair, "correct": float(bool(grade["correct"]))}
-
-
-def cells_of(run: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path in sorted(run.glob("*/cell.yaml")):
-        yield path.parent, yaml.safe_load(path.read_text())
+        on = (policy["question"] == "pinned", bool(policy["sinks"]), policy["local_window"] == largest)
+        key = {"model": cell["model"]["title"], "policy": policy["name"], "protected": named(on)}
+        for grade in read_grades(folder):
+            pair = f"{cell['benchmark']['name']}/{grade.problem_id}/{grade.draw}"
+            yield {**key, "pair": pair, "correct": float(bool(grade.correct))}
 
 
 def effects(policies: list[str], cells: NDArray[np.float64]) -> str:
