@@ -6,12 +6,11 @@ with id, problem and text) through SmolLM2-135M, a few texts at every size a tur
 """
 
 import argparse
-import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+from replay_study import replay_timed
 
 from kvsweep.harness.replay.job import ReplayJob
 from kvsweep.harness.replay.texts import ReplayConfig
@@ -52,22 +51,10 @@ def replay_of(given: argparse.Namespace, limit: int | None) -> tuple[ReplayJob, 
 
 def replay(given: argparse.Namespace) -> None:
     """Replay `turn` texts more until all are done; note the CPU seconds."""
-    from kvsweep.harness.sweep.run.decode_cells import loaded
-    from kvsweep.harness.sweep.run.execute import run
-
     texts = len(given.texts.read_text().splitlines())
     for limit in [*range(given.turn, texts, given.turn), texts]:
         job, _ = replay_of(given, limit)
-        if not job.unfinished_cells():
-            continue
-        loaded(job.model)
-        begin = time.process_time()
-        if failed := run([job]):
-            raise failed[0]
-        note = {"cells": len(job.cells), "texts": limit, "cpu_seconds": round(time.process_time() - begin, 1)}
-        with (given.out / "seconds.jsonl").open("a") as file:
-            file.write(json.dumps(note) + "\n")
-        print(note, flush=True)
+        replay_timed(job, given.out, texts=limit)
 
 
 def tables(given: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -58,22 +59,27 @@ def jobs(
         yield ReplayJob.of(job, ReplayConfig(limit=texts))
 
 
-def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
-    """Replay every panel, and note its CPU seconds."""
+def replay_timed(job: Any, out: Path, **said: object) -> None:
+    """Replay what is left of a job; its CPU seconds and what is `said` become a line of seconds.jsonl."""
     from kvsweep.harness.sweep.run.decode_cells import loaded
     from kvsweep.harness.sweep.run.execute import run
 
+    if not job.unfinished_cells():
+        return
+    loaded(job.model)
+    begin = time.process_time()
+    if failed := run([job]):
+        raise failed[0]
+    note = said | {"cells": len(job.cells), "cpu_seconds": round(time.process_time() - begin, 1)}
+    with (out / "seconds.jsonl").open("a") as file:
+        file.write(json.dumps(note) + "\n")
+    print(note, flush=True)
+
+
+def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
+    """Replay every panel, and note its CPU seconds."""
     for job in jobs(out, texts, experiment, panels, overrides):
-        if not job.unfinished_cells():
-            continue
-        loaded(job.model)
-        begin = time.process_time()
-        if failed := run([job]):
-            raise failed[0]
-        note = {"panel": job.name, "cells": len(job.cells), "texts": texts, "cpu_seconds": time.process_time() - begin}
-        with (out / "seconds.jsonl").open("a") as file:
-            file.write(json.dumps(note) + "\n")
-        print(note, flush=True)
+        replay_timed(job, out, panel=job.name, texts=texts)
 
 
 def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
