@@ -7,20 +7,29 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+# Seconds after which a dropped Ctrl-C comes again. The hook must have returned by then: what it raises is dropped too.
+_AGAIN = 0.05
+
 
 def _raise_again_if_interrupted(found: Any) -> None:
-    """Send Ctrl-C again if it came inside a callback, where Python prints the exception and drops it."""
+    """Let Ctrl-C come again if it came inside a callback, where Python prints the exception and drops it."""
     if found.exc_type is KeyboardInterrupt:
-        signal.raise_signal(signal.SIGINT)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
     else:
         sys.__unraisablehook__(found)
+
+
+def _end_by_signal() -> None:
+    """Let Ctrl-C end the process, since nothing turns an exception into a sentence while the interpreter shuts down."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _run(program: str, module: str, *, goes_on: bool = False) -> Any:
     """Call the `main` of a module; with `goes_on` the sentence of Ctrl-C says that the work goes on next time."""
     sys.unraisablehook = _raise_again_if_interrupted
-    # While the interpreter shuts down, nothing could turn the exception into a sentence: the signal ends the process.
-    atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    atexit.register(_end_by_signal)
     try:
         from kvsweep.base.command_line import GOES_ON, one_sentence
 

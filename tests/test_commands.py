@@ -210,6 +210,31 @@ def test_ctrl_c_during_an_import_is_one_sentence(
     assert "Traceback" not in ended.err
 
 
+# A command that is interrupted inside a finalizer, where Python drops exceptions, and then works on.
+DROPPED = """
+import os, signal, sys, time, types
+from kvsweep.harness import console
+
+class Held:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(1000))
+
+def main():
+    held = Held()
+    del held
+    time.sleep(20)
+
+sys.modules["slow_command"] = types.SimpleNamespace(main=main)
+console._run("kvsweep-report", "slow_command")
+"""
+
+
+def test_ctrl_c_inside_a_finalizer_is_not_dropped() -> None:
+    ended = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (command_line.INTERRUPTED, "kvsweep-report: error: interrupted.\n")
+
+
 @pytest.mark.parametrize("wrong", ["nothing=1", "-m", "benchmark=nothing"])
 def test_showing_a_configuration_that_is_wrong_is_one_sentence(wrong: str, call: Callable[..., Ended]) -> None:
     ended = call("kvsweep", "--cfg", "job", wrong)
