@@ -9,6 +9,7 @@ import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import cache_folder, digests
@@ -68,7 +69,12 @@ def _convert(gguf: Path, folder: Path) -> None:
     logging.disable_progress_bar()
     try:
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-        read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
+        )
+        read, told = found
+        if missing := told["missing_keys"]:
+            raise ValueError(f"it lacks {len(missing)} tensors of the model, such as {min(missing)}")
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name a GGUF that transformers reads.") from error

@@ -6,10 +6,11 @@ Transformers' models take as long to import as torch, so the functions that need
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +26,11 @@ from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+# Where a multimodal checkpoint keeps its text model, and what else it holds.
+_KEYS = {"gemma3_text": {r"^language_model\.": "", r"^model\.language_model\.": "model."}}
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
@@ -44,15 +50,20 @@ def load_model(config: ModelConfig) -> LoadedModel:
             with torch.device(device_of(config)):  # a CPU takes minutes to draw the weights of a large model
                 network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
-            load = partial(
+            # With `output_loading_info` transformers returns a pair, which its types do not say.
+            load: partial[Any] = partial(
                 AutoModelForCausalLM.from_pretrained,
                 config.checkpoint,
                 revision=config.revision,
                 dtype=dtype,
+                config=architecture,
+                key_mapping=_KEYS.get(architecture.model_type),
                 use_safetensors=config.safetensors_only or None,
                 trust_remote_code=False,
+                output_loading_info=True,
             )
-            network = from_place(load, config.checkpoint, config.revision)
+            network, told = from_place(load, config.checkpoint, config.revision)
+            _check_complete(config, told)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file: each library raises what it likes
@@ -70,6 +81,14 @@ def load_model(config: ModelConfig) -> LoadedModel:
     check_steps(model)
     _check_text(model)
     return model
+
+
+def _check_complete(config: ModelConfig, told: Mapping[str, Collection[str]]) -> None:
+    """Refuse a checkpoint that holds other tensors than the model: transformers draws what is missing at random."""
+    unknown = [name for name in told["unexpected_keys"] if not name.startswith(_OTHER_PARTS)]
+    for names, what in ((told["missing_keys"], "lacks tensors of"), (unknown, "has tensors that are not of")):
+        if names:
+            raise cannot_load(config, ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}"))
 
 
 def _check_planned(model: LoadedModel) -> None:

@@ -43,6 +43,8 @@ FAMILIES = _PLAIN | {
     *("persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
     *("qwen3_next", "seed_oss", "smollm3", "solar_open", "starcoder2"),
 }
+# Multimodal wrappers, of which the text model alone is read: it has a family of its own.
+_WRAPPERS = {"gemma3", "qwen3_5", "qwen3_5_moe"}
 # Families with a table of positions, which has no row for a longer text.
 _TABLES = {"gpt2", "gpt_bigcode"}
 _FIXED_ROPES = {"default", "linear", "llama3", "yarn"}
@@ -265,6 +267,8 @@ def read_architecture(config: ModelConfig) -> Any:
             place, revision = config.checkpoint, config.revision
             load = partial(AutoConfig.from_pretrained, place, revision=revision, trust_remote_code=False)
             architecture = from_place(load, place, revision)
+            if architecture.model_type in _WRAPPERS:
+                architecture = architecture.get_text_config()
         ModelSpec.of(architecture)
     except UserError:
         raise

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from kvsweep.base.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
@@ -16,6 +18,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.spec import read_architecture, read_spec
 from kvsweep.harness.models.thinking import segment_text
 from kvsweep.harness.settings import build, compose_config, plain
+from tests.harness.models.test_families import check_exact
 
 REAL = (
     "r1_qwen_7b",
@@ -86,6 +89,8 @@ def test_the_whole_model_has_the_published_number_of_parameters(name: str, billi
 @pytest.mark.parametrize(
     ("name", "billions", "within", "full", "others", "fixed_mib"),
     [
+        # 29 windows of 1024 rows of 2 x 4 x 256 numbers.
+        ("gemma3_4b", 3.88, 0.005, 5, ("window", 29), 29 * 1024 * 2 * 4 * 256 * 2 / 2**20),
         # Beside the full layers: 12 windows of 128 rows of 2 x 8 x 64 numbers, 24 of 4096 rows of 2 x 32 x 128.
         ("gpt_oss_20b", 20.9, 0.05, 12, ("window", 12), 12 * 128 * 2 * 8 * 64 * 2 / 2**20),
         ("olmo3_7b_think", 7.3, 0.05, 8, ("window", 24), 24 * 4096 * 2 * 32 * 128 * 2 / 2**20),
@@ -258,6 +263,57 @@ def test_a_damaged_file_of_a_model_is_one_sentence(damage: str, tiny_model_dir: 
     (folder / damage).write_bytes((folder / damage).read_bytes()[:50])
     with pytest.raises(UserError, match="cannot be loaded"):
         load_model(of_folder(folder))
+
+
+@pytest.mark.parametrize(("change", "said"), [("without", "lacks tensors of"), ("with", "has tensors that are not of")])
+def test_a_checkpoint_of_other_tensors_than_the_models_is_refused(
+    change: str, said: str, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Transformers draws a missing tensor at random and leaves out one that has no place, with a warning alone."""
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj.weight" if change == "without" else "model.layers.1.self_attn.o_proj.bias"
+    values = load_file(folder / "model.safetensors")
+    if values.pop(name, None) is None:
+        values[name] = torch.ones(32)
+    save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"the checkpoint {said} the model, 1 with {name}"):
+        load_model(of_folder(folder))
+
+
+TEXT = {
+    **{"vocab_size": 280, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "head_dim": 8},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "initializer_range": 0.2},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "max_position_embeddings": 512,
+}
+SEEING = {
+    "gemma3": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+    "qwen3_5": {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32},
+}
+SEEING["qwen3_5_moe"] = SEEING["qwen3_5"]
+ATTENTION = {"gemma3": ["full", "sliding", "full"]}
+
+
+@pytest.mark.parametrize("family", SEEING)
+def test_the_text_model_of_a_multimodal_checkpoint_writes_what_the_whole_one_writes(
+    family: str, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    kinds = [f"{kind}_attention" for kind in ATTENTION.get(family, ["linear", "full", "linear"])]
+    whole = AutoConfig.for_model(family, text_config={**TEXT, "layer_types": kinds}, vision_config=SEEING[family])
+    torch.manual_seed(0)
+    network = AutoModelForImageTextToText.from_config(whole).eval()
+    folder = shutil.copytree(
+        tiny_model_dir, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "config.json")
+    )
+    network.save_pretrained(folder)
+    model = load_model(of_folder(folder, think_start=None, think_end=None))
+    assert model.spec.layer_kinds.count("full") == kinds.count("full_attention")
+    check_exact(model)
+    model.network.set_attn_implementation("sdpa")
+    ids = torch.randint(3, 270, (1, 60))
+    found, expected = (each(input_ids=ids, use_cache=False).logits for each in (model.network, network))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_code_beside_a_model_is_not_run(tiny_model_dir: Path, tmp_path: Path) -> None:
