@@ -20,7 +20,7 @@ demo-%: .venv/.ready
 	    benchmark=toy_chain,toy_add,toy_regs,toy_groups
 
 test: .venv/.ready  ## All tests that need nothing but this checkout
-	$(BIN)/python -m pytest -n 2 -m "not slurm and not browser"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slurm and not browser"
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'

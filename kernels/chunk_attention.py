@@ -17,9 +17,11 @@ def tokens_at_once(dtype: torch.dtype, group_padded: int) -> int:
     return max(1, (16 if dtype == torch.float32 else 64) // group_padded)
 
 
-def warps(dtype: torch.dtype, return_mass: bool) -> int:
-    """Warps of a program: with 4, the second product of masses in float32 would spill registers."""
-    return 16 if return_mass and dtype == torch.float32 else 4
+def warps(dtype: torch.dtype, dim: int, return_mass: bool) -> int:
+    """Warps of a program: with 4, masses in float32 and wide heads in 16 bits would spill registers."""
+    if dtype == torch.float32:
+        return 16 if return_mass else 4
+    return 8 if dim > 128 else 4
 
 
 def chunk_attention(
@@ -46,7 +48,7 @@ def chunk_attention(
         BLOCK=block(query.dtype),
         MASS=return_mass,
         UPCAST=upcast(query.dtype),
-        num_warps=warps(query.dtype, return_mass),
+        num_warps=warps(query.dtype, dim, return_mass),
         num_stages=2,
     )
     return output, mass if return_mass else None

@@ -851,7 +851,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", default="", help="only the hostile rows whose name holds this")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N hostile rows")
-    parser.add_argument("--times", type=int, default=30, metavar="N", help="how many random tamperings (30)")
+    parser.add_argument("--times", type=int, default=12, metavar="N", help="how many random tamperings (12)")
     parser.add_argument("--slow", type=int, default=10, metavar="N", help="of each N-th seed, draw the run too (10)")
     parser.add_argument("--only", nargs="*", help="names of attacks")
     parser.add_argument("--scratch", type=Path, help="an empty folder to work in, which is kept")

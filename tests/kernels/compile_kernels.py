@@ -33,6 +33,9 @@ NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 TYPES = {"bf16": False, "fp32": True}
 ATTENTION = (decode_attention._attend_chunk, chunk_attention._attend, packed_attention._attend_packed)
 
+# Width of a head and query heads a group: of gpt-oss, of no power of two, of R1-Qwen, without groups, the most, of Gemma 3.
+HEADS = ((64, 8), (96, 4), (128, 7), (128, 1), (128, 16), (256, 2))
+
 
 def power(number):
     return 1 << (number - 1).bit_length()
@@ -45,7 +48,7 @@ def shape_of(dim, dtype="fp32"):
 def variants():
     """(name, kernel, types of the run-time arguments, constants, warps) of every form that the engine may ask for."""
     lengths = {"lengths": "*i64", "stride_length_slot": "i64", "stride_length_head": "i64"}
-    for (dtype, up), dim, group in itertools.product(TYPES.items(), (64, 96, 128), (1, 4, 7, 16)):
+    for (dtype, up), (dim, group) in itertools.product(TYPES.items(), HEADS):
         chunk = decode_attention.CHUNK
         common = {"GROUP": group, **shape_of(dim, dtype), "CHUNK": chunk}
         for mass in (False, True):
@@ -57,7 +60,7 @@ def variants():
                 "BLOCK": decode_attention.block(getattr(torch, NAMES[dtype])),
             }
             constants |= {"MASS": mass, "UPCAST": up}
-            for softcap in (None, 50.0) if group == 4 else (None,):
+            for softcap in (None, 50.0) if dim == 256 else (None,):
                 name = f"attend_chunk {dtype} D={dim} G={group} mass={int(mass)} softcap={softcap}"
                 yield name, decode_attention._attend_chunk, types, {**constants, "SOFTCAP": softcap}, 4
             types = dict.fromkeys(("query", "keys", "values", "output"), f"*{dtype}") | {
@@ -65,11 +68,11 @@ def variants():
                 "scaling": "fp32",
             }
             at_once = chunk_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
-            warps = chunk_attention.warps(getattr(torch, NAMES[dtype]), mass)
+            warps = chunk_attention.warps(getattr(torch, NAMES[dtype]), dim, mass)
             del constants["CHUNK"], constants["DEPTH"]
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
             yield name, chunk_attention._attend, types, {**constants, "TOKENS": at_once}, warps
-        for sinks in (False, True) if group == 4 else ():
+        for sinks in (False, True) if dim == 64 else ():
             types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
             types |= {"sinks": f"*{dtype}" if sinks else "*i64"}
             name = f"join_chunks {dtype} D={dim} sinks={int(sinks)}"
@@ -106,19 +109,19 @@ def variants():
             constants,
             4,
         )
-    for (dtype, up), dim in itertools.product(TYPES.items(), (64, 96, 128)):
+    for (dtype, up), dim in itertools.product(TYPES.items(), (96, 128)):
         common = {"GROUP": 7, **shape_of(dim, dtype), "BLOCK": importance_labels.BLOCK, "UPCAST": up}
         types = {"query": f"*{dtype}", "key": f"*{dtype}", "norm": "*fp32", "columns": "*fp32", "scaling": "fp32"}
         yield f"row_norms {dtype} D={dim}", importance_labels._row_norms, types, common, 8
         for largest in (False, True):
             name = f"columns {dtype} D={dim} largest={int(largest)}"
             yield name, importance_labels._columns, types, {**common, "LARGEST": largest}, 8
-    for dim in (64, 96, 128):
+    for dim in (96, 128):
         types = {"unit": "*fp32", "last": "*i32", "lost": "*fp32", "threshold": "fp32"}
         yield f"last_similar D={dim}", redundancy._last_similar, types, {**shape_of(dim), "BLOCK": redundancy.BLOCK}, 8
     types = {"last": "*i32", "lost": "*fp32", "taken": "*fp32"}
     yield "sum_lost", redundancy._sum_lost, types, {"BLOCK": redundancy.BLOCK}, 4
-    for (dtype, up), dim, window in itertools.product(TYPES.items(), (64, 96, 128), (8, 32)):
+    for (dtype, up), dim, window in itertools.product(TYPES.items(), (96, 128), (8, 32)):
         types = {"queries": f"*{dtype}", "keys": f"*{dtype}", "norm": "*fp32", "scores": "*fp32", "scaling": "fp32"}
         common = {"WINDOW": window, "WINDOW_PADDED": max(16, window), **shape_of(dim, dtype), "UPCAST": up, "GROUP": 7}
         common |= {"MERGED": 7 if window == 8 else 1, "BLOCK": observation.BLOCK}
