@@ -33,7 +33,7 @@ NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 TYPES = {"bf16": False, "fp32": True}
 ATTENTION = (decode_attention._attend_chunk, chunk_attention._attend, packed_attention._attend_packed)
 
-# Width of a head and query heads a group: of gpt-oss, of no power of two, of R1-Qwen, without groups, the most, of Gemma 3.
+# Width of a head, query heads a group: gpt-oss, no power of two, R1-Qwen, without groups, the largest group, Gemma 3.
 HEADS = ((64, 8), (96, 4), (128, 7), (128, 1), (128, 16), (256, 2))
 
 
