@@ -39,6 +39,8 @@ MARGIN = 0.05
 LEVEL = 0.025
 # A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
 PLANNED_POWER = 0.95
+# The most answers that `power` draws.
+_MOST_DRAWN = 2_000_000
 
 # The limits of the credit for problems whose draws agree, chosen by simulation: the part of it for problems that the
 # cell wins, the luck that is left out (of the 2 for a problem whose two draws agree), its largest share of the
@@ -187,17 +189,22 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
     return found
 
 
-def power(problems: float, draws: float, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
-    """The chance that a cell which loses nothing holds, where a pair of answers differs with the chance `differ`."""
-    pairs = problems * draws
-    error = math.sqrt(pairs * _implied(differ, margin, margin))
-    return float(special.ndtr((margin * pairs + special.ndtri(level) * error) / math.sqrt(max(pairs * differ, 1e-9))))
+def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
+    """The chance that a cell which loses nothing holds, where a pair of answers differs with the chance `differ`.
+
+    It is the share of a thousand drawn tables, of fewer where these are large.
+    """
+    tables = max(100, min(1000, _MOST_DRAWN // (problems * draws)))
+    rates = (differ / 2, 1 - differ, differ / 2)
+    won, _, lost = np.moveaxis(np.random.default_rng(0).multinomial(draws, rates, (tables, problems)), -1, 0)
+    p = p_these((won - lost).astype(float), (won + lost).astype(float), np.full(problems, float(draws)), -margin)
+    return float((p <= level).mean())
 
 
 def pairs_to_hold(
     differ: float, *, margin: float = MARGIN, level: float = LEVEL, chance: float = PLANNED_POWER
 ) -> float:
-    """The pairs of answers with which `power` is `chance`."""
+    """About the pairs of answers with which `power` is `chance`, by the normal approximation."""
     implied = _implied(differ, margin, margin)
     return float(
         ((special.ndtri(chance) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)) / margin) ** 2
