@@ -19,7 +19,7 @@ from kvsweep.base.records import DONE_FILE
 
 REPORT_FOLDER = "report"
 
-# The page shows at most so many completions: of each cell the same number, those of the first draws.
+# The page shows at most so many completions: of each cell the same number.
 MAX_COMPLETIONS = 200_000
 
 # The default of --watch.

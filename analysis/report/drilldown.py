@@ -44,7 +44,7 @@ def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str]
     """
     data = cells_data(run, completions)
     size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
-    if not completions or size <= MAX_EMBEDDED_BYTES:
+    if size * min(1.0, completions / max(1, len(run.completions))) <= MAX_EMBEDDED_BYTES:
         return dict(data), {}
     make_folder(folder / "data")
     files = {}
@@ -57,12 +57,14 @@ def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str]
 def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     """Yield cell_id and data, as JSON in zlib's format and base64, for each cell that has completions.
 
-    Every cell shows as many completions, those of the first draws, so that the full cache's are there to compare with.
+    Every cell of a panel shows the same pairs, so that the full cache's are there to compare with: first those that
+    most cells lose, then those of the first draws.
     """
     limit = completions // max(1, len(run.cells))
     known = run.completions.assign(correct=graded_rows(run)["correct"])
     groups = dict(iter(known.groupby("cell_id", observed=True, sort=False)))
     for _, cells in run.cells.groupby("condition", sort=False):
+        telling = _telling(known[known["cell_id"].isin(cells["cell_id"])], cells, limit)
         full: str | None = None
         twins: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
@@ -70,8 +72,10 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         for cell in ordered:
             if (rows := groups.get(cell.cell_id)) is None:
                 continue
-            shown = rows.sort_values(["draw", "problem_id"], kind="stable").head(limit)
-            pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
+            rows = rows.set_index(["problem_id", "draw"], drop=False).sort_index(level=["draw", "problem_id"])
+            first = [pair for pair in telling if pair in rows.index]
+            shown = pd.concat([rows.loc[first], rows.drop(first)]).head(limit)
+            pairs = set(shown.index)
             texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
             draws = list(_draws(shown, texts, twins, _tokenizer(_model_path(run, cell.cell_id))))
             asked = {problem for problem, _ in pairs}
@@ -83,10 +87,23 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
                 full, twins = cell.cell_id, texts
 
 
+def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> list[Pair]:
+    """The fewest pairs, at most so many, of which every cell that loses one to the full cache loses one."""
+    scores = rows.pivot_table(index="cell_id", columns=["draw", "problem_id"], values="correct", observed=True)
+    full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
+    lost = (scores[~full] == 0) & (scores[full].max() == 1)
+    found: list[Pair] = []
+    while len(found) < limit and lost.to_numpy().any():
+        most: Any = lost.sum().idxmax()
+        found.append(most[::-1])
+        lost = lost[~lost[most]]
+    return found
+
+
 def _draws(
     rows: pd.DataFrame, texts: dict[Pair, Completion], twins: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    ordered: Any = rows.sort_values(["problem_id", "draw"]).itertuples()
+    ordered: Any = rows.reset_index(drop=True).sort_values(["problem_id", "draw"]).itertuples()
     for row in ordered:
         key = (row.problem_id, row.draw)
         entry = {

@@ -25,6 +25,7 @@ from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.decode.request import grows
 from kvsweep.harness.models.spec import BYTES, read_spec
 from kvsweep.harness.sweep.plan.job import Job
+from kvsweep.harness.toy.paths import WEIGHTS
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
@@ -110,11 +111,23 @@ def _describe_job(job: Job) -> str:
     return (
         f"{job.name}, shard {job.shard}: {counted(len(job.cells), 'cell')} ({len(job.cells) - left} done) of "
         f"{counted(pairs, 'completion')}\n"
+        f"{_borrowed(job)}"
         f"  memory: {_memory(job, question)}\n"
         f"{_sizes(job)}"
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
         f"  {time_and_disk}"
         f"{_power(job)}"
+    )
+
+
+def _borrowed(job: Job) -> str:
+    """What a folder of weights takes over from an embedded model; empty for any other model."""
+    model = job.model
+    if not (WEIGHTS / model.name).is_dir() or (WEIGHTS / model.name) == Path(model.place):
+        return ""
+    return (
+        f"  model: {model.place}, with name, precision, tags and sizes (budget, window, longest text) of {model.name}: "
+        "choose the nearest with model=, and set model.name and model.title\n"
     )
 
 

@@ -202,6 +202,19 @@ def test_truncated_texts_that_loop_are_counted(tmp_path: Path, make_cell: MakeCe
     assert loops == [[4, 30], None, None, None]
 
 
+def test_a_page_of_few_completions_shows_those_that_its_cells_lose(tmp_path: Path, make_cell: MakeCell) -> None:
+    full = make_cell([[1], [1], [1], [0]])
+    losing = {make_cell([[1], [1], [0], [1]], policy="dynts", keep_ratio=0.1).name: "2"}
+    losing |= {make_cell([[1], [0], [1], [0]], policy="dynts", keep_ratio=ratio).name: "1" for ratio in (0.2, 0.3)}
+    run = load_run(tmp_path / "run")
+    problems = sorted(run.completions["problem_id"].unique())
+    for shown, lost in ((1, {"1"}), (2, {"1", "2"}), (3, {"0", "1", "2"})):
+        for cell_id, data in cells_data(run, completions=shown * len(run.cells)):
+            found = {draw["problem"] for draw in json.loads(zlib.decompress(b64decode(data)))["draws"]}
+            assert found == {problems[int(number)] for number in lost}
+            assert cell_id == full.name or shown == 1 or problems[int(losing[cell_id])] in found
+
+
 def test_the_grey_band_holds_the_settings_tied_with_the_best(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 1, 0])
     (verdict,) = verdicts(tmp_path / "run")

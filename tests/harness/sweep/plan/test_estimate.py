@@ -85,6 +85,17 @@ def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], t
     assert f"{SlotCache.bytes_per_slot(shape, 2001) / 2**20:.1f} MiB a slot of 2001 tokens" in ended.out
 
 
+def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
+    kvsweep: Callable[..., Any], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    arguments = ["--dry-run", "benchmark=toy_chain", "policy=window", f"results_dir={tmp_path}"]
+    said = kvsweep(*arguments, f"model.path={tiny_model_dir}").out
+    assert f"  model: {tiny_model_dir}, with name, precision, tags and sizes" in said
+    assert "of toy_qwen: choose the nearest with model=" in said
+    for own in ([], ["model.name=tiny", f"model.path={tiny_model_dir}"]):
+        assert "  model: " not in kvsweep(*arguments, *own).out
+
+
 def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
     arguments = [*tiny, "policy=full", f"results_dir={tmp_path}"]
     assert kvsweep(*arguments).code == 0
