@@ -19,7 +19,15 @@ from kvsweep.analysis.report.drilldown import outcome_maps
 from kvsweep.analysis.report.fidelity import fidelity_table
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.report.tables import headline, holding_tables, progress, score_table, seconds_table, unanswered
+from kvsweep.analysis.report.tables import (
+    headline,
+    headline_verdict,
+    holding_tables,
+    progress,
+    score_table,
+    seconds_table,
+    unanswered,
+)
 from kvsweep.base.escape import in_one_line, visible
 from kvsweep.base.records import Screened, content_hash, leaves, read_screen
 
@@ -61,6 +69,7 @@ def run_page(
         "report.html.jinja",
         format=format,
         best=best,
+        verdict_of=headline_verdict,
         models=metrics["model_title"].unique().tolist(),
         benchmarks=metrics["benchmark_title"].unique().tolist(),
         matter=[verdict.title for verdict in found.verdicts if verdict.floor and verdict.floor.signal],

@@ -76,6 +76,12 @@ def _best(cells: pd.DataFrame) -> Any:
     return cells.loc[cells["decision"] == verdict, "diff_to_full"].idxmax()
 
 
+def headline_verdict(row: Any) -> str:
+    """The verdict on a cell that was chosen among many: one that holds by itself may do so by luck."""
+    alone = row.decision in ("holds", "costs") and not row.recommendable
+    return format.DECISIONS[row.decision] + (", not in a search" if alone else "")
+
+
 def headline_text(metrics: pd.DataFrame) -> str:
     """`headline` for the terminal; empty if nothing can be compared yet."""
     chosen: Any = headline(metrics).itertuples()
@@ -83,7 +89,7 @@ def headline_text(metrics: pd.DataFrame) -> str:
         {
             "model": row.model_title,
             "benchmark": row.benchmark_title,
-            "verdict": format.DECISIONS[row.decision],
+            "verdict": headline_verdict(row),
             "vs full, points": format.percent(row.diff_to_full, signed=True),
             "interval": format.interval(row.these_low, row.these_high, signed=True),
             "memory saved": f"{format.percent(1 - row.kept_memory)}%",
