@@ -71,9 +71,11 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 def make_folder(path: Path) -> Path:
     """Make a folder of a run directory, with its parents, if it is not there; a link in its place is refused."""
-    path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():
         raise UnusableFileError(f"{path} is a link, through which nothing is written: put a folder there.")
+    if path.exists() and not path.is_dir():
+        raise UnusableFileError(f"{path} is no folder: move it, so that a folder can be made there.")
+    path.mkdir(parents=True, exist_ok=True)
     return path
 
 

@@ -506,6 +506,13 @@ def decode(data: bytes, kind: type[_T]) -> _T:
         return msgspec.convert(json.loads(data), kind)
 
 
+# What `Cell.describe` writes, beside the check.
+_CELL_FIELDS = {
+    *("schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl", "seed"),
+    "cache",
+}
+
+
 def read_cell(folder: Path) -> Any:
     """The contents of a cell's cell.yaml, a dictionary; a file that describes no cell raises BrokenCell."""
     path = folder / CELL_FILE
@@ -520,7 +527,9 @@ def read_cell(folder: Path) -> Any:
     if not isinstance(cell, dict):
         raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
     check_schema(cell, path)
-    if "check" in cell and cell.pop("check") != content_hash([folder.resolve().name, cell]):
+    # A name that no cell has may be the one of the check.
+    is_whole = "check" not in cell or cell.pop("check") == content_hash([folder.resolve().name, cell])
+    if not is_whole or not cell.keys() <= _CELL_FIELDS:
         raise BrokenCell(f"{path} was edited, or is another cell's: restore it, or delete it and run the cell again.")
     return cell
 

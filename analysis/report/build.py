@@ -56,10 +56,11 @@ def build_report(
 
     directory = Path(directory)
     if directory.is_file():
-        found, folder = analyse_scores(directory), folder or Path(f"{directory.stem}_report")
+        found, own = analyse_scores(directory), Path(f"{directory.stem}_report").absolute()
     else:
-        found, folder = analyse(load_run(directory), margin), folder or directory.resolve() / REPORT_FOLDER
-    folder = make_folder(folder.resolve())
+        found, own = analyse(load_run(directory), margin), directory.resolve() / REPORT_FOLDER
+    # The user may name a link; in a run's directory nothing is written through one.
+    folder = make_folder(own if folder is None else folder.resolve())
     replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
     replace_text(folder / "tables.md", markdown(found.metrics))
     replace_text(folder / "tables.tex", latex(found.metrics))

@@ -9,11 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvsweep.base import files
 from kvsweep.base.errors import UnusableFileError, UserError
 from kvsweep.base.files import make_folder, open_file, read_file, read_lines, replace_text, replacing
-from kvsweep.base.records import Completion, Grade, append_row, ignore, read_cell, read_grades, read_rows
+from kvsweep.base.records import (
+    Completion,
+    Grade,
+    append_row,
+    content_hash,
+    ignore,
+    read_cell,
+    read_grades,
+    read_rows,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,8 +76,25 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     replace_text(path, "other")
     assert (victim.read_text(), path.read_text(), path.is_symlink()) == ("mine", "other", False)
     (tmp_path / "report").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="is a link"):
-        make_folder(tmp_path / "report")
+    for target in (tmp_path, victim, tmp_path / "nothing"):
+        (tmp_path / "report").unlink()
+        (tmp_path / "report").symlink_to(target)
+        with pytest.raises(UserError, match="is a link"):
+            make_folder(tmp_path / "report")
+    with pytest.raises(UserError, match="is no folder"):
+        make_folder(victim)
+
+
+@pytest.mark.parametrize("name", ["check", "cell_id", "seed"])
+def test_a_cell_whose_field_has_another_name_is_refused(name: str, tmp_path: Path) -> None:
+    """One flipped bit makes another name of `check`, and a cell without a check is believed."""
+    cell = {"schema": 1, "cell_id": "a", "seed": 0}
+    cell["check"] = content_hash([tmp_path.name, cell])
+    (tmp_path / "cell.yaml").write_text(yaml.safe_dump(cell))
+    assert read_cell(tmp_path) == {"schema": 1, "cell_id": "a", "seed": 0}
+    (tmp_path / "cell.yaml").write_text(yaml.safe_dump({key + "i" * (key == name): cell[key] for key in cell}))
+    with pytest.raises(UserError, match="was edited"):
+        read_cell(tmp_path)
 
 
 def test_sizes_are_bounded(tmp_path: Path) -> None:

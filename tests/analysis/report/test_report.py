@@ -23,6 +23,7 @@ from kvsweep.analysis.report.build import build_report, main, watch
 from kvsweep.analysis.report.drilldown import common_length, outcome_maps
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import summary_table
+from kvsweep.base.errors import UserError
 from kvsweep.base.tasks import CellProgress, TaskStatus
 
 MakeCell = Callable[..., Path]
@@ -119,6 +120,17 @@ def test_bar_charts_that_are_too_many_are_named(
     html = page.read_text()
     assert "Settings without a bar chart, there are too many: 1" in html
     assert "<li>keep ratio 0.2, window 48, budget 128, question on top</li>" in html
+
+
+def test_a_report_is_not_written_through_a_link_of_the_run(tmp_path: Path, make_cell: MakeCell) -> None:
+    run = make_cell([[1], [0]]).parent
+    (tmp_path / "elsewhere").mkdir()
+    (run / "report").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is a link"):
+        build_report(run)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    (tmp_path / "named").symlink_to(tmp_path / "elsewhere")
+    assert build_report(run, folder=tmp_path / "named").is_file()
 
 
 def test_a_second_report_takes_the_place_of_the_first(tmp_path: Path, make_cell: MakeCell) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.metrics import cell_metrics
 from kvsweep.analysis.report.build import main
-from kvsweep.analysis.report.tables import latex, markdown
+from kvsweep.analysis.report.tables import headline_verdict, latex, markdown
 
 MakeCell = Callable[..., Path]
 
@@ -51,3 +52,17 @@ def test_a_flag_out_of_range_is_one_sentence(
     error = capsys.readouterr().err
     assert (stop.value.code, error.count("\n")) == (2, 1)
     assert said in error
+
+
+@pytest.mark.parametrize(
+    ("decision", "recommendable", "said"),
+    [
+        ("holds", True, "holds"),
+        ("holds", False, "holds, not in a search"),
+        ("costs", False, "holds, at a cost, not in a search"),
+        ("open", False, "open"),
+        ("loses", False, "loses accuracy"),
+    ],
+)
+def test_a_setting_that_holds_by_itself_alone_is_said(decision: str, recommendable: bool, said: str) -> None:
+    assert headline_verdict(SimpleNamespace(decision=decision, recommendable=recommendable)) == said
