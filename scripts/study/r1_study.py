@@ -90,7 +90,7 @@ def tables(given: argparse.Namespace) -> None:
     axis.invert_yaxis()
     axis.set_xscale("log")
     axis.set_xlabel("KL from the full cache, nats per token (95% over texts)")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="lower left")
     axis.grid(axis="y", lw=0.3)
     figure.savefig(FOLDER / "r1_traces.png", dpi=120)
 

@@ -204,7 +204,7 @@ def tables(out: Path, experiments: Sequence[str], texts: int) -> None:
     from matplotlib.figure import Figure
 
     folder = ROOT / "results/published/replay"
-    new = [joined(out / name, name, texts) for name in experiments]
+    new = [joined(out, name, texts) for name in experiments]
     known = pd.read_csv(folder / "cells.csv")
     fresh = pd.concat([pd.DataFrame(columns=PANEL), *new])[PANEL].apply(tuple, axis=1)
     kept = known[~known[PANEL].apply(tuple, axis=1).isin(set(fresh))]
