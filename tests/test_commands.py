@@ -220,6 +220,9 @@ class Held:
         os.kill(os.getpid(), signal.SIGINT)
         sum(range(1000))
 
+# A job in the background of a shell ignores Ctrl-C, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 def main():
     held = Held()
     del held

@@ -1,4 +1,4 @@
-"""Prints what a run of bytes_toy says: Pass@1 by bytes, and pairs of settings of nearly the same bytes, as Markdown.
+"""Prints what a run of bytes_toy says, as Markdown: Pass@1 by bytes, pairs of nearly the same bytes, packing schemes.
 
 python scripts/study/bytes_table.py results/runs/bytes_toy
 """
@@ -7,12 +7,13 @@ import argparse
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import format
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
-from kvsweep.analysis.numbers.inference import paired_tests, score_array
+from kvsweep.analysis.numbers.inference import paired_tests, problem_means, score_array
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import SETTING, cell_metrics, graded_rows, model_title
 
@@ -30,6 +31,8 @@ def main() -> None:
         settings = settings_by_bytes(metrics, model)
         print(f"\n## {model_title(metrics, model)}\n\n{_table(settings)}\n\n{cheapest_in_words(settings)}\n")
         print(_pairs(settings, metrics[metrics["model"] == model], graded))
+        if metrics["variant"].str.contains("scheme=").any():
+            print("\n" + _schemes(metrics[metrics["model"] == model], graded))
 
 
 def _table(settings: pd.DataFrame) -> str:
@@ -68,6 +71,32 @@ def _pairs(settings: pd.DataFrame, cells: pd.DataFrame, graded: pd.DataFrame) ->
         names = [_name(row) for row in (fewer, more)]
         sizes = f"{size(fewer['kv_bytes_mean'])}, {size(more['kv_bytes_mean'])}"
         lines.append([*names, sizes, format.percent_pm(test["difference"], test["se"], signed=True)])
+    return format.markdown([head, *lines])
+
+
+def _schemes(cells: pd.DataFrame, graded: pd.DataFrame) -> str:
+    """Each cell packed by another scheme than the plain one beside that one at equal rows and bits: Pass@1, paired."""
+    packed = cells[cells["bits"] < 16].assign(scheme=cells["variant"].str.extract(r"scheme=(\w+)")[0])
+    packed["packed"] = packed["variant"].str.extract(r"bits=([\d/]+)")[0]
+    keys = ["policy", "budget", "keep_ratio", "packed"]
+    plain = packed[packed["scheme"] == "plain"]
+    pairs = packed[packed["scheme"] != "plain"].merge(plain, on=keys, suffixes=("", "_plain"))
+    differences = []
+    for row in pairs.itertuples():
+        one, other = score_array(graded, [row.cell_id, row.cell_id_plain])
+        differences.append(problem_means((one - other)[None])[0])
+    scores = np.stack(differences)[..., None]
+    tests = paired_tests(scores, np.zeros(scores.shape[1:]))
+    head = ["policy", "budget", "bits", "scheme", "Pass@1 (%)", "plain (%)", "difference (95%)", "p", "p, Holm"]
+    lines = []
+    for row, test in zip(pairs.itertuples(), tests.itertuples(), strict=True):
+        means = [format.percent_pm(row.pass_at_1, row.se), format.percent_pm(row.pass_at_1_plain, row.se_plain)]
+        interval = format.interval(test.low, test.high, signed=True)
+        difference = f"{format.percent(test.difference, signed=True)} ({interval})"
+        ends = [difference, format.p_value(test.p), format.p_value(test.p_holm)]
+        lines.append(
+            [format.policy_title(row.policy), format.number(row.budget), row.packed, row.scheme, *means, *ends]
+        )
     return format.markdown([head, *lines])
 
 
