@@ -72,10 +72,9 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         for cell in ordered:
             if (rows := groups.get(cell.cell_id)) is None:
                 continue
-            rows = rows.set_index(["problem_id", "draw"], drop=False).sort_index(level=["draw", "problem_id"])
-            first = [pair for pair in telling if pair in rows.index]
-            shown = pd.concat([rows.loc[first], rows.drop(first)]).head(limit)
-            pairs = set(shown.index)
+            places = [telling.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
+            shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
+            pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
             texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
             draws = list(_draws(shown, texts, twins, _tokenizer(_model_path(run, cell.cell_id))))
             asked = {problem for problem, _ in pairs}
@@ -87,15 +86,15 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
                 full, twins = cell.cell_id, texts
 
 
-def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> list[Pair]:
-    """The fewest pairs, at most so many, of which every cell that loses one to the full cache loses one."""
+def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, int]:
+    """Few pairs, at most so many, of which every cell that loses one to the full cache loses one; with their places."""
     scores = rows.pivot_table(index="cell_id", columns=["draw", "problem_id"], values="correct", observed=True)
     full = scores.index.isin(cells.loc[cells["policy"] == "full", "cell_id"])
     lost = (scores[~full] == 0) & (scores[full].max() == 1)
-    found: list[Pair] = []
+    found: dict[Pair, int] = {}
     while len(found) < limit and lost.to_numpy().any():
         most: Any = lost.sum().idxmax()
-        found.append(most[::-1])
+        found[most[::-1]] = len(found)
         lost = lost[~lost[most]]
     return found
 
@@ -103,7 +102,7 @@ def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> list[Pair]:
 def _draws(
     rows: pd.DataFrame, texts: dict[Pair, Completion], twins: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    ordered: Any = rows.reset_index(drop=True).sort_values(["problem_id", "draw"]).itertuples()
+    ordered: Any = rows.sort_values(["problem_id", "draw"]).itertuples()
     for row in ordered:
         key = (row.problem_id, row.draw)
         entry = {

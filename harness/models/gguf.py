@@ -13,6 +13,7 @@ from typing import Any
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import cache_folder, digests
+from kvsweep.harness.models.hub import check_tensors
 
 
 def find_gguf(place: str) -> Path:
@@ -73,8 +74,7 @@ def _convert(gguf: Path, folder: Path) -> None:
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32, output_loading_info=True
         )
         read, told = found
-        if missing := told["missing_keys"]:
-            raise ValueError(f"it lacks {len(missing)} tensors of the model, such as {min(missing)}")
+        check_tensors(told["missing_keys"])
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name a GGUF that transformers reads.") from error

@@ -4,7 +4,7 @@ import re
 import ssl
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,6 +72,16 @@ def cached_file(place: str, revision: str | None, name: str) -> Path | None:
 
     found: Any = try_to_load_from_cache(place, name, revision=revision)
     return Path(found) if isinstance(found, str) else None
+
+
+def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> None:
+    """Raise a ValueError for a checkpoint of other tensors than the model's: transformers only warns of them.
+
+    It draws what is missing at random and leaves out what has no place.
+    """
+    for names, what in ((missing, "lacks tensors of"), (surplus, "has tensors that are not of")):
+        if names:
+            raise ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}")
 
 
 def reason(place: str, revision: str | None, error: BaseException) -> str:

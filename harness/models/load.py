@@ -6,7 +6,6 @@ Transformers' models take as long to import as torch, so the functions that need
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from kvsweep.compression.attention import use_slot_attention
 from kvsweep.harness.models.adapter import add_adapter
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.gpus import VISIBLE, named_gpus
-from kvsweep.harness.models.hub import from_place
+from kvsweep.harness.models.hub import check_tensors, from_place
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
@@ -63,7 +62,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
                 output_loading_info=True,
             )
             network, told = from_place(load, config.checkpoint, config.revision)
-            _check_complete(config, told)
+            others = [name for name in told["unexpected_keys"] if not name.startswith(_OTHER_PARTS)]
+            check_tensors(told["missing_keys"], others)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged file: each library raises what it likes
@@ -81,14 +81,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
     check_steps(model)
     _check_text(model)
     return model
-
-
-def _check_complete(config: ModelConfig, told: Mapping[str, Collection[str]]) -> None:
-    """Refuse a checkpoint that holds other tensors than the model: transformers draws what is missing at random."""
-    unknown = [name for name in told["unexpected_keys"] if not name.startswith(_OTHER_PARTS)]
-    for names, what in ((told["missing_keys"], "lacks tensors of"), (unknown, "has tensors that are not of")):
-        if names:
-            raise cannot_load(config, ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}"))
 
 
 def _check_planned(model: LoadedModel) -> None:

@@ -59,18 +59,23 @@ def jobs(
         yield ReplayJob.of(job, ReplayConfig(limit=texts))
 
 
-def replay_timed(job: Any, out: Path, **said: object) -> None:
-    """Replay what is left of a job; its CPU seconds and what is `said` become a line of seconds.jsonl."""
+def cpu_seconds(job: Any) -> float:
+    """Run a job; the CPU seconds of it, without those of loading its model."""
     from kvsweep.harness.sweep.run.decode_cells import loaded
     from kvsweep.harness.sweep.run.execute import run
 
-    if not job.unfinished_cells():
-        return
     loaded(job.model)
     begin = time.process_time()
     if failed := run([job]):
         raise failed[0]
-    note = said | {"cells": len(job.cells), "cpu_seconds": round(time.process_time() - begin, 1)}
+    return time.process_time() - begin
+
+
+def replay_timed(job: Any, out: Path, **said: object) -> None:
+    """Replay what is left of a job; its CPU seconds and what is `said` become a line of seconds.jsonl."""
+    if not job.unfinished_cells():
+        return
+    note = said | {"cells": len(job.cells), "cpu_seconds": round(cpu_seconds(job), 1)}
     with (out / "seconds.jsonl").open("a") as file:
         file.write(json.dumps(note) + "\n")
     print(note, flush=True)
@@ -88,14 +93,6 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
     from kvsweep.harness.sweep.plan.job import make_job
-    from kvsweep.harness.sweep.run.decode_cells import loaded
-    from kvsweep.harness.sweep.run.execute import run
-
-    def seconds(job: object) -> float:
-        begin = time.process_time()
-        if failed := run([job]):
-            raise failed[0]
-        return time.process_time() - begin
 
     for model, task in panels:
         where = [f"results_dir={out}", f"run_name=cost_{model}_{task}", "benchmark.limit=100", "draws=1"]
@@ -103,12 +100,11 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
             compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where, *overrides)
         )
         replayed = ReplayJob.of(job, ReplayConfig(limit=texts))
-        loaded(job.model)
-        decoded, rounds = seconds(job), []
+        decoded, rounds = cpu_seconds(job), []
         for _ in range(3):
             for file in job.run_directory.glob(f"*/{replayed.replay.file}"):
                 file.unlink()
-            rounds.append(seconds(replayed))
+            rounds.append(cpu_seconds(replayed))
         note = {"panel": job.name, "cells": len(job.cells), "texts": texts, "decoding": decoded, "replay": rounds}
         with (out / "cost.jsonl").open("a") as file:
             file.write(json.dumps(note | {"share": statistics.median(rounds) / decoded}) + "\n")
