@@ -123,7 +123,7 @@ def _describe_job(job: Job) -> str:
 def _borrowed(job: Job) -> str:
     """What a folder of weights takes over from an embedded model; empty for any other model."""
     model, own = job.model, WEIGHTS / job.model.name
-    if not own.is_dir() or own == Path(model.place):
+    if not own.is_dir() or str(own) in (model.place, model.adapter):
         return ""
     return (
         f"  model: {model.place}, with name, precision, tags and sizes (budget, window, longest text) of {model.name}: "

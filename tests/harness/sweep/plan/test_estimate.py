@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,8 @@ from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.random import Random
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
+from kvsweep.harness.settings import CONF, build, compose_config
+from kvsweep.harness.sweep.plan import estimate
 from kvsweep.harness.sweep.plan.estimate import first_eviction, forked_tokens, saving
 from kvsweep.harness.toy.paths import WEIGHTS
 
@@ -94,6 +97,12 @@ def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
     assert "of toy_qwen: choose the nearest with model=" in said
     for own in ([], ["model.name=tiny", f"model.path={tiny_model_dir}"]):
         assert "  model: " not in kvsweep(*arguments, *own).out
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_no_shipped_model_borrows_settings(name: str) -> None:
+    model = build(ModelConfig, "model", compose_config(f"model={name}").model)
+    assert estimate._borrowed(Mock(model=model)) == ""
 
 
 def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
