@@ -15,7 +15,7 @@ from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.rows import Prefill
 from kvsweep.compression.slots import Piece, Slots
 from kvsweep.kernels.packing import pack_rows, rotation
-from kvsweep.kernels.reference import Attended, joined, whole_kivi_rows, whole_rows
+from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
 
 # Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
 _COPIED_TOKENS = 16
@@ -394,6 +394,14 @@ class KiviRows(_Packing):
 def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """A few tokens at a time of numbers per token, [tokens, ...] each."""
     return zip(*(column.split(_COPIED_TOKENS) for column in columns), strict=True)
+
+
+def joined(parts: Sequence[Attended]) -> Attended:
+    """The attention of parts one after the other, of which all have a mass or none."""
+    if len(parts) == 1:
+        return parts[0]
+    outputs, masses = zip(*parts, strict=True)
+    return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
 
 
 def filled(outputs: Sequence[Tensor], tokens: int) -> Tensor:

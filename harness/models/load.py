@@ -5,7 +5,9 @@ Transformers' models take as long to import as torch, so the functions that need
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,12 +34,17 @@ _KEYS = {"gemma3_text": {r"^language_model\.": "", r"^model\.language_model\.": 
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
+# mallopt's parameters of glibc (malloc.h), and the most that glibc takes for the second.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_MMAP = -1, -3, 32 << 20
+
+
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load weights and tokenizer and move them to the device."""
     from transformers import AutoModelForCausalLM, logging
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    _keep_freed_memory()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -107,6 +114,18 @@ def _check_text(model: LoadedModel) -> None:
             f"model={model.config.name} has no chat template that takes a question ({reason}): give "
             "model.chat_template=none for a base model."
         ) from error
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep up to 64 MiB of freed memory, where the allocator is glibc's.
+
+    A step frees tensors of some MiB and makes them anew. Given back to the system, each of their pages costs a fault:
+    with packed rows half of the time was the system's.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 2 * _MOST_MMAP)
+        mallopt(_MMAP_THRESHOLD, _MOST_MMAP)
 
 
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
