@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
-from kvsweep.kernels.blocks import HEAD_BLOCK, TOKEN_BLOCK, whole_blocks
+from kvsweep.kernels.blocks import HEAD_BLOCK, ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.packing import unpack_rows
 from kvsweep.kernels.row_format import RowFormat, RowForms
 
@@ -24,9 +24,9 @@ RAGGED = False
 # Output, and the mass where it is wanted.
 Attended = tuple[Tensor, Tensor | None]
 
-# Rows per product of weights and values. torch splits the sum of a larger product at places that depend on the number
-# of rows, so that the result's bits would depend on it too.
-_VALUES_BLOCK = 128
+# Rows per product of weights and values, by the bytes of a number. torch splits the sum of a larger product at places
+# that depend on the number of rows, so that the result's bits would depend on it too.
+_VALUES_BLOCK = {8: 128, 4: 128, 2: 1024}
 # With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
 
@@ -181,7 +181,8 @@ def _mask(tokens: int, earlier: int, dtype: torch.dtype, device: torch.device) -
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
     """The product of weights [..., group, rows] and values [..., rows, head_dim], summed block by block of rows."""
-    blocks = zip(weights.split(_VALUES_BLOCK, dim=-1), values.split(_VALUES_BLOCK, dim=-2), strict=True)
+    block = _VALUES_BLOCK[values.itemsize]
+    blocks = zip(weights.split(block, dim=-1), values.split(block, dim=-2), strict=True)
     return reduce(torch.add, (torch.matmul(weight, value) for weight, value in blocks))
 
 
@@ -264,7 +265,7 @@ def _attend_unpacked(
     output, masses = torch.empty_like(query), _wide(query[:0]).new_zeros(len(query), kv_heads, rows)
     # Slots of like lengths go together, because as many rows are unpacked for each as the longest of them has.
     for slots in lengths.argsort(stable=True).split(few):
-        longest = int(lengths[slots[-1]])
+        longest = min(rows, whole_blocks(int(lengths[slots[-1]]), ROW_BLOCK))
         keys, values = unpack(slots, longest)
         output[slots], mass = decode_attention(query[slots], keys, values, lengths[slots], **how)
         if mass is not None:

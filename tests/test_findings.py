@@ -100,14 +100,13 @@ def test_four_bits() -> None:
 def test_what_a_head_should_be_taught() -> None:
     table = pd.read_csv(PUBLISHED / "labels" / "differences.csv").set_index(["policy", "model", "keep_ratio"])
     answer, oracle = table.loc["dynts_answer"], table.loc["oracle_far_max"]
-    assert sorted(answer["p_holm"].round(3)) == [0.004, 0.025, 0.040, 0.312]
-    assert sorted(-100 * answer["difference"].round(3)) == pytest.approx([2.8, 5.0, 8.2, 8.8], abs=0.06)
-    assert sorted(oracle["p_holm"].round(3))[:2] == [0.014, 0.017]
-    assert (oracle["p_holm"] < 0.05).sum() == 2
-    assert [100 * oracle["difference"].min(), 100 * oracle["difference"].max()] == pytest.approx([3.2, 5.8], abs=0.06)
+    assert sorted(answer["p_holm"].round(3)) == [0.004, 0.014, 0.115, 1.0]
+    assert sorted(-100 * answer["difference"].round(3)) == pytest.approx([2.5, 3.7, 6.0, 7.7], abs=0.06)
+    assert oracle["p_holm"].max() == pytest.approx(0.015, abs=0.0005)
+    assert [100 * oracle["difference"].min(), 100 * oracle["difference"].max()] == pytest.approx([3.7, 6.7], abs=0.06)
     best = table["pass_at_1"].xs(("toy_llama", 0.5), level=("model", "keep_ratio"))
     assert best["dynts_sum"] > best["oracle_far_max"]
-    assert "p .040, .004 and .025" in said("labels/README.md")
+    assert "p .004 and .014 at 0.3" in said("labels/README.md")
 
 
 def test_the_papers_grids() -> None:

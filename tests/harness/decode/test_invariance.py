@@ -81,11 +81,11 @@ def test_the_predictor(widths, dtype, threads):
 @THREADS
 @DTYPES
 @pytest.mark.parametrize(("group", "dim"), [(1, 16), (2, 32), (4, 96), (7, 128)])
-@pytest.mark.parametrize("length", [1, 17, 33, 129, 260])
+@pytest.mark.parametrize("length", [1, 17, 33, 129, 260, 1000, 1100])
 def test_attention_beside_a_longer_slot(length, group, dim, dtype, threads):
     torch.set_num_threads(threads)
     torch.manual_seed(length)
-    query, (keys, values) = torch.randn(3, group, dim).to(dtype), torch.randn(2, 3, 1, 640, dim).to(dtype)
+    query, (keys, values) = torch.randn(3, group, dim).to(dtype), torch.randn(2, 3, 1, 2600, dim).to(dtype)
     lengths = torch.tensor([length, 1, length])
 
     def attend(slots, longest):
@@ -95,7 +95,13 @@ def test_attention_beside_a_longer_slot(length, group, dim, dtype, threads):
         return output[0], mass[0, :, :length]
 
     alone = attend(1, length)
-    for slots, longest in [(1, length + 31), (3, length), (3, length + 70), (2, 400), (3, 640)]:
+    longer = [case for case in [(2, 400), (3, 640), (3, 1024), (2, 1056), (3, 2590)] if case[1] >= length]
+    for slots, longest in [
+        (1, length + 31),
+        (3, length),
+        (3, length + 70),
+        *(one for one in longer if one[1] >= length),
+    ]:
         assert all(map(torch.equal, attend(slots, longest), alone)), (slots, longest)
 
 
