@@ -97,6 +97,18 @@ def test_four_bits() -> None:
     assert f"{slower['toy_qwen']:.1f} times (Toy-Qwen) and {slower['toy_llama']:.1f} times (Toy-Llama)" in text
 
 
+def test_bits_and_rows_on_a_real_model() -> None:
+    cells = pd.read_csv(PUBLISHED / "bytes_smol" / "cells.csv")
+    cells["share"] = cells["kv_bytes_mean"] / cells["kv_bytes_mean"].max()
+    packed = cells[cells["policy"] == "full_packed"].set_index("variant")
+    four, full = packed.loc["bits=4, scheme=rotated"], cells[cells["policy"] == "full"].iloc[0]
+    half = cells[(cells["policy"] == "dynts") & (cells["variant"] == "bits=8") & (cells["keep_ratio"] == 0.5)].iloc[0]
+    assert [round(one["pass_at_1"], 2) for one in (four, half, full)] == [0.91, 0.31, 0.94]
+    assert [round(one["share"], 2) for one in (four, half)] == [0.39, 0.53]
+    two = packed.filter(like="bits=2", axis=0)["pass_at_1"]
+    assert sorted(two) == [0, 0, 0.15625]
+
+
 def test_what_a_head_should_be_taught() -> None:
     table = pd.read_csv(PUBLISHED / "labels" / "differences.csv").set_index(["policy", "model", "keep_ratio"])
     answer, oracle = table.loc["dynts_answer"], table.loc["oracle_far_max"]
