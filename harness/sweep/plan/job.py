@@ -121,10 +121,9 @@ class Job:
         # A part of a job has some of the job's policies, and needs none of the others' artifacts.
         for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
             if found.get(path) != self.inputs.get(path):
-                raise UserError(
-                    f"{path} has changed since the cells of {self.name} were planned: restore the file, or run the "
-                    "command again for cells of its new contents."
-                )
+                changed = f"{path} has changed since the cells of {self.name} were planned"
+                mend = "restore the file, or run the command again for cells of its new contents"
+                raise UserError(f"{changed}: {mend}.")
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
@@ -145,13 +144,9 @@ class Job:
             )
             for cell in self.cells
         }
-        return TaskStatus(
-            task=task_name(self.model.name, self.benchmark.name, cells, str(self.shard)),
-            state=state,
-            shard=str(self.shard),
-            command=self.command,
-            cells=cells,
-        )
+        shard = str(self.shard)
+        name = task_name(self.model.name, self.benchmark.name, cells, shard)
+        return TaskStatus(task=name, state=state, shard=shard, command=self.command, cells=cells)
 
 
 def make_job(config: DictConfig) -> Job:
@@ -163,7 +158,11 @@ def make_job(config: DictConfig) -> Job:
     seed = whole_number("seed", config.seed, least=0)
     draws = whole_number("draws", config.draws, least=1)
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
-    invariant = checked_invariance(config.invariant)
+    invariant = None if config.invariant == "auto" else config.invariant
+    if config.invariant != "auto" and not isinstance(invariant, bool):
+        raise UserError(
+            f"invariant={invariant} is unknown: choose true, false or auto, which is true on the CPU alone."
+        )
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.
@@ -173,14 +172,12 @@ def make_job(config: DictConfig) -> Job:
     rounds = rounds_until(config.get("until"), draws, policies)
     finish = config.get("finish", False)
     if finish not in (True, False) or (finish and not rounds):
-        raise UserError(
-            f"finish={finish} goes with until=decided, as true or false: add until=decided or leave it out."
-        )
+        goes_with = "goes with until=decided, as true or false"
+        raise UserError(f"finish={finish} {goes_with}: add until=decided or leave it out.")
     if rounds and cache.is_packed:
-        raise UserError(
-            "until=decided compares cells with the full cache of unpacked rows, which a job of"
-            f"{cache.title} does not decode: give until=null, or cache.bits=16."
-        )
+        compared = "until=decided compares cells with the full cache of unpacked rows"
+        no_full = f"which a job of{cache.title} does not decode"
+        raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
     benchmark = load_problems(benchmark_config)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
@@ -224,10 +221,8 @@ def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[in
         raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
     names = {policy.name for policy in policies}
     if "full" not in names or len(names) < 2:
-        raise UserError(
-            f"until=decided compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone: "
-            "let grid.policy name full and another policy, or give until=null."
-        )
+        alone = f"compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone"
+        raise UserError(f"until=decided {alone}: let grid.policy name full and another policy, or give until=null.")
     return doubled(draws)
 
 
@@ -245,37 +240,24 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
     return name
 
 
-def checked_invariance(value: Any) -> bool | None:
-    """The setting `invariant`: true, false, or None for "auto". Raises UserError: another value."""
-    if value != "auto" and not isinstance(value, bool):
-        raise UserError(f"invariant={value} is unknown: choose true, false or auto, which is true on the CPU alone.")
-    return None if value == "auto" else value
-
-
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     """Check the model, and the policies' artifacts, which were made for a model."""
     for policy in policies:
         if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
-            raise UserError(
-                f"policy={policy.name} keeps the answer behind model.think_end, which is null: name the tag that "
-                "closes the model's thinking, or choose another policy."
-            )
-    hidden_size = read_spec(model).hidden_size
+            untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
+            mend = "name the tag that closes the model's thinking, or choose another policy"
+            raise UserError(f"{untagged}: {mend}.")
+    hidden_size, weights = read_spec(model).hidden_size, model.identity()["weights"]
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
-        card = artifacts.read_card(kind, place)
-        expected, weights = card["hidden_size"], model.identity()["weights"]
-        if expected != hidden_size:
-            raise UserError(
-                f"policy.{kind}={place} was made for hidden size {expected}, but model={model.name} has "
-                f"{hidden_size}: give one made for this model."
-            )
+        card, other = artifacts.read_card(kind, place), ""
         made_for = card.get("model_weights", weights)
+        if card["hidden_size"] != hidden_size:
+            other = f"hidden size {card['hidden_size']}, but model={model.name} has {hidden_size}"
         # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
-        if made_for != weights and ("@" in made_for) == ("@" in weights):
-            raise UserError(
-                f"policy.{kind}={place} was made for {card.get('model')} ({made_for}), but "
-                f"model={model.name} is {weights}: give one made for this model."
-            )
+        elif made_for != weights and ("@" in made_for) == ("@" in weights):
+            other = f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
+        if other:
+            raise UserError(f"policy.{kind}={place} was made for {other}: give one made for this model.")
 
 
 def check_cache(
@@ -285,10 +267,8 @@ def check_cache(
     spec = read_spec(model)
     evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
     if not spec.layers and evicting:
-        raise UserError(
-            f"model={model.name} has no layer of full attention, whose rows policy={evicting[0]} could evict: "
-            "choose policy=full."
-        )
+        no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
+        raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
     sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
     try:
         cache.forms(spec.head_dim)
@@ -298,7 +278,6 @@ def check_cache(
     for policy in policies if cache.is_packed else ():
         rows = policy.capacity(1, max_new_tokens)
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
-            raise UserError(
-                f"cache.residual={cache.residual} is out of range: with{cache.title} the {rows} rows of "
-                f"policy={policy.name} then take no less memory than unpacked; choose a smaller residual."
-            )
+            saves_nothing = f"the {rows} rows of policy={policy.name} then take no less memory than unpacked"
+            out_of_range = f"cache.residual={cache.residual} is out of range"
+            raise UserError(f"{out_of_range}: with{cache.title} {saves_nothing}; choose a smaller residual.")

@@ -35,18 +35,17 @@ def decided_cells(job: Job, draws: int, grader: Grader) -> dict[str, int]:
     Raises:
         UnfinishedRoundError: a cell that is not decided lacks a completion of these draws.
     """
-    wanted = {(problem_id, draw) for problem_id in job.problem_ids for draw in range(draws)}
     scores = {cell.cell_id: stored_scores(job, cell.cell_id, draws) for cell in job.cells}
     decided = _decided(job, scores)
     lacking = [cell_id for cell_id, score in scores.items() if cell_id not in decided and np.isnan(score).any()]
     if not lacking:
         return decided
+    wanted = {(problem_id, draw) for problem_id in job.problem_ids for draw in range(draws)}
     missing = sum(len(wanted - stored_pairs(job.run_directory / cell_id)) for cell_id in lacking)
     if missing:
-        raise UnfinishedRoundError(
-            f"{job.name}: the draws after the first {draws} wait until all shards have stored those, and {missing} "
-            "completions are missing: run the other shards, then this command again."
-        )
+        waits = f"the draws after the first {draws} wait until all shards have stored those"
+        mend = "run the other shards, then this command again"
+        raise UnfinishedRoundError(f"{job.name}: {waits}, and {missing} completions are missing: {mend}.")
     for cell_id in lacking:
         # The process that stored the last of these completions ended before it had graded them.
         grader.grade_cell(job.run_directory / cell_id)

@@ -29,7 +29,7 @@ from kvsweep.base import records
 from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
-from kvsweep.base.records import WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow, shard_files
+from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
 from kvsweep.harness.sweep.plan.cell import Cell, Done, file_sizes
 from kvsweep.harness.sweep.plan.job import Job
 
@@ -55,15 +55,10 @@ class CellStore:
     """
 
     def __init__(
-        self,
-        run_directory: Path,
-        cell: Cell,
-        problems: Sequence[Problem],
-        shard: Shard = WHOLE,
-        rows: str = records.COMPLETIONS_FILE,
+        self, run: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE, rows: str = COMPLETIONS_FILE
     ) -> None:
         self.cell, self.problems, self.shard = cell, problems, shard
-        self.directory = run_directory / cell.cell_id
+        self.directory = run / cell.cell_id
         self.finished_pairs: set[Pair] = set()
         self._rows, self._path = rows, self.directory / shard.file(rows)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
@@ -106,7 +101,7 @@ class CellStore:
         """
         if not wanted:
             return iter(())
-        rows = records.read_shards(self.directory, records.COMPLETIONS_FILE, kind, on_bad=records.ignore)
+        rows = records.read_shards(self.directory, COMPLETIONS_FILE, kind, on_bad=records.ignore)
         return (row for row in rows if row.key in wanted)
 
     def __exit__(self, *exception: object) -> None:
@@ -164,16 +159,11 @@ class CellStore:
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
-            done = Done(
-                completions=len(pairs),
-                draws=draws,
-                problems=list(problem_ids),
-                files=file_sizes(self.directory),
-                rule=records.grading_rule(self.cell.describe()),
-            )
+            files, rule = file_sizes(self.directory), records.grading_rule(self.cell.describe())
+            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files, rule=rule)
             if plan is not None:
                 earlier = Done.read(self.directory)
-                earlier = earlier if earlier and earlier.rule == done.rule else None
+                earlier = earlier if earlier and earlier.rule == rule else None
                 done = earlier if earlier and earlier.covers(problem_ids, draws) else done
                 done.plans = sorted({plan, *(earlier.plans if earlier else ())})
             replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
@@ -190,10 +180,9 @@ class CellStore:
             owner = "another process"
             with suppress(OSError):
                 owner = read_file(Path(f"{held.lock_file}.owner")).decode(errors="replace")
-            raise CellLockedError(
-                f"cell {self.cell.cell_id}, shard {self.shard}, is being written by {owner}: wait for it to end, stop "
-                "it, or split the cell with shard=i/n, the same n for all."
-            ) from None
+            mend = "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all"
+            name = f"cell {self.cell.cell_id}, shard {self.shard}"
+            raise CellLockedError(f"{name}, is being written by {owner}: {mend}.") from None
         replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
 
 
@@ -217,8 +206,8 @@ def allow_open_cells() -> int:
     return max(1, most - _OTHER_FILES)
 
 
-def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[Pair]:
-    files = shard_files(directory, rows).values()
+def stored_pairs(directory: Path, rows: str = COMPLETIONS_FILE) -> set[Pair]:
+    files = records.shard_files(directory, rows).values()
     return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 
 
@@ -242,8 +231,5 @@ def quarantine_broken_lines(path: Path) -> None:
     numbers = {line.number for line in bad}
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines(line for number, line in enumerate(read_lines(path), start=1) if number not in numbers)
-    print(
-        f"note: {path} had {counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}; "
-        "the run makes their completions again.",
-        file=sys.stderr,
-    )
+    moved = f"{counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}"
+    print(f"note: {path} had {moved}; the run makes their completions again.", file=sys.stderr)
