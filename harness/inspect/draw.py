@@ -65,19 +65,17 @@ def separator(options: argparse.Namespace, text: InspectedText) -> str:
 def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
     """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
     if options.steps:
-        steps, last = given(options.steps), len(text.thinking) - 1
-        if steps[-1].stop > last + 1:
-            beyond = f"goes beyond the thinking, whose tokens are 0 to {last}"
+        steps, tokens = given(options.steps), len(text.thinking)
+        if steps[-1].stop > tokens:
+            beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
             raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
         return steps
     steps = paragraphs(text.thinking, separator(options, text))
     if len(steps) == 1 and separator(options, text) == PARAGRAPHS:
         steps = derivations(text.thinking)
     if len(steps) == 1 and options.by == "step":
-        raise UserError(
-            f"the thinking of {text.trace.problem_id} is one step: name what separates its steps with --split "
-            "REGEX, or their tokens with --steps A-B,C-D."
-        )
+        mend = "name what separates its steps with --split REGEX, or their tokens with --steps A-B,C-D"
+        raise UserError(f"the thinking of {text.trace.problem_id} is one step: {mend}.")
     return steps
 
 

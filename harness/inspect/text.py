@@ -12,15 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvsweep.analysis.format import setting_of
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import (
-    CELL_FILE,
-    PROVENANCE_FILE,
-    Completion,
-    Grade,
-    Problem,
-    read_cell,
-    read_rows,
-)
+from kvsweep.base.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_rows
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request
@@ -48,7 +40,6 @@ class InspectedText:
     Attributes:
         completion: the text as the engine stored it; None for a text from a file.
         setting: the policy that it was written with, in words.
-        grade: its grade, where there is one.
     """
 
     model: LoadedModel
@@ -113,10 +104,11 @@ class TextSource:
         values: Any = OmegaConf.to_container(self.config)
         policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
         check_predictors(self.model, policies)
+        scoring = [policy for policy in policies if isinstance(policy, BudgetPolicy)]
         for policy in policies:
-            if not isinstance(policy, BudgetPolicy):
+            if policy not in scoring:
                 raise UserError(f"--scores {policy.name} cannot be drawn: it keeps everything and scores nothing.")
-        return policies  # type: ignore[return-value]
+        return scoring
 
     def check_head(self, path: Path) -> None:
         try:
@@ -125,11 +117,9 @@ class TextSource:
             width = artifacts.read_card("predictor", path)["hidden_size"]
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
-        expected = read_spec(self.model).hidden_size
-        if width != expected:
-            raise UserError(
-                f"--head {path} is of width {width} and {self.model.name} of {expected}: name another head."
-            )
+        if width != (expected := read_spec(self.model).hidden_size):
+            other = f"is of width {width} and {self.model.name} of {expected}"
+            raise UserError(f"--head {path} {other}: name another head.")
 
 
 @plain_config_errors()
@@ -141,10 +131,9 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     if not (folder / CELL_FILE).is_file():
         raise UserError(f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}.")
     if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
-        raise UserError(
-            f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings: give only "
-            "where files lie now, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
-        )
+        own = "cannot be given with a cell's folder, because the cell has its own settings"
+        places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
+        raise UserError(f"{foreign[0]} {own}: give only where files lie now, as in {places}.")
     stored = list(read_graded(folder))
     found = [row for row in stored if problem_id in (None, row[1].problem_id) and row[1].draw == draw]
     if not found:
@@ -153,8 +142,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
         raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
     question, completion, grade = found[0]
     source = of_completion(folder, question, completion, overrides, grade)
-    used = read_cell(folder)["model"]["weights"]
-    if source.model.identity()["weights"] != used:
+    if source.model.identity()["weights"] != read_cell(folder)["model"]["weights"]:
         raise UserError(f"{source.model.place} holds other weights than {folder} was run with: correct it.")
     return source
 
@@ -186,15 +174,14 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
     No such row, or a row that lacks a field, raises a UserError; so does `read` for a text that does not answer.
     """
     for number, row in enumerate(read_rows(path), start=1):
-        name = str(row.get("id", number))
+        name, where = str(row.get("id", number)), f"{path}:{number}"
         if problem_id in (None, name) and row.get("draw", 0) in (draw, str(draw)):
-            where = f"{path}:{number}"
-            if not {"problem", "text"} <= row.keys():
-                raise UserError(f"{where} must name problem and text.")
             break
     else:
         wanted = f"--problem {problem_id} --draw {draw}"
         raise UserError(f"{wanted} is not in {path}: name the id of a row, or its line number.")
+    if not {"problem", "text"} <= row.keys():
+        raise UserError(f"{where} must name problem and text.")
 
     def read(loaded: LoadedModel) -> InspectedText:
         return InspectedText(model=loaded, trace=trace_of_text(row, name, loaded.config.tags, loaded, where)[0])

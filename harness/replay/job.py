@@ -1,6 +1,6 @@
 """A replay as a job of the sweep: the same cells, launchers, shards and locks; it writes rows of replayed texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +24,7 @@ from kvsweep.harness.sweep.run.store import stored_pairs
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayJob(Job):
-    """The replay of some texts through the cells of a job.
-
-    Attributes:
-        replay: the texts.
-    """
+    """The replay of some texts, `replay`, through the cells of a job."""
 
     replay: ReplayConfig
 
@@ -36,9 +32,8 @@ class ReplayJob(Job):
     def of(cls, job: Job, config: ReplayConfig) -> Self:
         """The replay of a job's cells; a cell gets as many texts whatever its draws."""
         own = {field.name: getattr(job, field.name) for field in fields(Job)}
-        return cls(
-            **{**own, "rounds": (), "finish": False, "draws": 1, "tracker": UNTRACKED, "work": execute}, replay=config
-        )
+        own |= {"rounds": (), "finish": False, "draws": 1, "tracker": UNTRACKED, "work": execute}
+        return cls(**own, replay=config)
 
     @cached_property
     def texts(self) -> list[Text]:
@@ -59,9 +54,8 @@ class ReplayJob(Job):
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that lack a row of some text of this shard."""
-        wanted = set(self.own_pairs)
-        run, file = self.run_directory, self.rows_file
-        return [cell for cell in self.cells if not wanted <= stored_pairs(run / cell.cell_id, file)]
+        wanted, run = set(self.own_pairs), self.run_directory
+        return [cell for cell in self.cells if not wanted <= stored_pairs(run / cell.cell_id, self.rows_file)]
 
     def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
         """The status of a task of its own, beside the one that decodes the cells."""
@@ -89,12 +83,8 @@ def execute(job: Job, grader: Any, progress: tqdm) -> None:
             if not shard_files(store.directory, records.PROVENANCE_FILE):  # nothing of the cell was decoded yet
                 what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
                 store.begin_pass({**what, "config": job.resolved}, decoding_pass)
-        own = set(job.own_pairs)
-        wanted = {
-            text: lacking
-            for text in job.texts
-            if text.pair in own and (lacking := [cell for cell in cells if work.lacks(cell.cell_id, text.pair)])
-        }
+        lacking = {t: [cell for cell in cells if work.lacks(cell.cell_id, t.pair)] for t in job.shard.of(job.texts)}
+        wanted = {text: found for text, found in lacking.items() if found}
         progress.set_description(f"{job.name}, replay")
         for cell_id, row in replay(loaded(job.model), job, wanted, job.replay.tokens):
             work.append(cell_id, row)
@@ -112,17 +102,12 @@ def read_jobs(directory: Path) -> list[Job]:
             found.setdefault(records.content_hash(config), config)
     if not found:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
-    jobs = [make_job(OmegaConf.create(config)) for config in found.values()]
-    return _merged(jobs)
-
-
-def _merged(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs of one model, benchmark and precision as one job."""
+    # The jobs of one model, benchmark and precision become one job.
     groups: dict[str, Job] = {}
-    for job in jobs:
+    for job in (make_job(OmegaConf.create(config)) for config in found.values()):
         key = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
-        earlier = groups.get(key)
-        cells = {cell.cell_id: cell for one in (earlier, job) if one for cell in one.cells}
-        inputs = {**(earlier.inputs if earlier else {}), **job.inputs}
-        groups[key] = replace(earlier or job, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
+        first = groups.setdefault(key, job)
+        cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
+        inputs = {**first.inputs, **job.inputs}
+        groups[key] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
     return list(groups.values())

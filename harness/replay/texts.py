@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -19,8 +19,6 @@ from kvsweep.harness.sweep.plan.job import Job
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
-
-_Length = Annotated[int, Field(ge=1, description="a number of tokens")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +33,7 @@ class ReplayConfig:
 
     texts: str | None = None
     limit: Annotated[int, Field(ge=1, description="a number of texts")] | None = 20
-    tokens: _Length | None = None
+    tokens: Annotated[int, Field(ge=1, description="a number of tokens")] | None = None
 
     @property
     def file(self) -> str:
@@ -58,15 +56,9 @@ class Text:
     def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
         """The request that replays the text's first tokens, at most `tokens`, in each branch."""
         ids = self.token_ids or tuple(model.tokenizer(self.words, add_special_tokens=False).input_ids)
-        name, draw = self.pair
-        return Request(
-            problem_id=name,
-            draw=draw,
-            prompt_ids=model.prompt_ids(self.prompt),
-            branches=tuple(branches),
-            forced=ids[:tokens],
-            replayed=True,
-        )
+        (name, draw), prompt_ids = self.pair, model.prompt_ids(self.prompt)
+        known: dict[str, Any] = {"forced": ids[:tokens], "replayed": True}
+        return Request(problem_id=name, draw=draw, prompt_ids=prompt_ids, branches=tuple(branches), **known)
 
 
 class _Line(Row, frozen=True, kw_only=True):
@@ -101,15 +93,11 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
     rows = read_shards(folder, records.COMPLETIONS_FILE, Completion)
     found = {row.problem_id: row for row in rows if row.draw == 0 and row.problem_id in wanted}
     if lacking := wanted - found.keys():
-        raise UserError(
-            f"{job.name}: the full cache has not written {len(lacking)} of the {len(wanted)} texts yet: run its cell "
-            "first (policy=full), lower limit=, or give texts=FILE."
-        )
-    return [
-        Text(pair=(name, 0), prompt=questions[name], token_ids=tuple(found[name].token_ids))
-        for name in job.problem_ids
-        if name in wanted
-    ]
+        unwritten = f"the full cache has not written {len(lacking)} of the {len(wanted)} texts yet"
+        mend = "run its cell first (policy=full), lower limit=, or give texts=FILE"
+        raise UserError(f"{job.name}: {unwritten}: {mend}.")
+    texts = {name: tuple(found[name].token_ids) for name in job.problem_ids if name in wanted}
+    return [Text(pair=(name, 0), prompt=questions[name], token_ids=ids) for name, ids in texts.items()]
 
 
 def _full_cell(job: Job) -> Path:
@@ -117,10 +105,9 @@ def _full_cell(job: Job) -> Path:
     for folder, cell in records.read_cells(job.run_directory):
         if cell["condition"] == condition and cell["policy"]["name"] == "full" and "cache" not in cell:
             return folder
-    raise UserError(
-        f"{job.name}: {job.run_directory} holds no full cache's cell of the same conditions, whose texts could be "
-        "replayed: run that cell first (policy=full), or give texts=FILE."
-    )
+    lacking = "holds no full cache's cell of the same conditions, whose texts could be replayed"
+    mend = "run that cell first (policy=full), or give texts=FILE"
+    raise UserError(f"{job.name}: {job.run_directory} {lacking}: {mend}.")
 
 
 def _digest(path: str) -> str:

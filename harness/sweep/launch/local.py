@@ -33,10 +33,9 @@ class Local(Launcher):
         super().check(jobs)
         for job in jobs:
             if job.model.device.startswith("cuda") and not visible_gpus():
-                raise UserError(
-                    f"model.device={job.model.device} needs a GPU, and launcher=local sees none ({VISIBLE} and "
-                    "nvidia-smi name them): make one visible, or set model.device=cpu."
-                )
+                unseen = f"launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
+                mend = "make one visible, or set model.device=cpu"
+                raise UserError(f"model.device={job.model.device} needs a GPU, and {unseen}: {mend}.")
 
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         """Run the tasks, round by round; a round in which a task fails ends the process with code 1."""

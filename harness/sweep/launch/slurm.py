@@ -43,10 +43,9 @@ class Slurm(Launcher):
 
     def __post_init__(self) -> None:
         if self.signal_delay_s >= self.timeout_min * 60:
-            raise UserError(
-                f"launcher.signal_delay_s={self.signal_delay_s} is not below the time limit of {self.timeout_min} "
-                "minutes (launcher.timeout_min): a task would be stopped as it starts."
-            )
+            limit = f"the time limit of {self.timeout_min} minutes (launcher.timeout_min)"
+            too_long = f"launcher.signal_delay_s={self.signal_delay_s} is not below {limit}"
+            raise UserError(f"{too_long}: a task would be stopped as it starts.")
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse a machine that cannot submit; the machine that runs the tasks checks their implementation."""
@@ -54,9 +53,8 @@ class Slurm(Launcher):
             if {"%", "\\"} & set(str(directory)):
                 raise UserError(f"SLURM reads % and \\ in results_dir={directory.parent} as a pattern: take another.")
         if shutil.which("srun") is None:
-            raise UserError(
-                "launcher=slurm finds no srun on this machine: submit from a login node of a SLURM cluster."
-            )
+            mend = "submit from a login node of a SLURM cluster"
+            raise UserError(f"launcher=slurm finds no srun on this machine: {mend}.")
 
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         ahead = _jobs_ahead([job for tasks in rounds for task in tasks for job in task])
@@ -123,8 +121,6 @@ def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
     found = [job for job in ahead if job.isdigit()]
     if found:
         print(f"note: job {', '.join(found)} works on the same cells; the new tasks wait until it has ended.")
-    if other := [place for place in ahead if not place.isdigit()]:
-        print(
-            f"note: {', '.join(other)} works on the same cells; tasks that meet it there will fail: submit again then."
-        )
+    if other := ", ".join(place for place in ahead if not place.isdigit()):
+        print(f"note: {other} works on the same cells; tasks that meet it there will fail: submit again then.")
     return found

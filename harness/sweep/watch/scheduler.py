@@ -38,12 +38,11 @@ Queue = dict[str, tuple[str, str]]
 def waiting_jobs() -> Queue | None:
     """This user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
     try:
-        ended = subprocess.run([*ASK, f"--user={getpass.getuser()}"], capture_output=True, text=True, timeout=20)
-    except (OSError, KeyError, subprocess.TimeoutExpired):
+        asked = [*ASK, f"--user={getpass.getuser()}"]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, KeyError, subprocess.SubprocessError):
         return None
-    if ended.returncode:
-        return None
-    rows = [line.split("|", 2) for line in ended.stdout.splitlines() if line.count("|") >= 2]
+    rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
     return {job: (state, reason) for job, state, reason in rows}
 
 

@@ -13,10 +13,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collec
 
     `task` names the task's status file, and each of `cells`, the cell_ids to follow, becomes a run of the tracker.
     """
-    process = _start(config, run_directory, task, cells) if config.kind != "none" else None
+    asked = [config.kind, config.project, config.interval_s, str(run_directory), task, os.getpid(), list(cells)]
+    process = _start(config.kind, asked) if config.kind != "none" else None
     try:
         yield
     finally:
@@ -58,11 +58,8 @@ def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collec
                 tqdm.write(_note(config.kind, f"not finished after {config.patience_s:g} s"), file=sys.stderr)
 
 
-def _start(
-    config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]
-) -> "subprocess.Popen[bytes] | None":
+def _start(kind: str, asked: Sequence[Any]) -> "subprocess.Popen[bytes] | None":
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    asked = [config.kind, config.project, config.interval_s, str(run_directory), task, os.getpid(), list(cells)]
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "kvsweep.harness.sweep.watch.tracker", json.dumps(asked)],
@@ -71,7 +68,7 @@ def _start(
             start_new_session=True,  # Ctrl-C belongs to the job, and a tracker finds no terminal to ask at
         )
     except OSError as error:
-        tqdm.write(_note(config.kind, str(error)), file=sys.stderr)
+        tqdm.write(_note(kind, str(error)), file=sys.stderr)
         return None
 
 
@@ -182,16 +179,14 @@ def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
 
     `kept_memory_own` is as in the report, `kv_bytes_allocated` the largest KV cache of a decoding pass with all slots.
     """
-    latest = partial(records.latest_rows, on_bad=records.ignore)
-    graded = records.read_grades(folder, shard=shard, on_bad=records.ignore)
-    grades = Counter(row.outcome for row in graded)
+    grades = Counter(row.outcome for row in records.read_grades(folder, shard=shard, on_bad=records.ignore))
     if not grades:
         return {}
     values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
     score = read_score(folder, shard).pass_at_1
     if score is not None and not records.read_cell(folder)["model"].get("random_weights"):
         values["pass_at_1"] = score
-    rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))
+    rows = list(records.latest_rows([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths, on_bad=records.ignore))
     sizes = records.read_provenance(folder / shard.file(records.PROVENANCE_FILE)).get("bytes", {})
     fixed = len(rows) * sizes.get("fixed_rows", 0)
     peak = fixed + sum(row.peak_length for row in rows)
