@@ -39,10 +39,9 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
     for name, value in {"expected_count": len(problems), "expected_hash": found}.items():
         expected = getattr(config, name)
         if config.source == "hub" and config.path is None and expected not in (None, value):
-            raise UserError(
-                f"{origin} holds {len(problems)} problems of content hash {found}, not benchmark.{name}={expected}; "
-                f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is."
-            )
+            other = f"{len(problems)} problems of content hash {found}, not benchmark.{name}={expected}"
+            mend = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
+            raise UserError(f"{origin} holds {other}; {mend}.")
     chosen = tuple(problems[: config.limit])
     return Benchmark(name=config.name, problems=chosen, content_hash=found, count=len(problems), origin=origin)
 
@@ -69,10 +68,9 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
     orders = option_orders(ids, config.option_seed) if config.has_options else {}
     problems = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
-        if config.has_options:
+        if order := orders.get(problem_id):
             columns = (answer_column, *wrong_columns)
             choices = [_whole_text(str(_value(row, column, "option")), row) for column in columns]
-            order = orders[problem_id]
             options = {letter: choices[choice] for letter, choice in zip(LETTERS, order, strict=True)}
             gold = LETTERS[order.index(0)]
         else:
@@ -91,11 +89,9 @@ def _find(name: FieldName, config: BenchmarkConfig, rows: list[Row]) -> str | No
 def _require(name: FieldName, config: BenchmarkConfig, rows: list[Row], origin: str) -> str:
     column = _find(name, config, rows)
     if column is None:
-        found = ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values))
-        raise UserError(
-            f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {found or '(none)'}; "
-            f"name the right one with benchmark.columns.{name}=NAME."
-        )
+        found = ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values)) or "(none)"
+        lacking = f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {found}"
+        raise UserError(f"{lacking}; name the right one with benchmark.columns.{name}=NAME.")
     return column
 
 
@@ -107,9 +103,8 @@ def _ids(rows: list[Row], texts: list[str], column: str | None) -> list[str]:
         earlier = places.setdefault(problem_id, row.where)
         if earlier != row.where:
             repeated = "problem text" if column is None else f"id {problem_id!r}"
-            raise UserError(
-                f"{row.where} has the {repeated} of {earlier} again; ids must differ, so change or delete one."
-            )
+            again = f"{row.where} has the {repeated} of {earlier} again"
+            raise UserError(f"{again}; ids must differ, so change or delete one.")
     return list(places)
 
 

@@ -46,24 +46,15 @@ class LabelPass(Prefill):
         self.totals: dict[LabelKind, Tensor] = {}
         self.layers = 0
 
-    def observe(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        sinks: Tensor | None = None,
-        softcap: float | None = None,
-    ) -> None:
+    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, *extras: Any) -> None:
         """Add one full layer of one text, [1, heads, length, head_dim] each.
 
         Raises:
-            UserError: the layer's attention is not a plain softmax.
+            UserError: the layer's attention is not a plain softmax, because it has sinks or a softcap among `extras`.
         """
-        if sinks is not None or softcap is not None:
-            raise UserError(
-                "importance labels are of plain attention, without sinks or a softcap: choose another model."
-            )
+        if any(extra is not None for extra in extras):
+            plain = "importance labels are of plain attention, without sinks or a softcap"
+            raise UserError(f"{plain}: choose another model.")
         self.layers += 1
         for kind in self.kinds:
             heads = self.label(query[0], key[0], kind=kind, scaling=scaling)

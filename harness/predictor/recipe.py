@@ -55,9 +55,8 @@ class Recipe:
         check_available(self.impl)
         tasks = (*TASKS, *BENCHMARKS["words"])
         if not set(self.toy_tasks) <= set(tasks):
-            raise UserError(
-                f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(tasks)}."
-            )
+            unknown = f"recipe.toy_tasks={self.toy_tasks} names an unknown task"
+            raise UserError(f"{unknown}: choose among {', '.join(tasks)}.")
         if self.text is not None and not Path(self.text).is_file():
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
         if len(set(self.label)) < len(self.label):
