@@ -16,12 +16,10 @@ from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A loaded, checked benchmark.
+    """A loaded, checked benchmark, of which `problems` are the first `limit` of `count`, in the data's order.
 
-    Attributes:
-        problems: the problems to run: the first `limit` of the set, in the data's order.
-        content_hash: hash of the (id, prompt, gold) of every problem of the set, in the data's order.
-        origin: the place that the problems came from, for provenance; it says if a hub dataset is not pinned.
+    `content_hash` is of the (id, prompt, gold) of every problem of the set. `origin` is where the problems came from,
+    for provenance; it says if a hub dataset is not pinned.
     """
 
     name: str

@@ -36,12 +36,7 @@ class CellSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Standard:
-    """The standard that a cell's completions are judged by: each problem's gold, their kind, how answers are read.
-
-    Attributes:
-        rule: fields of `harness.grading.answers.Rule`.
-        id: the `grading_rule` of the cell.
-    """
+    """A cell's standard: each problem's gold, their kind, the fields of `answers.Rule`, the `grading_rule` as `id`."""
 
     golds: dict[str, str]
     kind: AnswerKind

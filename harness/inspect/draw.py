@@ -1,7 +1,6 @@
 """The pictures of `kvsweep-trace` and their numbers. The functions compute, `analysis.pictures` draws.
 
-Each function yields the files that it wrote. The table is written before the picture is drawn, because the numbers took
-the work.
+Each yields the files that it wrote: the table before the picture is drawn, because the numbers took the work.
 """
 
 import argparse
@@ -128,10 +127,7 @@ def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path
 
 
 def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iterator[Path]:
-    """Curves of the true importance that each policy of a run held, and its Pass@1.
-
-    The importance is that of each text as the policy wrote it, read with a full cache.
-    """
+    """Curves of the true importance that each policy held of its own texts, read with a full cache, and its Pass@1."""
     kind = (options.label or ["answer"])[0]
     rows: list[dict[str, Any]] = []
     curves: list[tuple[np.ndarray, np.ndarray]] = []

@@ -35,12 +35,7 @@ class NotInText(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedText:
-    """One text, with the model that reads it.
-
-    Attributes:
-        completion: the text as the engine stored it; None for a text from a file.
-        setting: the policy that it was written with, in words.
-    """
+    """One text and its model. `completion` is None for a text from a file; `setting` names its policy in words."""
 
     model: LoadedModel
     trace: Trace

@@ -47,11 +47,7 @@ class LabelPass(Prefill):
         self.layers = 0
 
     def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, *extras: Any) -> None:
-        """Add one full layer of one text, [1, heads, length, head_dim] each.
-
-        Raises:
-            UserError: the layer's attention is not a plain softmax, because it has sinks or a softcap among `extras`.
-        """
+        """Add one full layer, [1, heads, length, head_dim] each; `extras`, sinks or a softcap, raise a UserError."""
         if any(extra is not None for extra in extras):
             plain = "importance labels are of plain attention, without sinks or a softcap"
             raise UserError(f"{plain}: choose another model.")

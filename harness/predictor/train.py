@@ -90,10 +90,7 @@ def fit_shard(head: ImportancePredictor, optimizer: torch.optim.Optimizer, recip
 
 
 def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
-    """Mean logistic loss of neighbouring tokens of the same trace, a surrogate of Kendall's tau.
-
-    `scores`, `goal` and `owner`, the number of each token's trace, are [batch].
-    """
+    """Mean logistic loss of neighbours in a trace, for Kendall's tau; all are [batch], `owner` numbers traces."""
     order = owner.argsort(stable=True)
     scores, goal, owner = scores[order], goal[order], owner[order]
     same = owner[1:] == owner[:-1]

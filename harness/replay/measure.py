@@ -72,10 +72,7 @@ def replay(
         return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
 
     def part(pairs: Iterable[Pair], growing: bool) -> list[Request]:
-        """Requests for the cells that need slots as long as the text, or for the others.
-
-        The full cache is its own reference.
-        """
+        """Requests for the cells that need slots as long as the text, or for the others; the full cache needs none."""
         asked = []
         for request in (requests[pair] for pair in pairs):
             others = [b for b in request.branches if b.policy.name != "full" or job.cache.is_packed]

@@ -27,12 +27,9 @@ _ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class TimeConfig:
-    """How seconds are measured.
+    """How seconds are measured: texts side by side in the middle batch, and rounds, in which every cell has its turn.
 
-    Attributes:
-        slots: texts side by side in the middle batch.
-        memory_gb: memory of keys and values that the largest batch fills; None leaves that batch out.
-        rounds: rounds in which every cell has its turn.
+    `memory_gb` is the memory of keys and values that the largest batch fills; None leaves that batch out.
     """
 
     slots: Annotated[int, Field(ge=1, description="a number of texts")] = 8

@@ -23,12 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """What is replayed.
+    """What is replayed: the first `limit` texts, and the first `tokens` tokens of each; None for all.
 
-    Attributes:
-        texts: a file of lines with id, problem and text; None for the full cache's texts of the same sweep.
-        limit: texts, from the first; None for all.
-        tokens: tokens of each text, from the first; None for all.
+    `texts` is a file of lines with id, problem and text; None for the full cache's texts of the same sweep.
     """
 
     texts: str | None = None

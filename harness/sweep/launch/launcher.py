@@ -33,10 +33,8 @@ Task = list[Job]
 class Launcher(ABC):
     """How the tasks of a sweep are started. A YAML of conf/launcher names the class and describes its settings.
 
-    Attributes:
-        waits: whether the tasks have ended when `start` returns.
-        shards: the parts that every job is split into; each part is a task.
-        cells_per_task: a task takes further jobs until it has so many cells; None puts each job into its own task.
+    `waits` says whether the tasks have ended when `start` returns. Each of a job's `shards` is a task, which takes
+    further jobs until it has `cells_per_task` cells; None puts each job into its own task.
     """
 
     waits: ClassVar[bool] = True
@@ -54,11 +52,7 @@ class Launcher(ABC):
 
 
 def launch(jobs: Sequence[Job], launcher: Launcher) -> None:
-    """Start the jobs as the launcher does, and print a table of the results, or the command that shows the progress.
-
-    Raises:
-        Exception: that of the first job that failed in this process, after all jobs have ended.
-    """
+    """Start the jobs; print a table of results, or the command that shows the progress. The launcher's error passes."""
     is_finished = not any(job.unfinished_cells() for job in jobs)
     if is_finished:
         cells = len({(job.run_directory, cell.cell_id) for job in jobs for cell in job.cells})
@@ -82,8 +76,7 @@ def launch(jobs: Sequence[Job], launcher: Launcher) -> None:
 class RunJobs(Checkpointable):
     """The function of one task. A task that the time limit stops is queued again, and resumes from its files.
 
-    Args:
-        gpu: the only GPU that the task's process may see; None leaves the process those that it has.
+    `gpu` is the only GPU that the task's process may see; None leaves the process those that it has.
     """
 
     def __init__(self, gpu: str | None = None) -> None:
@@ -100,10 +93,7 @@ class RunJobs(Checkpointable):
 
 
 def split(jobs: Sequence[Job], launcher: Launcher) -> list[Task]:
-    """The tasks: every job's shards, with small jobs together where the launcher asks for it.
-
-    A job with more cells than a process may hold open becomes several jobs.
-    """
+    """Every job's shards as tasks, small jobs together if so asked; a job of too many cells becomes several."""
     tasks: list[Task] = [[]]
     most = allow_open_cells()
     for job in jobs:

@@ -22,10 +22,7 @@ from kvsweep.harness.sweep.plan.job import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Launcher):
-    """Runs up to `parallel` tasks at once, each in a process of this machine, with one of its GPUs if it has any.
-
-    By default as many tasks as GPUs run at once, or as many as cores.
-    """
+    """Runs `parallel` tasks at once (one a GPU, else one a core), each in a process, with one GPU if any."""
 
     parallel: AtLeastOne | None = None
 

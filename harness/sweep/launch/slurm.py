@@ -22,10 +22,7 @@ from kvsweep.harness.sweep.watch.scheduler import note_jobs, tasks_now, waiting_
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Launcher):
-    """Submits an array for each round, which waits for the array before it; the command returns at once.
-
-    `conf/launcher/slurm.yaml` describes each setting.
-    """
+    """Submits an array a round, which waits for the one before; conf/launcher/slurm.yaml describes each setting."""
 
     waits: ClassVar[bool] = False
     parallel: AtLeastOne | None = None

@@ -22,11 +22,7 @@ from kvsweep.kernels.implementation import Implementation
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One point of the sweep: all settings that decide its completions.
-
-    Attributes:
-        dataset_hash: hash of all problems of the benchmark, as the prompts ask them.
-    """
+    """One point of the sweep: all settings that decide its completions; `dataset_hash` is of all problems as asked."""
 
     model: ModelConfig
     benchmark: BenchmarkConfig

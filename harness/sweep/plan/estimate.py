@@ -58,10 +58,7 @@ DIFFER = (0.25, 0.1)
 
 
 def measure(job: Job) -> tuple[list[int], float, float] | None:
-    """Measure what the job's cells have stored: lengths in tokens, tokens per second, bytes per completion.
-
-    The speed counts the live tokens of all cells together, prefill included. None where nothing is stored.
-    """
+    """Lengths in tokens, live tokens per second of all cells with prefill, bytes per completion; None if none is there."""
     lengths: list[int] = []
     size = seconds = tokens = 0.0
     for folder in (job.run_directory / cell.cell_id for cell in job.cells):

@@ -1,7 +1,6 @@
-"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program.
+"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses every mistake.
 
-Every mistake in the input is refused here, in one sentence, before a model is loaded. Neither torch nor transformers is
-imported for a model whose plain config.json lies on this disk.
+Neither torch nor transformers is imported for a model whose plain config.json lies on this disk.
 """
 
 from __future__ import annotations

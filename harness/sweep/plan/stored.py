@@ -15,8 +15,8 @@ from kvsweep.harness.sweep.plan.grid import policy_file
 def stored_config(path: Path) -> dict[str, Any]:
     """The configuration of a provenance file, without anything that could act.
 
-    No class is taken from it: that of the policy is the one of this installation's YAML of the same name. Of the
-    settings of model and policy those remain that ModelConfig and that YAML have.
+    The policy's class is that of this installation's YAML of the same name. Of the settings of model and policy those
+    remain that ModelConfig and that YAML have.
     """
     try:
         stored = dict(read_provenance(path)["config"])

@@ -1,7 +1,6 @@
 """The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
 
-`<results_dir>/<run_name>/<cell_id>/` holds cell.yaml, provenance.json, problems.jsonl, completions.jsonl, grades.jsonl,
-stats.jsonl and DONE; docs/files.md describes them. Each shard writes files of its own, such as
+docs/files.md describes the files of `<results_dir>/<run_name>/<cell_id>/`. Each shard writes files of its own, such as
 completions-1of4.jsonl, and a reader takes the files of all shards together.
 
 Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
@@ -49,10 +48,7 @@ class CellLockedError(UserError):
 
 
 class CellStore:
-    """One cell's folder, which the process of one shard writes to. A context manager.
-
-    Entering raises a CellLockedError when another process holds the shard, or a shard of another count.
-    """
+    """One cell's folder, for one shard's process; entering it raises CellLockedError where another process holds it."""
 
     def __init__(
         self, run: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE, rows: str = COMPLETIONS_FILE
@@ -95,10 +91,7 @@ class CellStore:
         self.finished_pairs = stored_pairs(self.directory, self._rows)
 
     def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
-        """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted.
-
-        `kind` is `Completion` or a view of it.
-        """
+        """Yield the wanted pairs' completions of all shards, as `kind`; no file is read if none is wanted."""
         if not wanted:
             return iter(())
         rows = records.read_shards(self.directory, COMPLETIONS_FILE, kind, on_bad=records.ignore)
@@ -148,8 +141,7 @@ class CellStore:
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
         """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
 
-        DONE lists the problems, the draws and the sizes of the cell's files, so that `is_done` reads no rows. `plan` is
-        that of a sequential job for which these draws are enough.
+        `plan` is that of a sequential job for which these draws are enough.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE

@@ -54,10 +54,9 @@ def note_jobs(jobs: Iterable[tuple[Path, str, str]]) -> None:
 
 
 def tasks_now(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:
-    """Read the tasks of a run directory, and correct the state of those under SLURM by what SLURM says.
+    """Read the tasks of a run directory, and correct the state of those under SLURM by its queue, which `ask` returns.
 
-    `ask` returns SLURM's queue. It is called if a task needs it. A task that waits has the reason in `error`. A task
-    whose job has left the queue has stopped.
+    A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]

@@ -1,8 +1,8 @@
 """Progress and results of each cell for Weights & Biases, trackio or MLflow; off unless asked for (`tracker=`).
 
-The tracker lives in a process of its own that reads the task's status file and the cells' result files, as
-`kvsweep-status` does. The job starts this process and sends it nothing, so a tracker that fails, hangs or asks for a
-password cannot disturb the job. At its end the job waits at most `patience_s` for the last values to arrive.
+The tracker is a process of its own that reads the task's status file and the cells' result files. The job sends it
+nothing, so a tracker that fails, hangs or asks for a password cannot disturb the job, which waits at its end at most
+`patience_s` for the last values to arrive.
 """
 
 import contextvars
@@ -38,10 +38,7 @@ MLFLOW_CHARACTERS = 6000
 
 @contextmanager
 def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]) -> Iterator[None]:
-    """Let a tracker follow this process's task while the block runs. Enter it before the task's `Reporter`.
-
-    `task` names the task's status file, and each of `cells`, the cell_ids to follow, becomes a run of the tracker.
-    """
+    """Let a tracker follow this process's task in the block, a run for each cell_id; enter it before `Reporter`."""
     asked = [config.kind, config.project, config.interval_s, str(run_directory), task, os.getpid(), list(cells)]
     process = _start(config.kind, asked) if config.kind != "none" else None
     try:
@@ -132,10 +129,7 @@ TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "tracki
 def follow(
     kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
 ) -> None:
-    """Report a task's cells to a tracker until the task ends. Any error of the tracker's package passes through.
-
-    Without a status from the process `pid`, which runs the task, nothing is reported.
-    """
+    """Report a task's cells until the task of `pid` ends. Any error of the tracker's package passes through."""
     path = TaskStatus.path(run_directory, task)
     while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
         if not is_alive(pid):
