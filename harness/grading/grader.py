@@ -103,12 +103,8 @@ class Grader(Pool):
         for (name, draw), job, reply in zip((row.key for row in completions), jobs, self.judge(jobs), strict=True):
             if "error" in reply:
                 raise RuntimeError(f"grading problem {name!r} failed: {reply['error']}")
-            outcome = reply["outcome"]
-            verdict: dict[str, Any] = {
-                "answer": reply["answer"],
-                "outcome": outcome,
-                "correct": int(outcome == "correct"),
-            }
+            verdict = {"answer": reply["answer"], "outcome": reply["outcome"]}
+            verdict["correct"] = int(reply["outcome"] == "correct")
             grades.append(Grade(problem_id=name, draw=draw, gold=job.gold, rule=standard.id, **verdict))
         return grades
 

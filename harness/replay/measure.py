@@ -54,10 +54,10 @@ def replay(
 
     Products need not have equal bits here, so they are torch's own; the same texts and cells give the same numbers.
     """
-    requests = {
-        text.pair: text.request(model, tokens, [Branch(cell_id=c.cell_id, policy=c.policy) for c in cells])
-        for text, cells in wanted.items()
-    }
+    requests = {}
+    for text, cells in wanted.items():
+        branches = [Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in cells]
+        requests[text.pair] = text.request(model, tokens, branches)
     longest = max(len(request.prompt_ids) for request in requests.values())
     limit = max(len(request.forced) for request in requests.values())
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)

@@ -17,7 +17,7 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.tasks import noted_jobs
 from kvsweep.harness.sweep.launch.launcher import AtLeastOne, Launcher, RunJobs, Task, logs, queue
 from kvsweep.harness.sweep.plan.job import Job
-from kvsweep.harness.sweep.watch.scheduler import note_jobs, tasks_now, waiting_jobs
+from kvsweep.harness.sweep.watch.scheduler import note_job, tasks_now, waiting_jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,9 @@ class Slurm(Launcher):
                 submitted = executor.map_array(RunJobs(), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
-        note_jobs(
-            (job.run_directory, job.status("queued").task, entry.job_id)
-            for task, entry in zip(tasks, submitted, strict=True)
-            for job in task
-        )
+        for task, entry in zip(tasks, submitted, strict=True):
+            for job in task:
+                note_job(job.run_directory, job.status("queued").task, entry.job_id)
         return submitted
 
 

@@ -58,7 +58,7 @@ DIFFER = (0.25, 0.1)
 
 
 def measure(job: Job) -> tuple[list[int], float, float] | None:
-    """Lengths in tokens, live tokens per second of all cells with prefill, bytes per completion; None if none is there."""
+    """Lengths in tokens, live tokens per second of all cells with prefill, bytes per completion; None without any."""
     lengths: list[int] = []
     size = seconds = tokens = 0.0
     for folder in (job.run_directory / cell.cell_id for cell in job.cells):
@@ -126,10 +126,8 @@ def _power(job: Job) -> str:
 
 def _question_tokens(job: Job) -> int:
     """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
-    longest, file = (
-        max((p.prompt for p in job.benchmark.problems), key=len),
-        Path(job.model.checkpoint, "tokenizer.json"),
-    )
+    longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
+    file = Path(job.model.checkpoint, "tokenizer.json")
     if not file.is_file():
         return len(longest) // _CHARACTERS_PER_TOKEN + 1
     from tokenizers import Tokenizer

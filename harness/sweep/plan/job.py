@@ -131,20 +131,14 @@ class Job:
 
     def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
         """A status of this job in which no completion is counted yet; `decided` has the draws of the decided cells."""
-        own_draws = [draw for _, draw in self.own_pairs]
-        cells = {
-            cell.cell_id: CellProgress(
-                model=self.model.name,
-                benchmark=self.benchmark.name,
-                policy=policy_label(cell.policy.identity()),
-                finished=0,
-                expected=sum(draw < decided.get(cell.cell_id, self.draws) for draw in own_draws),
-                random_weights=self.model.random_weights,
-            )
-            for cell in self.cells
-        }
-        shard = str(self.shard)
-        name = task_name(self.model.name, self.benchmark.name, cells, shard)
+        model, benchmark, shard = self.model.name, self.benchmark.name, str(self.shard)
+        whole: dict[str, Any] = {"model": model, "benchmark": benchmark, "random_weights": self.model.random_weights}
+        own_draws, cells = [draw for _, draw in self.own_pairs], {}
+        for cell in self.cells:
+            expected = sum(draw < decided.get(cell.cell_id, self.draws) for draw in own_draws)
+            label = policy_label(cell.policy.identity())
+            cells[cell.cell_id] = CellProgress(policy=label, finished=0, expected=expected, **whole)
+        name = task_name(model, benchmark, cells, shard)
         return TaskStatus(task=name, state=state, shard=shard, command=self.command, cells=cells)
 
 

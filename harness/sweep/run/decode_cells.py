@@ -135,13 +135,10 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
         if slots is None:
             found = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
             slots, reason = found.slots, found.reason
-        size = (
-            f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB"
-        )
-        work.progress.write(
-            f"{job.name}: {counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}, "
-            f"{size} of keys and values ({reason})"
-        )
+        asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
+        size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
+        total = f"{slots * one / 2**20:.1f} MiB of keys and values"
+        work.progress.write(f"{job.name}: {asked}, {size} = {total} ({reason})")
         try:
             _write(work, model, requests, slots)
             return
@@ -151,10 +148,9 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
             if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
             if slots == 1:
-                raise UserError(
-                    f"{job.name}: the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB) "
-                    "beside the model: lower policy.budget or decoding.max_new_tokens, or take a larger device."
-                ) from error
+                too_small = f"the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB)"
+                mend = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
+                raise UserError(f"{job.name}: {too_small} beside the model: {mend}.") from error
         # Outside the handler, because the error's traceback keeps the old cache alive.
         gc.collect()
         if model.device.type == "cuda":

@@ -2,7 +2,7 @@
 
 import getpass
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,11 +46,10 @@ def waiting_jobs() -> Queue | None:
     return {job: (state, reason) for job, state, reason in rows}
 
 
-def note_jobs(jobs: Iterable[tuple[Path, str, str]]) -> None:
-    """Add (run directory, task, SLURM job) of tasks that were submitted."""
-    for run_directory, task, job in jobs:
-        noted = [*noted_jobs(run_directory, task), job]
-        replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
+def note_job(run_directory: Path, task: str, job: str) -> None:
+    """Add a SLURM job to those that were submitted for a task."""
+    noted = [*noted_jobs(run_directory, task), job]
+    replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
 
 
 def tasks_now(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:

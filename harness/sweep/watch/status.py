@@ -169,16 +169,10 @@ def _cell_without_task(folder: Path) -> CellStatus:
     settings, done, count = records.read_cell(folder), folder / records.DONE_FILE, 0
     with suppress(OSError, ValueError, KeyError, TypeError):
         count = int(json.loads(read_file(done))["completions"])
-    return CellStatus(
-        cell_id=folder.name,
-        model=settings["model"]["name"],
-        benchmark=settings["benchmark"]["name"],
-        policy=policy_label(settings["policy"]),
-        state="done" if done.exists() else "stopped",
-        finished=count,
-        expected=count,
-        random_weights=bool(settings["model"].get("random_weights")),
-    )
+    named = {name: settings[name]["name"] for name in ("model", "benchmark")}
+    named |= {"policy": policy_label(settings["policy"]), "state": "done" if done.exists() else "stopped"}
+    named["random_weights"] = bool(settings["model"].get("random_weights"))
+    return CellStatus(cell_id=folder.name, finished=count, expected=count, **named)
 
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
