@@ -22,8 +22,7 @@ from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.plan.grid import build_policies
-from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job
-from kvsweep.harness.sweep.plan.stored import stored_config
+from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job, stored_config
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel

@@ -17,8 +17,7 @@ from kvsweep.base.tasks import State, TaskStatus
 from kvsweep.harness.replay.texts import ReplayConfig, Text, read_texts
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.config import UNTRACKED
-from kvsweep.harness.sweep.plan.job import Job, make_job
-from kvsweep.harness.sweep.plan.stored import stored_config
+from kvsweep.harness.sweep.plan.job import Job, make_job, stored_config
 from kvsweep.harness.sweep.run.store import stored_pairs
 
 

@@ -6,8 +6,9 @@ Neither torch nor transformers is imported for a model whose plain config.json l
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import folder_below
-from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, content_hash
+from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, content_hash, read_provenance
 from kvsweep.base.tasks import CellProgress, State, TaskStatus, policy_label, task_name
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
@@ -27,10 +28,10 @@ from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, read_spec
 from kvsweep.harness.provenance import command_line
-from kvsweep.harness.settings import build, plain, whole_number
+from kvsweep.harness.settings import build, choices, plain, whole_number
 from kvsweep.harness.sweep.plan.cell import Cell, is_done
 from kvsweep.harness.sweep.plan.config import UNTRACKED, ReportConfig, TrackerConfig
-from kvsweep.harness.sweep.plan.grid import build_policies
+from kvsweep.harness.sweep.plan.grid import build_policies, policy_file
 from kvsweep.kernels.implementation import Implementation, check_installed
 
 
@@ -197,6 +198,29 @@ def make_job(config: DictConfig) -> Job:
     )
     job.check_inputs()
     return job
+
+
+def stored_config(path: Path) -> dict[str, Any]:
+    """The configuration of a provenance file, which may come from a stranger, without anything that could act.
+
+    The policy's class is that of this installation's YAML of the same name. Of the settings of model and policy those
+    remain that ModelConfig and that YAML have.
+    """
+    try:
+        stored = dict(read_provenance(path)["config"])
+        model, policy, name = dict(stored["model"]), dict(stored["policy"]), str(stored["policy"]["name"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} names no model and policy: run the cell again.") from error
+    if name not in choices("policy"):
+        raise UserError(f"{path} names the policy {name}, and this kvsweep has {', '.join(choices('policy'))}.")
+    own, known = policy_file(name), {field.name for field in fields(ModelConfig)}
+    policy = {k: v for k, v in policy.items() if k in own} | {"_target_": None, "name": name}
+    found = {**stored, "model": {k: v for k, v in model.items() if k in known}, "policy": policy}
+    found.pop("launcher", None)
+    if "${" in json.dumps(found):
+        raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
+    policy["_target_"] = own["_target_"]
+    return found
 
 
 def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
