@@ -21,10 +21,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """Where a benchmark's problems come from and how they are asked; a contradiction raises a UserError.
-
-    `conf/benchmark/base/problems.yaml` describes each field, and `settings.build` refuses a value that none allows.
-    """
+    """A benchmark: conf/benchmark/base/problems.yaml describes the fields, and a contradiction is a UserError."""
 
     name: str
     title: str

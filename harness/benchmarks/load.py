@@ -1,7 +1,4 @@
-"""Benchmarks: rows of data become checked problems, each with its prompt and its gold answer.
-
-A fault in the data is refused before a model is loaded, with one sentence that names the place of the fault.
-"""
+"""Rows of data become checked problems with prompt and gold; a fault is refused by its place before a model loads."""
 
 import math
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""From a cell's stored completions to its grades, as a pass of its own that needs no model and can be repeated.
-
-Every row, however simple its answer kind, is judged in a worker process (`harness.grading.pool`).
-"""
+"""From a cell's completions to its grades: a pass without a model that can be repeated, judged in worker processes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

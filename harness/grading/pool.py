@@ -154,10 +154,7 @@ class Pool:
         self._idle.clear()
 
     def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        """Judge rows in the workers; one reply a job, in order.
-
-        A reply holds `answer`, `outcome` and `why` (what else the function returned), or `error` if it raised.
-        """
+        """Judge rows, one reply a job, in order: `answer`, `outcome` and `why` (all else), or `error` if it raised."""
         threads = ThreadPoolExecutor(self._limit)
         try:
             replies = dict(enumerate(threads.map(self._try, jobs)))

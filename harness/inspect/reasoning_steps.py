@@ -1,7 +1,4 @@
-"""Reasoning steps: token ranges of a thinking, found in its text or given on the command line.
-
-The functions take the thinking as pieces, the text of each token. A broken pattern raises a UserError.
-"""
+"""Steps as token ranges of a thinking, given by pieces, each token's text; a broken pattern raises a UserError."""
 
 import re
 from collections.abc import Sequence

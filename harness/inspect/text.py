@@ -86,10 +86,7 @@ class TextSource:
 
     @plain_config_errors()
     def policies(self, names: Sequence[str]) -> list[BudgetPolicy]:
-        """Policies by name, with the settings that the configuration's policy shares with them.
-
-        An unknown name, a policy without scores, or another model's predictor raises a UserError.
-        """
+        """Policies by name, with shared settings; a UserError for an unknown, scoreless or other model's one."""
         if not names:
             return []
         known = choices("policy")

@@ -1,7 +1,4 @@
-"""Stage 2: every kind of label and the last hidden states of the thinking tokens, from one forward per trace.
-
-Labels that are missing, broken, or of other traces raise a UserError.
-"""
+"""Stage 2: labels and last hidden states of the thinking tokens, one forward a trace; faulty ones are a UserError."""
 
 import hashlib
 import itertools

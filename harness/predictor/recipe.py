@@ -88,10 +88,7 @@ class PredictorSettings:
 
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
-    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides; raise a UserError where a setting is wrong.
-
-    Without recipe= it is the recipe of the model's name, if there is one, else `toy`.
-    """
+    """Compose conf/predictor/<recipe>.yaml (by default the model's, else toy) with overrides, and refuse wrong ones."""
     for argument in arguments:
         if argument.startswith("-"):
             raise UserError(f"{argument} is no option of kvsweep-predictor: give settings as KEY=VALUE, or --help.")

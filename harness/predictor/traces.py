@@ -142,10 +142,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
 
 
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
-    """Traces from a cell's folder, or from a JSONL of rows with problem and text, and gold or correct.
-
-    A place that does not exist, and a row that lacks a field, raise a UserError.
-    """
+    """Traces from a cell's folder, or a JSONL of problem, text, and gold or correct; a UserError where these lack."""
     source = Path(str(settings.recipe.import_from))
     if not source.exists():
         raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")

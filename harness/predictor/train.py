@@ -101,10 +101,7 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Write eval.json beside the head: how well the head ranks the tokens of held-out traces, and its calibration.
-
-    A folder without a head, and labels without held-out traces, raise a UserError.
-    """
+    """Write eval.json: how well the head ranks held-out tokens, and its calibration; a UserError without either."""
     try:
         head = load_predictor(recipe.head)
     except ValueError as error:

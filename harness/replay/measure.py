@@ -15,7 +15,7 @@ from kvsweep.harness.decode.engine import Engine, Fed
 from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import Branch, Request, grows, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.replay.texts import Text
+from kvsweep.harness.replay.job import Text
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job
 from kvsweep.harness.sweep.run.decode_cells import engine_of
@@ -55,9 +55,9 @@ def replay(
     Products need not have equal bits here, so they are torch's own; the same texts and cells give the same numbers.
     """
     requests = {}
-    for text, cells in wanted.items():
+    for one, cells in wanted.items():
         branches = [Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in cells]
-        requests[text.pair] = text.request(model, tokens, branches)
+        requests[one.pair] = one.request(model, tokens, branches)
     longest = max(len(request.prompt_ids) for request in requests.values())
     limit = max(len(request.forced) for request in requests.values())
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)

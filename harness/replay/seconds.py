@@ -38,10 +38,7 @@ class TimeConfig:
 
 
 def measure_seconds(jobs: Sequence[ReplayJob], config: TimeConfig) -> None:
-    """Append a row for each cell, batch and round to the cells' seconds.jsonl.
-
-    All cells have their turn in a round before the next round begins, so that a slow minute of the machine meets all.
-    """
+    """Append rows to the cells' seconds.jsonl, round by round, so that a slow minute of the machine meets all cells."""
     with tqdm(total=len(jobs) * config.rounds, unit="round") as progress:
         for job, number in itertools.product(jobs, range(config.rounds)):
             if not any(cell.policy.name == "full" for cell in job.cells):

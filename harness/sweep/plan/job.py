@@ -264,9 +264,9 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
             untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
             mend = "name the tag that closes the model's thinking, or choose another policy"
             raise UserError(f"{untagged}: {mend}.")
-    hidden_size, weights = read_spec(model).hidden_size, model.identity()["weights"]
+    hidden_size = read_spec(model).hidden_size
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
-        card, other = artifacts.read_card(kind, place), ""
+        card, weights, other = artifacts.read_card(kind, place), model.identity()["weights"], ""
         made_for = card.get("model_weights", weights)
         if card["hidden_size"] != hidden_size:
             other = f"hidden size {card['hidden_size']}, but model={model.name} has {hidden_size}"

@@ -106,10 +106,8 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
     """For each of the pairs, the stored completion that shares the most tokens with the rest of the grid."""
     known: dict[Pair, Completion] = {}
     for store in stores:
-        for completion in store.read_completions(pairs):
-            other = known.get(completion.key)
-            if other is None or len(completion.shared_ids) > len(other.shared_ids):
-                known[completion.key] = completion
+        for row in store.read_completions(pairs):
+            known[row.key] = max(known.get(row.key, row), row, key=lambda completion: len(completion.shared_ids))
     return known
 
 

@@ -44,10 +44,7 @@ WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 
 
 class CellStatus(CellProgress, kw_only=True):
-    """The progress of one cell, all its shards together; `graded` counts its completions that have a grade.
-
-    `pass_at_1` and its standard error `error` are None where unknown.
-    """
+    """One cell's progress, all shards together: `graded` completions have a grade, `error` is `pass_at_1`'s own."""
 
     cell_id: str
     state: State
