@@ -129,8 +129,8 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     found = [row for row in stored if problem_id in (None, row[1].problem_id) and row[1].draw == draw]
     if not found:
         some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c, _ in stored)[:5]) or "none"
-        wanted = f"--problem {problem_id} --draw {draw}"
-        raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
+        missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
+        raise UserError(f"{missing}: it has {some} ...")
     question, completion, grade = found[0]
     source = of_completion(folder, question, completion, overrides, grade)
     if source.model.identity()["weights"] != read_cell(folder)["model"]["weights"]:
@@ -142,13 +142,12 @@ def of_completion(
     folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
 ) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
-    stored = stored_config(folder / PROVENANCE_FILE)
-    stored = {name: stored[name] for name in ("model", "policy")}
-    policy, own = stored["policy"], read_cell(folder)["policy"]
-    policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
+    stored, own = stored_config(folder / PROVENANCE_FILE), read_cell(folder)["policy"]
+    policy = stored["policy"] | {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in stored["policy"]}
     if "rows" in policy:  # another spelling of keep_ratio and budget
         policy.update(rows=None, every=None)
-    config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
+    sections = {"model": stored["model"], "policy": policy}
+    config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
     model = build(ModelConfig, "model", config.model)
 
     def read(loaded: LoadedModel) -> InspectedText:
@@ -187,8 +186,7 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
 
     Settings of more cells than one, or no such problem, raise a UserError.
     """
-    config = compose_config(*overrides)
-    job = make_job(config)
+    job = make_job(config := compose_config(*overrides))
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
     found = [problem for problem in job.benchmark.problems if problem_id in (None, problem.id)]
@@ -207,8 +205,7 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     branch = Branch(cell_id="", policy=cell.policy)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
     ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])
-    described, trace = cell.describe(), trace_of(completion, prompt)
     with Grader(workers=1) as grader:
-        [grade] = grader.grade([completion], standard_of(described, {problem.id: problem.gold}))
-    setting = setting_of(described["policy"])
+        [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
+    trace, setting = trace_of(completion, prompt), setting_of(cell.policy.identity())
     return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)

@@ -19,7 +19,7 @@ from kvsweep.compression.predictor import ImportancePredictor, load_predictor, s
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
-from kvsweep.harness.provenance import describe_process
+from kvsweep.harness.provenance import describe_code
 
 CHECKPOINT = "checkpoint.pt"
 # Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means
@@ -60,9 +60,8 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
         "model_path": Path(model.place).name if model.files() else model.place,
         "model_revision": model.revision,
         "model_weights": manifest["model"]["weights"],
-        "traces": manifest["traces"],
-        "tokens": manifest["tokens"],
-        "versions": describe_process()["code"]["packages"],
+        **{name: manifest[name] for name in ("traces", "tokens")},
+        "versions": describe_code()["packages"],
     }
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return recipe.head

@@ -72,16 +72,13 @@ class Slurm(Launcher):
         if ahead:
             own = [str(additional["dependency"])] if "dependency" in additional else []
             additional["dependency"] = ",".join([*own, f"afterany:{':'.join(ahead)}"])
-        parameters = {
+        parameters: dict[str, Any] = {
+            **{name: getattr(self, name) for name in ("partition", "account", "qos", "signal_delay_s")},
             "job_name": "kvsweep",
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
             "gpus_per_node": self.gpus or None,
             "cpus_per_task": self.cpus,
             "mem": None if self.memory_gb is None else f"{ceil(self.memory_gb * 1024)}M",
             "time": self.timeout_min,
-            "signal_delay_s": self.signal_delay_s,
             "array_parallelism": self.parallel or 1000,
             "setup": list(self.setup) or None,
             "additional_parameters": additional or None,
