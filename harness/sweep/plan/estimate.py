@@ -13,7 +13,6 @@ from pathlib import Path
 from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, pairs_to_hold, power
 from kvsweep.base import records
 from kvsweep.base.command_line import counted
-from kvsweep.base.records import Completion, DecodeStats, read_rows, shard_files
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.decode.request import grows
 from kvsweep.harness.models.spec import BYTES, read_spec
@@ -22,7 +21,7 @@ from kvsweep.harness.toy.paths import WEIGHTS
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
-_Length = records.view(Completion, "num_tokens")
+_Length = records.view(records.Completion, "num_tokens")
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
@@ -62,11 +61,11 @@ def measure(job: Job) -> tuple[list[int], float, float] | None:
     lengths: list[int] = []
     size = seconds = tokens = 0.0
     for folder in (job.run_directory / cell.cell_id for cell in job.cells):
-        for path in shard_files(folder, records.COMPLETIONS_FILE).values():
+        for path in records.shard_files(folder, records.COMPLETIONS_FILE).values():
             size += path.stat().st_size
-            lengths += [row.num_tokens for row in read_rows(path, _Length, on_bad=records.ignore)]
-        for path in shard_files(folder, records.STATS_FILE).values():
-            for row in read_rows(path, DecodeStats, on_bad=records.ignore):
+            lengths += [row.num_tokens for row in records.read_rows(path, _Length, on_bad=records.ignore)]
+        for path in records.shard_files(folder, records.STATS_FILE).values():
+            for row in records.read_rows(path, records.DecodeStats, on_bad=records.ignore):
                 # Each cell of a decoding pass has a row of its own, which counts as its share of the pass.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells

@@ -24,7 +24,6 @@ from tqdm import tqdm
 from kvsweep.analysis.numbers.pass_at_1 import read_score
 from kvsweep.base import records
 from kvsweep.base.escape import visible
-from kvsweep.base.records import Completion, Shard
 from kvsweep.base.tasks import State, TaskStatus, is_alive
 from kvsweep.harness.sweep.plan.config import TrackerConfig
 
@@ -154,7 +153,7 @@ def follow(
             status = TaskStatus.read(path)
             state = status.seen(time.time())
     for cell_id, run in runs.items():
-        result = cell_result(run_directory / cell_id, Shard.parse(status.shard))
+        result = cell_result(run_directory / cell_id, records.Shard.parse(status.shard))
         run.log({**_progress(status, cell_id), **result}, step + 1)
         run.finish(state == "done")
 
@@ -165,10 +164,10 @@ def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
     return {"completions": cell.finished, "progress": cell.finished / cell.expected, "tokens_per_second": speed}
 
 
-_Lengths = records.view(Completion, "num_tokens", "prompt_tokens", "peak_length")
+_Lengths = records.view(records.Completion, "num_tokens", "prompt_tokens", "peak_length")
 
 
-def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
+def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     """One cell's results so far, of one shard; empty without grades.
 
     `kept_memory_own` is as in the report, `kv_bytes_allocated` the largest KV cache of a decoding pass with all slots.
