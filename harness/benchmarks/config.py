@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """A benchmark: conf/benchmark/base/problems.yaml describes the fields, and a contradiction is a UserError."""
+    """A benchmark: conf/benchmark/base/problems.yaml describes its fields; a contradiction raises a UserError."""
 
     name: str
     title: str

@@ -26,7 +26,10 @@ class Prompt:
     template: jinja2.Template
 
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
-        """Render the template for a problem and its options by letter; a UserError if it fails or omits the problem."""
+        """Render the template for one problem, with its options by letter where it has any.
+
+        A template that fails, does what is forbidden, writes too much, or leaves the problem out raises a UserError.
+        """
         prompt = ""
         try:
             for piece in self.template.generate(problem=problem, **({"options": options} if options else {})):

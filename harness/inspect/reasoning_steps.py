@@ -55,7 +55,7 @@ def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
 
 
 def given(text: str) -> list[range]:
-    """Read `0-31,40-80`, first and last tokens of steps in the thinking, in order and apart, else a UserError."""
+    """Read `0-31,40-80`, first and last tokens of steps in the thinking; disorder and overlap raise a UserError."""
     words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
     steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
     if len(steps) < len(words) or not all(steps) or any(a.stop > b.start for a, b in pairwise(steps)):

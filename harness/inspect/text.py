@@ -86,7 +86,7 @@ class TextSource:
 
     @plain_config_errors()
     def policies(self, names: Sequence[str]) -> list[BudgetPolicy]:
-        """Policies by name, with shared settings; a UserError for an unknown, scoreless or other model's one."""
+        """Policies by name, with shared settings; an unknown one, or without scores, or of another model is refused."""
         if not names:
             return []
         known = choices("policy")

@@ -1,4 +1,4 @@
-"""Stage 2: labels and last hidden states of the thinking tokens, one forward a trace; faulty ones are a UserError."""
+"""Stage 2: labels and last hidden states of the thinking, one forward a trace; faulty shards raise a UserError."""
 
 import hashlib
 import itertools

@@ -142,7 +142,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
 
 
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
-    """Traces from a cell's folder, or a JSONL of problem, text, and gold or correct; a UserError where these lack."""
+    """Traces from a cell's folder, or a JSONL of problem, text, and gold or correct; a lack raises a UserError."""
     source = Path(str(settings.recipe.import_from))
     if not source.exists():
         raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")

@@ -100,7 +100,7 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Write eval.json: how well the head ranks held-out tokens, and its calibration; a UserError without either."""
+    """Write eval.json: how the head ranks held-out tokens, and its calibration; a lack of either raises a UserError."""
     try:
         head = load_predictor(recipe.head)
     except ValueError as error:
