@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -70,19 +71,16 @@ def describe_process() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return None
+    return None
 
 
 def _git(*arguments: str) -> str | None:
-    here = Path(__file__).parent
-    try:
-        result = subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
+    words, here = ["git", *arguments], Path(__file__).parent
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None
 
 
 def _processor() -> str:

@@ -50,10 +50,7 @@ def choices(group: str) -> list[str]:
 
 
 def own_overrides() -> list[str]:
-    """The override by which Hydra finds one's own folder, and Python the classes that the folder's YAMLs name.
-
-    Processes that this one starts find the classes by the environment.
-    """
+    """Hydra's override for one's own folder, whose classes this process and those that it starts can now import."""
     own = own_folder()
     if own is None:
         return []
@@ -86,15 +83,13 @@ _T = TypeVar("_T")
 
 
 def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> _T:
-    """Make a dataclass of a configuration section.
+    """Make a dataclass of a configuration section, which has this name on the command line before the dot.
 
     A field of type `Annotated[int, Field(ge=1, description="a number of tokens")]` that is out of range is refused as
     "<section>.<field>=0 is out of range: it is a number of tokens, at least 1."; without a description as "... it must
     be at least 1." `Annotated[int, Field(ge=1)] | None` adds "or null". The dataclass's `__post_init__` checks what
-    concerns several fields; the text of its ValueError becomes the text of the UserError.
-
-    `section` is the name that the settings have on the command line before the dot. A setting that is unknown, missing,
-    of another type, or out of range raises a UserError.
+    concerns several fields; its ValueError's text becomes the UserError's. A setting that is unknown, missing or of
+    another type raises a UserError too.
     """
     values = plain(node)
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]

@@ -21,10 +21,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """Where a benchmark's problems come from and how they are asked; a contradiction raises a UserError.
-
-    `conf/benchmark/base/problems.yaml` describes each field, and `settings.build` refuses a value that none allows.
-    """
+    """A benchmark: conf/benchmark/base/problems.yaml describes its fields; a contradiction raises a UserError."""
 
     name: str
     title: str
@@ -55,13 +52,11 @@ class BenchmarkConfig:
         if nulls := [name for name, column in self.columns.items() if column is None and name != "id"]:
             raise UserError(f"benchmark.columns.{nulls[0]} is null, which only id may be; name the column.")
         if 0 < len(self.columns.keys() & set(WRONG_OPTIONS)) < len(WRONG_OPTIONS):
-            raise UserError(
-                f"benchmark.columns={self.columns!r} must name all of {', '.join(WRONG_OPTIONS)} or none; add them."
-            )
+            wanted = f"must name all of {', '.join(WRONG_OPTIONS)} or none"
+            raise UserError(f"benchmark.columns={self.columns!r} {wanted}; add them.")
         if self.has_options and self.answer_kind != "letter":
-            raise UserError(
-                f"benchmark.answer_kind={self.answer_kind} must be letter where columns name options; set it."
-            )
+            wanted = "must be letter where columns name options"
+            raise UserError(f"benchmark.answer_kind={self.answer_kind} {wanted}; set it.")
         if self.fallback is not None and "hub_id" not in self.fallback:
             raise UserError(f"benchmark.fallback={self.fallback!r} names no hub_id; add one or set it to null.")
 

@@ -1,7 +1,4 @@
-"""Benchmarks: rows of data become checked problems, each with its prompt and its gold answer.
-
-A fault in the data is refused before a model is loaded, with one sentence that names the place of the fault.
-"""
+"""Rows of data become checked problems with prompt and gold; a fault is refused by its place before a model loads."""
 
 import math
 from dataclasses import dataclass
@@ -16,12 +13,10 @@ from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A loaded, checked benchmark.
+    """A loaded, checked benchmark, of which `problems` are the first `limit` of `count`, in the data's order.
 
-    Attributes:
-        problems: the problems to run: the first `limit` of the set, in the data's order.
-        content_hash: hash of the (id, prompt, gold) of every problem of the set, in the data's order.
-        origin: the place that the problems came from, for provenance; it says if a hub dataset is not pinned.
+    `content_hash` is of the (id, prompt, gold) of every problem of the set. `origin` is where the problems came from,
+    for provenance; it says if a hub dataset is not pinned.
     """
 
     name: str
@@ -39,10 +34,9 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
     for name, value in {"expected_count": len(problems), "expected_hash": found}.items():
         expected = getattr(config, name)
         if config.source == "hub" and config.path is None and expected not in (None, value):
-            raise UserError(
-                f"{origin} holds {len(problems)} problems of content hash {found}, not benchmark.{name}={expected}; "
-                f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is."
-            )
+            other = f"{len(problems)} problems of content hash {found}, not benchmark.{name}={expected}"
+            mend = f"set benchmark.revision to the right commit, or benchmark.{name}={value} to take the data as it is"
+            raise UserError(f"{origin} holds {other}; {mend}.")
     chosen = tuple(problems[: config.limit])
     return Benchmark(name=config.name, problems=chosen, content_hash=found, count=len(problems), origin=origin)
 
@@ -69,10 +63,9 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
     orders = option_orders(ids, config.option_seed) if config.has_options else {}
     problems = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
-        if config.has_options:
+        if order := orders.get(problem_id):
             columns = (answer_column, *wrong_columns)
             choices = [_whole_text(str(_value(row, column, "option")), row) for column in columns]
-            order = orders[problem_id]
             options = {letter: choices[choice] for letter, choice in zip(LETTERS, order, strict=True)}
             gold = LETTERS[order.index(0)]
         else:
@@ -91,11 +84,9 @@ def _find(name: FieldName, config: BenchmarkConfig, rows: list[Row]) -> str | No
 def _require(name: FieldName, config: BenchmarkConfig, rows: list[Row], origin: str) -> str:
     column = _find(name, config, rows)
     if column is None:
-        found = ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values))
-        raise UserError(
-            f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {found or '(none)'}; "
-            f"name the right one with benchmark.columns.{name}=NAME."
-        )
+        found = ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values)) or "(none)"
+        lacking = f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {found}"
+        raise UserError(f"{lacking}; name the right one with benchmark.columns.{name}=NAME.")
     return column
 
 
@@ -107,9 +98,8 @@ def _ids(rows: list[Row], texts: list[str], column: str | None) -> list[str]:
         earlier = places.setdefault(problem_id, row.where)
         if earlier != row.where:
             repeated = "problem text" if column is None else f"id {problem_id!r}"
-            raise UserError(
-                f"{row.where} has the {repeated} of {earlier} again; ids must differ, so change or delete one."
-            )
+            again = f"{row.where} has the {repeated} of {earlier} again"
+            raise UserError(f"{again}; ids must differ, so change or delete one.")
     return list(places)
 
 

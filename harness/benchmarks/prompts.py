@@ -37,10 +37,9 @@ class Prompt:
                 if len(prompt) > MOST_CHARS:
                     raise OverflowError(f"more than {MOST_CHARS:,} characters for one problem")
         except Exception as error:  # A template is a program: it can raise anything.
-            raise UserError(
-                f"benchmark.prompt={self.name} cannot ask this benchmark ({type(error).__name__}: "
-                f"{str(error)[:80]!r}); choose a prompt that uses problem{' and options' if options else ' alone'}."
-            ) from None
+            reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
+            mend = f"choose a prompt that uses problem{' and options' if options else ' alone'}"
+            raise UserError(f"benchmark.prompt={self.name} {reason}; {mend}.") from None
         if problem not in prompt:
             raise UserError(f"benchmark.prompt={self.name} leaves the problem out; put {{{{ problem }}}} into it.")
         return prompt
@@ -75,9 +74,8 @@ def read_prompt(name: str) -> Prompt:
         template = _Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
     except Exception as error:  # Python's own compiler, too, can refuse what jinja2 makes of a template.
         choices = ", ".join(sorted(path.stem for path in PROMPTS.glob("*.jinja")))
-        raise UserError(
-            f"benchmark.prompt={name!r:.80} {fault} ({type(error).__name__}); choose one of {choices}, or give a path."
-        ) from None
+        reason = f"benchmark.prompt={name!r:.80} {fault} ({type(error).__name__})"
+        raise UserError(f"{reason}; choose one of {choices}, or give a path.") from None
     return Prompt(name=name, template=template)
 
 
@@ -88,9 +86,8 @@ def option_orders(ids: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
     equally often, to within one. The wrong options follow in the order of a hash of (seed, id, number). The orders
     depend on the seed and on the set of ids, but not on the order of the ids or on the machine.
     """
-    ranked = sorted(ids, key=lambda problem_id: _digest(seed, problem_id))
     orders = {}
-    for rank, problem_id in enumerate(ranked):
+    for rank, problem_id in enumerate(sorted(ids, key=lambda problem_id: _digest(seed, problem_id))):
         wrong = sorted((1, 2, 3), key=lambda number: _digest(seed, problem_id, number))
         place = rank % len(LETTERS)
         orders[problem_id] = (*wrong[:place], 0, *wrong[place:])

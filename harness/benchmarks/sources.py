@@ -190,9 +190,8 @@ def _read_folder(path: Path, split: str | None) -> list[Row]:
     try:
         data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
     except Exception as error:  # As in `_read_hub`, the errors have no common base.
-        raise UserError(
-            f"benchmark.path={path} is no folder datasets can load ({type(error).__name__}); give a file."
-        ) from error
+        reason = f"is no folder datasets can load ({type(error).__name__})"
+        raise UserError(f"benchmark.path={path} {reason}; give a file.") from error
     if not isinstance(data, Mapping):
         return _dataset_rows(data, str(path))
     name = next(iter(data)) if len(data) == 1 else split

@@ -13,10 +13,8 @@ from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, CellSummary, Gra
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Grade every cell below a folder (`kvsweep-grade`): returns 0; exit code 2 bad input, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="kvsweep-grade",
-        description="Grade the stored completions of every cell below DIR, without a model.",
-    )
+    about = "Grade the stored completions of every cell below DIR, without a model."
+    parser = argparse.ArgumentParser(prog="kvsweep-grade", description=about)
     add = parser.add_argument
     add("dir", metavar="DIR", type=Path, help="a run's folder, or one cell's")
     add("--workers", type=int, default=2, metavar="N", help="grading processes (default: 2)")

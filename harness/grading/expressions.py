@@ -258,8 +258,7 @@ def _number(n: int, base: int) -> int:
 def _digits(form: Any, names: list[Any]) -> float:
     """A bound on the digits of a form that nothing has calculated yet, numerator and denominator counted apart.
 
-    Raises:
-        OverflowError: a part of the form has more than `_MOST_DIGITS`; calculating it could take hours.
+    More than `_MOST_DIGITS` in a part of the form raise an OverflowError; calculating it could take hours.
     """
     from sympy import MatrixBase
 

@@ -1,7 +1,4 @@
-"""From a cell's stored completions to its grades, as a pass of its own that needs no model and can be repeated.
-
-Every row, however simple its answer kind, is judged in a worker process (`harness.grading.pool`).
-"""
+"""From a cell's completions to its grades: a pass without a model that can be repeated, judged in worker processes."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +33,7 @@ class CellSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Standard:
-    """The standard that a cell's completions are judged by: each problem's gold, their kind, how answers are read.
-
-    Attributes:
-        rule: fields of `harness.grading.answers.Rule`.
-        id: the `grading_rule` of the cell.
-    """
+    """A cell's standard: each problem's gold, their kind, the fields of `answers.Rule`, the `grading_rule` as `id`."""
 
     golds: dict[str, str]
     kind: AnswerKind
@@ -61,12 +53,10 @@ class Grader(Pool):
     ) -> CellSummary:
         """Grade the completions of a cell folder that have no grade yet, or all of them.
 
-        Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in
-        the order of the completions, by a temporary file; a shard's completions have grades of their own. A
-        grade whose gold has changed since is made anew; a grade without a completion is dropped. Of
-        completions with the same problem and draw the last counts, as for every reader. `regrade` grades every row,
-        `shard` the completions of one shard. `lenient` grades by the looser rule (`harness.grading.answers.Rule`) into
-        `grades.lenient.jsonl`, which no report reads.
+        Reads `completions.jsonl`, and the golds from `problems.jsonl`; writes `grades.jsonl` as a whole, in the order
+        of the completions; a shard's completions have grades of their own. A grade whose gold has changed since is made
+        anew; a grade without a completion is dropped. `regrade` grades every row, `shard` the completions of one shard.
+        `lenient` grades by the looser rule (`answers.Rule`) into `grades.lenient.jsonl`, which no report reads.
         """
         parts = [part for part in shard_files(directory, records.COMPLETIONS_FILE) if shard in (None, part)]
         summaries = (self._grade_shard(directory, part, regrade=regrade, lenient=lenient) for part in parts)
@@ -79,23 +69,19 @@ class Grader(Pool):
             return CellSummary(graded=0)
         standard = read_standard(directory, lenient=lenient)
         golds = standard.golds
-        for completion in completions.values():
-            if completion.problem_id not in golds:
-                raise UserError(
-                    f"{stored} holds problem {completion.problem_id!r}, and {records.PROBLEMS_FILE} does not; restore "
-                    "it, or delete the folder and run the cell again."
-                )
+        for problem_id in (completion.problem_id for completion in completions.values()):
+            if problem_id not in golds:
+                mend = "restore it, or delete the folder and run the cell again"
+                raise UserError(f"{stored} holds problem {problem_id!r}, and {records.PROBLEMS_FILE} does not; {mend}.")
         path = directory / shard.file(LENIENT_GRADES_FILE if lenient else records.GRADES_FILE)
         old = {row.key: row for row in records.latest_rows([path], Grade)}
-        grades = {
-            row.key: row
-            for row in old.values()
-            if not regrade
-            and row.key in completions
-            and row.rule == standard.id
-            and row.gold == golds[row.problem_id]
-            and row.outcome != "grader_timeout"  # a machine that stood still may have made it
-        }
+
+        def counts(row: Grade) -> bool:
+            fits = row.key in completions and row.rule == standard.id and row.gold == golds[row.problem_id]
+            # A machine that stood still may have made a timeout.
+            return fits and not regrade and row.outcome != "grader_timeout"
+
+        grades = {key: row for key, row in old.items() if counts(row)}
         missing = [completion for key, completion in completions.items() if key not in grades]
         grades |= {row.key: row for row in self.grade(missing, standard)}
         ordered = [grades[key] for key in completions]
@@ -111,19 +97,12 @@ class Grader(Pool):
     def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
         """Grade completions of a cell, in their order; no row is read from a file or written to one."""
         grades, jobs = list[Grade](), [standard.job(row) for row in completions]
-        for completion, job, reply in zip(completions, jobs, self.judge(jobs), strict=True):
+        for (name, draw), job, reply in zip((row.key for row in completions), jobs, self.judge(jobs), strict=True):
             if "error" in reply:
-                raise RuntimeError(f"grading problem {completion.problem_id!r} failed: {reply['error']}")
-            grade = Grade(
-                problem_id=completion.problem_id,
-                draw=completion.draw,
-                answer=reply["answer"],
-                gold=job.gold,
-                outcome=reply["outcome"],
-                correct=1 if reply["outcome"] == "correct" else 0,
-                rule=standard.id,
-            )
-            grades.append(grade)
+                raise RuntimeError(f"grading problem {name!r} failed: {reply['error']}")
+            verdict = {"answer": reply["answer"], "outcome": reply["outcome"]}
+            verdict["correct"] = int(reply["outcome"] == "correct")
+            grades.append(Grade(problem_id=name, draw=draw, gold=job.gold, rule=standard.id, **verdict))
         return grades
 
     def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
@@ -134,8 +113,7 @@ class Grader(Pool):
             return
         completions = records.read_shards(directory, records.COMPLETIONS_FILE, Completion)
         rows = [row for row in completions if row.problem_id == problem_id]
-        jobs = [standard.job(row) for row in rows]
-        for row, reply in zip(rows, self.judge(jobs), strict=True):
+        for row, reply in zip(rows, self.judge([standard.job(row) for row in rows]), strict=True):
             why, forms = reply.get("why") or (f"no verdict: {reply.get('error', 'the worker was killed')}", ("", ""))
             yield (
                 f"{problem_id} draw {row.draw}: {reply.get('outcome', 'error')}\n"
@@ -161,10 +139,8 @@ def read_standard(directory: Path, *, lenient: bool = False) -> Standard:
     except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path} names no benchmark.answer_kind; restore the file or run the cell again.") from None
     if standard.kind not in ANSWER_KINDS:
-        raise UserError(
-            f"{path} names answer_kind {standard.kind!r}, which must be one of {', '.join(ANSWER_KINDS)}; "
-            "grade it with the version that ran it."
-        )
+        unknown = f"names answer_kind {standard.kind!r}, which must be one of {', '.join(ANSWER_KINDS)}"
+        raise UserError(f"{path} {unknown}; grade it with the version that ran it.")
     return replace(standard, golds=_read_golds(directory / records.PROBLEMS_FILE, standard.kind))
 
 

@@ -123,15 +123,12 @@ class _Worker:
 
 
 class Pool:
-    """Grading workers: started when first needed, reused for every call, killed when one overruns.
+    """At most `workers` grading processes: started when first needed, reused for every call, killed when one overruns.
 
-    Args:
-        workers: how many processes at most.
-        timeout_s: seconds that one row may take; then its worker is killed. When all other rows are judged, the row
-            gets a second try, and is `grader_timeout` if it overruns that too. A row whose worker dies of itself counts
-            the same. Time in which this process is stopped does not count.
-        function: `module:name` of what judges a row, called in the worker with (text, stop_reason, gold,
-            kind, rule) and returning (answer, outcome) or more.
+    A row has `timeout_s` seconds; then its worker is killed. When all other rows are judged, the row gets a second try,
+    and is `grader_timeout` if it overruns that too. A row whose worker dies of itself counts the same. Time in which
+    this process is stopped does not count. `function`, as `module:name`, judges a row in the worker: of (text,
+    stop_reason, gold, kind, rule) it makes (answer, outcome) or more.
     """
 
     def __init__(
@@ -157,10 +154,7 @@ class Pool:
         self._idle.clear()
 
     def judge(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        """Judge rows in the workers; one reply a job, in order.
-
-        A reply holds `answer`, `outcome` and `why` (what else the function returned), or `error` if it raised.
-        """
+        """Judge rows, one reply a job, in order: `answer`, `outcome` and `why` (all else), or `error` if it raised."""
         threads = ThreadPoolExecutor(self._limit)
         try:
             replies = dict(enumerate(threads.map(self._try, jobs)))

@@ -38,11 +38,10 @@ def removal(
 ) -> Tensor:
     """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
 
-    A positive number means that the step supports the token. The later tokens keep their positions.
-
-    `token_ids` are prompt, thinking and answer. `answer_start` is the position of the closing tag, the first token that
-    is read without the step; the rows of the result are the tokens behind it. `steps` are text positions below
-    answer_start. `slots` steps are removed at once, each in a slot of its own.
+    A positive number means that the step supports the token. The later tokens keep their positions. `token_ids` are
+    prompt, thinking and answer; `answer_start` is the position of the closing tag, the first token that is read without
+    the step, and the result's rows are the tokens behind it; `steps` are text positions below it, removed `slots` at
+    once.
     """
     prefill = Prefill(keep_queries=False)
     read_whole(model, token_ids[:answer_start], prefill)

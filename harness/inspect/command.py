@@ -121,7 +121,3 @@ def draw_text(options: argparse.Namespace) -> Iterator[Path]:
             if options.show != "all":
                 raise
             print(f"{name} is left out: {missing}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

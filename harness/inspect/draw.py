@@ -1,7 +1,6 @@
 """The pictures of `kvsweep-trace` and their numbers. The functions compute, `analysis.pictures` draws.
 
-Each function yields the files that it wrote. The table is written before the picture is drawn, because the numbers took
-the work.
+Each yields the files that it wrote: the table before the picture is drawn, because the numbers took the work.
 """
 
 import argparse
@@ -65,19 +64,17 @@ def separator(options: argparse.Namespace, text: InspectedText) -> str:
 def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
     """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
     if options.steps:
-        steps, last = given(options.steps), len(text.thinking) - 1
-        if steps[-1].stop > last + 1:
-            beyond = f"goes beyond the thinking, whose tokens are 0 to {last}"
+        steps, tokens = given(options.steps), len(text.thinking)
+        if steps[-1].stop > tokens:
+            beyond = f"goes beyond the thinking, whose tokens are 0 to {tokens - 1}"
             raise UserError(f"--steps {options.steps} {beyond}: shorten it.")
         return steps
     steps = paragraphs(text.thinking, separator(options, text))
     if len(steps) == 1 and separator(options, text) == PARAGRAPHS:
         steps = derivations(text.thinking)
     if len(steps) == 1 and options.by == "step":
-        raise UserError(
-            f"the thinking of {text.trace.problem_id} is one step: name what separates its steps with --split "
-            "REGEX, or their tokens with --steps A-B,C-D."
-        )
+        mend = "name what separates its steps with --split REGEX, or their tokens with --steps A-B,C-D"
+        raise UserError(f"the thinking of {text.trace.problem_id} is one step: {mend}.")
     return steps
 
 
@@ -130,10 +127,7 @@ def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path
 
 
 def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iterator[Path]:
-    """Curves of the true importance that each policy of a run held, and its Pass@1.
-
-    The importance is that of each text as the policy wrote it, read with a full cache.
-    """
+    """Curves of the true importance that each policy held of its own texts, read with a full cache, and its Pass@1."""
     kind = (options.label or ["answer"])[0]
     rows: list[dict[str, Any]] = []
     curves: list[tuple[np.ndarray, np.ndarray]] = []

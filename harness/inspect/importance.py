@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,10 +37,8 @@ def importance(
     """
     known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
     if not known and not heads and not policies:
-        raise NotInText(
-            f"{text.trace.problem_id} never answers, so it has no labels of kind answer: give --label far_max or "
-            "later, a --head or --scores."
-        )
+        unanswered = f"{text.trace.problem_id} never answers, so it has no labels of kind answer"
+        raise NotInText(f"{unanswered}: give --label far_max or later, a --head or --scores.")
     strips: dict[str, Tensor] = {}
     if known or heads:
         hidden, labels = label_trace(text.model, text.trace, min_distance, known)
@@ -64,52 +63,39 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     """
     if not policies:
         return []
-    model, trace = text.model, text.trace
+    model, trace, device, end = text.model, text.trace, text.model.device, text.trace.think_end
     for policy in policies:
         if any(isinstance(signal, LastUse) for signal in policy.signals):
-            raise NotInText(
-                f"{policy.name} scores by when each row was used while the text was written, which a text read at once "
-                "does not tell: choose another policy."
-            )
-        if isinstance(policy, ObservationPolicy) and policy.observation_window >= trace.think_end:
-            raise NotInText(
-                f"{trace.problem_id} thinks to token {trace.think_end} and {policy.name} scores from the newest "
-                f"{policy.observation_window}: choose a longer text."
-            )
+            by_use = f"{policy.name} scores by when each row was used while the text was written"
+            raise NotInText(f"{by_use}, which a text read at once does not tell: choose another policy.")
+        if isinstance(policy, ObservationPolicy) and policy.observation_window >= end:
+            from_newest = f"{policy.name} scores from the newest {policy.observation_window}"
+            raise NotInText(f"{trace.problem_id} thinks to token {end} and {from_newest}: choose a longer text.")
     prefill = Prefill()
-    hidden = read_whole(model, trace.token_ids[: trace.think_end], prefill)
-    cache = SlotCache(
-        model.shape,
-        slots=1,
-        capacity=trace.think_end,
-        device=model.device,
-        signals=dict.fromkeys(signal for policy in policies for signal in policy.signals),
-        per_head=any(policy.per_head for policy in policies),
-    )
+    hidden = read_whole(model, trace.token_ids[:end], prefill)
+    signals = dict.fromkeys(signal for policy in policies for signal in policy.signals)
+    per_head = any(policy.per_head for policy in policies)
+    cache = SlotCache(model.shape, slots=1, capacity=end, device=device, signals=signals, per_head=per_head)
     slot = cache.admit(prefill)
     # Admission takes the whole text for a prompt; the recorders learn here which of its tokens were generated.
-    written = torch.arange(trace.think_start, trace.think_end, device=model.device)
+    written = torch.arange(trace.think_start, end, device=device)
     for recorder in cache.recorders.values():
         recorder.on_token(torch.full_like(written, slot), written, hidden[written])
     seed = text.completion.seed if text.completion else 0
+    place: dict[str, Any] = {
+        "problem_id": trace.problem_id,
+        "draw": trace.draw,
+        "text_ids": torch.tensor([*trace.token_ids[:end], *model.think_end_ids[:1]], device=device),
+        "question_length": trace.think_start,
+        "answer_start": end,
+        "stream": sequence_key(seed, trace.problem_id, trace.draw, "select", 0),
+    }
     found = []
     for policy in policies:
-        view = view_slot(
-            model,
-            cache,
-            slot,
-            policy,
-            problem_id=trace.problem_id,
-            draw=trace.draw,
-            text_ids=torch.tensor([*trace.token_ids[: trace.think_end], *model.think_end_ids[:1]], device=model.device),
-            question_length=trace.think_start,
-            answer_start=trace.think_end,
-            stream=sequence_key(seed, trace.problem_id, trace.draw, "select", 0),
-        )
+        view = view_slot(model, cache, slot, policy, **place)
         scores = _pinned_as_highest(policy.ranking(view)[..., trace.think_start :].double())
         scores = scores.mean(dim=(0, 1)) if policy.per_head else scores
-        unscored = torch.full((len(written) - len(scores),), torch.nan, device=model.device)
-        found.append(torch.cat([scores, unscored]))
+        found.append(torch.cat([scores, torch.full((len(written) - len(scores),), torch.nan, device=device)]))
     return found
 
 

@@ -1,7 +1,4 @@
-"""Reasoning steps: token ranges of a thinking, found in its text or given on the command line.
-
-The functions take the thinking as pieces, the text of each token. A broken pattern raises a UserError.
-"""
+"""Steps as token ranges of a thinking, given by pieces, each token's text; a broken pattern raises a UserError."""
 
 import re
 from collections.abc import Sequence
@@ -58,10 +55,7 @@ def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
 
 
 def given(text: str) -> list[range]:
-    """Read `0-31,40-80`: the first and the last token of each step, counted in the thinking from 0.
-
-    Steps that are not in order or share tokens raise a UserError.
-    """
+    """Read `0-31,40-80`, first and last tokens of steps in the thinking; disorder and overlap raise a UserError."""
     words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
     steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
     if len(steps) < len(words) or not all(steps) or any(a.stop > b.start for a, b in pairwise(steps)):

@@ -12,15 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvsweep.analysis.format import setting_of
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import (
-    CELL_FILE,
-    PROVENANCE_FILE,
-    Completion,
-    Grade,
-    Problem,
-    read_cell,
-    read_rows,
-)
+from kvsweep.base.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_rows
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.request import Branch, Request
@@ -30,8 +22,7 @@ from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.plan.grid import build_policies
-from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job
-from kvsweep.harness.sweep.plan.stored import stored_config
+from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job, stored_config
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -43,13 +34,7 @@ class NotInText(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectedText:
-    """One text, with the model that reads it.
-
-    Attributes:
-        completion: the text as the engine stored it; None for a text from a file.
-        setting: the policy that it was written with, in words.
-        grade: its grade, where there is one.
-    """
+    """One text and its model. `completion` is None for a text from a file; `setting` names its policy in words."""
 
     model: LoadedModel
     trace: Trace
@@ -101,10 +86,7 @@ class TextSource:
 
     @plain_config_errors()
     def policies(self, names: Sequence[str]) -> list[BudgetPolicy]:
-        """Policies by name, with the settings that the configuration's policy shares with them.
-
-        An unknown name, a policy without scores, or another model's predictor raises a UserError.
-        """
+        """Policies by name, with shared settings; an unknown one, or without scores, or of another model is refused."""
         if not names:
             return []
         known = choices("policy")
@@ -113,10 +95,11 @@ class TextSource:
         values: Any = OmegaConf.to_container(self.config)
         policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
         check_predictors(self.model, policies)
+        scoring = [policy for policy in policies if isinstance(policy, BudgetPolicy)]
         for policy in policies:
-            if not isinstance(policy, BudgetPolicy):
+            if policy not in scoring:
                 raise UserError(f"--scores {policy.name} cannot be drawn: it keeps everything and scores nothing.")
-        return policies  # type: ignore[return-value]
+        return scoring
 
     def check_head(self, path: Path) -> None:
         try:
@@ -125,11 +108,9 @@ class TextSource:
             width = artifacts.read_card("predictor", path)["hidden_size"]
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
-        expected = read_spec(self.model).hidden_size
-        if width != expected:
-            raise UserError(
-                f"--head {path} is of width {width} and {self.model.name} of {expected}: name another head."
-            )
+        if width != (expected := read_spec(self.model).hidden_size):
+            other = f"is of width {width} and {self.model.name} of {expected}"
+            raise UserError(f"--head {path} {other}: name another head.")
 
 
 @plain_config_errors()
@@ -141,20 +122,18 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     if not (folder / CELL_FILE).is_file():
         raise UserError(f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}.")
     if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
-        raise UserError(
-            f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings: give only "
-            "where files lie now, as in model.path=DIR model.predictor=DIR policy.predictor=DIR."
-        )
+        own = "cannot be given with a cell's folder, because the cell has its own settings"
+        places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
+        raise UserError(f"{foreign[0]} {own}: give only where files lie now, as in {places}.")
     stored = list(read_graded(folder))
     found = [row for row in stored if problem_id in (None, row[1].problem_id) and row[1].draw == draw]
     if not found:
         some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c, _ in stored)[:5]) or "none"
-        wanted = f"--problem {problem_id} --draw {draw}"
-        raise UserError(f"{wanted} is not among the completions of {folder}: it has {some} ...")
+        missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
+        raise UserError(f"{missing}: it has {some} ...")
     question, completion, grade = found[0]
     source = of_completion(folder, question, completion, overrides, grade)
-    used = read_cell(folder)["model"]["weights"]
-    if source.model.identity()["weights"] != used:
+    if source.model.identity()["weights"] != read_cell(folder)["model"]["weights"]:
         raise UserError(f"{source.model.place} holds other weights than {folder} was run with: correct it.")
     return source
 
@@ -163,13 +142,12 @@ def of_completion(
     folder: Path, question: str, completion: Completion, overrides: Sequence[str] = (), grade: Grade | None = None
 ) -> TextSource:
     """A completion of a cell, with the run's configuration and the size of the cell's policy."""
-    stored = stored_config(folder / PROVENANCE_FILE)
-    stored = {name: stored[name] for name in ("model", "policy")}
-    policy, own = stored["policy"], read_cell(folder)["policy"]
-    policy |= {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in policy}
+    stored, own = stored_config(folder / PROVENANCE_FILE), read_cell(folder)["policy"]
+    policy = stored["policy"] | {k: own[k] for k in BudgetPolicy.SHARED if k in own and k in stored["policy"]}
     if "rows" in policy:  # another spelling of keep_ratio and budget
         policy.update(rows=None, every=None)
-    config = DictConfig(OmegaConf.merge(stored, OmegaConf.from_dotlist(list(overrides))))
+    sections = {"model": stored["model"], "policy": policy}
+    config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
     model = build(ModelConfig, "model", config.model)
 
     def read(loaded: LoadedModel) -> InspectedText:
@@ -186,15 +164,14 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
     No such row, or a row that lacks a field, raises a UserError; so does `read` for a text that does not answer.
     """
     for number, row in enumerate(read_rows(path), start=1):
-        name = str(row.get("id", number))
+        name, where = str(row.get("id", number)), f"{path}:{number}"
         if problem_id in (None, name) and row.get("draw", 0) in (draw, str(draw)):
-            where = f"{path}:{number}"
-            if not {"problem", "text"} <= row.keys():
-                raise UserError(f"{where} must name problem and text.")
             break
     else:
         wanted = f"--problem {problem_id} --draw {draw}"
         raise UserError(f"{wanted} is not in {path}: name the id of a row, or its line number.")
+    if not {"problem", "text"} <= row.keys():
+        raise UserError(f"{where} must name problem and text.")
 
     def read(loaded: LoadedModel) -> InspectedText:
         return InspectedText(model=loaded, trace=trace_of_text(row, name, loaded.config.tags, loaded, where)[0])
@@ -209,8 +186,7 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
 
     Settings of more cells than one, or no such problem, raise a UserError.
     """
-    config = compose_config(*overrides)
-    job = make_job(config)
+    job = make_job(config := compose_config(*overrides))
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")
     found = [problem for problem in job.benchmark.problems if problem_id in (None, problem.id)]
@@ -229,8 +205,7 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     branch = Branch(cell_id="", policy=cell.policy)
     request = Request(problem_id=problem.id, draw=draw, prompt_ids=prompt, branches=(branch,))
     ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])
-    described, trace = cell.describe(), trace_of(completion, prompt)
     with Grader(workers=1) as grader:
-        [grade] = grader.grade([completion], standard_of(described, {problem.id: problem.gold}))
-    setting = setting_of(described["policy"])
+        [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
+    trace, setting = trace_of(completion, prompt), setting_of(cell.policy.identity())
     return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)

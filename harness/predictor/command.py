@@ -94,7 +94,3 @@ def run_stage(stage: str, settings: PredictorSettings, load: Callable[[], Loaded
     if stage == "train":
         return {"head": str(train(settings, manifest))}
     return evaluate(recipe, manifest)
-
-
-if __name__ == "__main__":
-    main()

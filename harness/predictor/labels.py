@@ -1,7 +1,4 @@
-"""Stage 2: every kind of label and the last hidden states of the thinking tokens, from one forward per trace.
-
-Labels that are missing, broken, or of other traces raise a UserError.
-"""
+"""Stage 2: labels and last hidden states of the thinking, one forward a trace; faulty shards raise a UserError."""
 
 import hashlib
 import itertools
@@ -46,24 +43,11 @@ class LabelPass(Prefill):
         self.totals: dict[LabelKind, Tensor] = {}
         self.layers = 0
 
-    def observe(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        sinks: Tensor | None = None,
-        softcap: float | None = None,
-    ) -> None:
-        """Add one full layer of one text, [1, heads, length, head_dim] each.
-
-        Raises:
-            UserError: the layer's attention is not a plain softmax.
-        """
-        if sinks is not None or softcap is not None:
-            raise UserError(
-                "importance labels are of plain attention, without sinks or a softcap: choose another model."
-            )
+    def observe(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, *extras: Any) -> None:
+        """Add one full layer, [1, heads, length, head_dim] each; `extras`, sinks or a softcap, raise a UserError."""
+        if any(extra is not None for extra in extras):
+            plain = "importance labels are of plain attention, without sinks or a softcap"
+            raise UserError(f"{plain}: choose another model.")
         self.layers += 1
         for kind in self.kinds:
             heads = self.label(query[0], key[0], kind=kind, scaling=scaling)

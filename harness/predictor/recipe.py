@@ -55,9 +55,8 @@ class Recipe:
         check_available(self.impl)
         tasks = (*TASKS, *BENCHMARKS["words"])
         if not set(self.toy_tasks) <= set(tasks):
-            raise UserError(
-                f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(tasks)}."
-            )
+            unknown = f"recipe.toy_tasks={self.toy_tasks} names an unknown task"
+            raise UserError(f"{unknown}: choose among {', '.join(tasks)}.")
         if self.text is not None and not Path(self.text).is_file():
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
         if len(set(self.label)) < len(self.label):
@@ -89,10 +88,7 @@ class PredictorSettings:
 
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
-    """Compose `conf/predictor/<recipe>.yaml` with KEY=VALUE overrides; raise a UserError where a setting is wrong.
-
-    Without recipe= it is the recipe of the model's name, if there is one, else `toy`.
-    """
+    """Compose conf/predictor/<recipe>.yaml (by default the model's, else toy) with overrides, and refuse wrong ones."""
     for argument in arguments:
         if argument.startswith("-"):
             raise UserError(f"{argument} is no option of kvsweep-predictor: give settings as KEY=VALUE, or --help.")

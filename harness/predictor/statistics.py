@@ -23,9 +23,7 @@ _BLOCK = 4096
 class QueryMeans(Prefill):
     """Receives each layer's queries during a forward and sums them, turned back to before their rotation.
 
-    Args:
-        frequencies: the model's inverse frequencies, [head_dim / 2].
-        scaling: the factor that the model's rotation puts on queries and keys.
+    `frequencies` are the model's inverse ones, [head_dim / 2]; `scaling` is the rotation's factor on queries and keys.
     """
 
     def __init__(self, frequencies: Tensor, scaling: float) -> None:

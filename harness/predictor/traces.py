@@ -63,10 +63,9 @@ def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) ->
 
 def read_traces(directory: Path) -> list[Trace]:
     """The kept traces of a directory, in the order of problem and draw; raises a UserError where there is none."""
-    rows = read_rows(directory / TRACES_FILE, Trace)
-    kept = sorted((trace for trace in rows if trace.kept), key=lambda trace: trace.key)
+    file = directory / TRACES_FILE
+    kept = sorted((trace for trace in read_rows(file, Trace) if trace.kept), key=lambda trace: trace.key)
     if not kept:
-        file = directory / TRACES_FILE
         raise UserError(f"{file} holds no correct trace: run kvsweep-predictor traces, on more problems.")
     return kept
 
@@ -87,9 +86,8 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
         return
     from kvsweep.harness.decode.engine import Engine
 
-    engine = Engine.sized_for(
-        requests, model, decoding=settings.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl
-    )
+    how: dict[str, Any] = {"seed": recipe.seed, "slots": recipe.slots, "impl": recipe.impl}
+    engine = Engine.sized_for(requests, model, decoding=settings.decoding, **how)
     with Pool(workers=1) as judges:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             prompt, gold = asked[completion.problem_id]
@@ -98,15 +96,10 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
 
 
 def trace_of(completion: Completion, prompt: Sequence[int]) -> Trace:
+    (name, draw), start = completion.key, len(prompt)
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
-    return Trace(
-        problem_id=completion.problem_id,
-        draw=completion.draw,
-        kept=True,
-        token_ids=[*prompt, *ids],
-        think_start=len(prompt),
-        think_end=len(prompt) + min(completion.thinking_tokens, len(ids)),
-    )
+    end = start + min(completion.thinking_tokens, len(ids))
+    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], think_start=start, think_end=end)
 
 
 def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -> Trace:
@@ -123,12 +116,10 @@ def read_graded(folder: Path) -> Iterator[tuple[str, Completion, Grade | None]]:
     questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
     grades = {grade.key: grade for grade in records.read_grades(folder)}
     for completion in read_shards(folder, records.COMPLETIONS_FILE, Completion):
-        if completion.problem_id not in questions:
-            raise UserError(
-                f"{folder} holds a completion of problem {completion.problem_id!r} and no such problem: restore its "
-                f"{records.PROBLEMS_FILE}, or run the cell again."
-            )
-        yield questions[completion.problem_id], completion, grades.get(completion.key)
+        if (name := completion.problem_id) not in questions:
+            mend = f"restore its {records.PROBLEMS_FILE}, or run the cell again"
+            raise UserError(f"{folder} holds a completion of problem {name!r} and no such problem: {mend}.")
+        yield questions[name], completion, grades.get(completion.key)
 
 
 def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKind]:
@@ -151,10 +142,7 @@ def trace_problems(settings: PredictorSettings) -> tuple[list[Problem], AnswerKi
 
 
 def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> Iterator[Trace]:
-    """Traces from a cell's folder, or from a JSONL of rows with problem and text, and gold or correct.
-
-    A place that does not exist, and a row that lacks a field, raise a UserError.
-    """
+    """Traces from a cell's folder, or a JSONL of problem, text, and gold or correct; a lack raises a UserError."""
     source = Path(str(settings.recipe.import_from))
     if not source.exists():
         raise UserError(f"recipe.import_from={source} does not exist: give a cell's folder or a JSONL of texts.")
@@ -193,14 +181,9 @@ def trace_of_text(
     """
     text = row["text"]
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
-    prompt = model.prompt_ids(row["problem"])
-    before = [*prompt, *model.tokenizer(thinking, add_special_tokens=False).input_ids]
-    trace = Trace(
-        problem_id=problem_id,
-        draw=int(row.get("draw", 0)),
-        kept=True,
-        token_ids=[*before, *model.think_end_ids, *model.tokenizer(answer, add_special_tokens=False).input_ids],
-        think_start=len(prompt),
-        think_end=len(before),
-    )
+    prompt, draw = model.prompt_ids(row["problem"]), int(row.get("draw", 0))
+    thought, said = (model.tokenizer(part, add_special_tokens=False).input_ids for part in (thinking, answer))
+    ids, start = [*prompt, *thought, *model.think_end_ids, *said], len(prompt)
+    end = start + len(thought)
+    trace = Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=ids, think_start=start, think_end=end)
     return trace, answer

@@ -19,7 +19,7 @@ from kvsweep.compression.predictor import ImportancePredictor, load_predictor, s
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
-from kvsweep.harness.provenance import describe_process
+from kvsweep.harness.provenance import describe_code
 
 CHECKPOINT = "checkpoint.pt"
 # Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means
@@ -60,9 +60,8 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
         "model_path": Path(model.place).name if model.files() else model.place,
         "model_revision": model.revision,
         "model_weights": manifest["model"]["weights"],
-        "traces": manifest["traces"],
-        "tokens": manifest["tokens"],
-        "versions": describe_process()["code"]["packages"],
+        **{name: manifest[name] for name in ("traces", "tokens")},
+        "versions": describe_code()["packages"],
     }
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return recipe.head
@@ -90,10 +89,7 @@ def fit_shard(head: ImportancePredictor, optimizer: torch.optim.Optimizer, recip
 
 
 def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
-    """Mean logistic loss of neighbouring tokens of the same trace, a surrogate of Kendall's tau.
-
-    `scores`, `goal` and `owner`, the number of each token's trace, are [batch].
-    """
+    """Mean logistic loss of neighbours in a trace, for Kendall's tau; all are [batch], `owner` numbers traces."""
     order = owner.argsort(stable=True)
     scores, goal, owner = scores[order], goal[order], owner[order]
     same = owner[1:] == owner[:-1]
@@ -104,10 +100,7 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Write eval.json beside the head: how well the head ranks the tokens of held-out traces, and its calibration.
-
-    A folder without a head, and labels without held-out traces, raise a UserError.
-    """
+    """Write eval.json: how the head ranks held-out tokens, and its calibration; a lack of either raises a UserError."""
     try:
         head = load_predictor(recipe.head)
     except ValueError as error:

@@ -15,9 +15,7 @@ from kvsweep.base import records
 from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import replace_text
-from kvsweep.base.records import Screened, Shard
-from kvsweep.harness.replay.job import ReplayJob, read_jobs
-from kvsweep.harness.replay.texts import ReplayConfig
+from kvsweep.harness.replay.job import ReplayConfig, ReplayJob, read_jobs
 from kvsweep.harness.settings import build, build_target, compose_config
 from kvsweep.harness.sweep.launch.launcher import Launcher, launch, split
 from kvsweep.harness.sweep.plan.cell import Cell
@@ -83,7 +81,7 @@ def _replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         return
     if given := [name for name in _TIMED if name in own]:
         raise UserError(f"{given[0]}= goes with --time alone.")
-    shard = Shard.parse(str(config.shard))
+    shard = records.Shard.parse(str(config.shard))
     start_replay([replace(job, shard=shard) for job in jobs], build_target("launcher", config.launcher))
 
 
@@ -105,10 +103,8 @@ class ReplayPlan:
 
     def __post_init__(self) -> None:
         if self.screen is not None and not (self.most or (self.loss is not None and 0 <= self.loss < math.inf)):
-            raise UserError(
-                f"screen={self.screen} is unknown: give a number of cells, or loss:X for those whose texts lose at "
-                "most X nats of log-likelihood per token, such as loss:0.002."
-            )
+            known = "a number of cells, or loss:X for those whose texts lose at most X nats of log-likelihood per token"
+            raise UserError(f"screen={self.screen} is unknown: give {known}, such as loss:0.002.")
         if self.screen is not None and self.replay == "only":
             raise UserError(f"screen={self.screen} chooses cells to decode, and replay=only decodes none: drop one.")
         if self.texts is not None and not self.wanted:
@@ -140,9 +136,8 @@ def launch_replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -
     if plan.texts is None:
         full = [replace(job, cells=_full(job), rounds=(), margin=None) for job in jobs]
         if not all(job.cells for job in full):
-            raise UserError(
-                "replay= and screen= replay the full cache's texts: add full to grid.policy, or give texts=."
-            )
+            replayed = "replay= and screen= replay the full cache's texts"
+            raise UserError(f"{replayed}: add full to grid.policy, or give texts=.")
         launch(full, launcher)
     replays = [ReplayJob.of(job, ReplayConfig(texts=plan.texts)) for job in jobs]
     start_replay(replays, launcher)
@@ -165,19 +160,16 @@ def _screened(job: Job, replayed: ReplayJob, plan: ReplayPlan) -> Job:
     kept = table if plan.loss is None else table[-table["change"] <= plan.loss]
     kept = kept if plan.most is None else kept[: plan.most]
     out = table[~table["cell_id"].isin(kept["cell_id"])]
-    path = job.run_directory / records.SCREEN_FILE
-    noted = records.read_screen(job.run_directory)
+    noted, rule = records.read_screen(job.run_directory), f"screen={plan.screen}"
     known = {cell_id: note for cell_id, note in noted.items() if cell_id not in set(table["cell_id"])}
     left_out: Any = out.itertuples()
     for row in left_out:
-        known[row.cell_id] = Screened(rule=f"screen={plan.screen}", texts=row.texts, kl=row.kl, loss=-row.change)
+        known[row.cell_id] = records.Screened(rule=rule, texts=row.texts, kl=row.kl, loss=-row.change)
     if known != noted:
-        replace_text(path, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
+        replace_text(job.run_directory / records.SCREEN_FILE, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
     if plan.screen is not None:
-        print(
-            f"{job.name}: screen={plan.screen} leaves out {len(out)} of {len(job.cells)} cells after "
-            f"{len(replayed.texts)} replayed texts; a cell left out may still hold."
-        )
+        fewer = f"{len(out)} of {len(job.cells)} cells after {len(replayed.texts)} replayed texts"
+        print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still hold.")
     return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in set(out["cell_id"])))
 
 

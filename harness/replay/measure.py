@@ -15,24 +15,14 @@ from kvsweep.harness.decode.engine import Engine, Fed
 from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import Branch, Request, grows, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.replay.texts import Text
+from kvsweep.harness.replay.job import Text
 from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job
+from kvsweep.harness.sweep.run.decode_cells import engine_of
 
 _FULL = Branch(cell_id="full", policy=FullCache(name="full"))
 # Texts whose states the full cache holds at once, and numbers of logits computed at once.
 _TEXTS, _LOGITS = 4, 1 << 25
-
-
-@dataclass
-class Tally:
-    """Numbers per token of one text in one cell, [tokens] each: those of the full cache until the cell evicts."""
-
-    kl: np.ndarray
-    loglik: np.ndarray
-    same: np.ndarray
-    since: np.ndarray
-    evictions: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,10 +33,18 @@ class Reference:
     loglik: np.ndarray
     entropy: np.ndarray
 
-    def tally(self) -> Tally:
-        """The numbers of a cell that never evicts."""
-        tokens = len(self.loglik)
-        return Tally(np.zeros(tokens), self.loglik.copy(), np.ones(tokens, dtype=bool), np.zeros(tokens, dtype=int))
+
+class Tally:
+    """Numbers per token of one text in one cell, [tokens] each: those of the full cache until the cell evicts."""
+
+    def __init__(self, full: Reference) -> None:
+        tokens = len(full.loglik)
+        self.kl, self.loglik = np.zeros(tokens), full.loglik.copy()
+        self.same, self.since = np.ones(tokens, dtype=bool), np.zeros(tokens, dtype=int)
+        self.evictions = 0
+
+
+Tallies = Mapping[tuple[str, Pair], Tally]  # by cell_id and pair
 
 
 def replay(
@@ -56,10 +54,10 @@ def replay(
 
     Products need not have equal bits here, so they are torch's own; the same texts and cells give the same numbers.
     """
-    requests = {
-        text.pair: text.request(model, tokens, [Branch(cell_id=c.cell_id, policy=c.policy) for c in cells])
-        for text, cells in wanted.items()
-    }
+    requests = {}
+    for one, cells in wanted.items():
+        branches = [Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in cells]
+        requests[one.pair] = one.request(model, tokens, branches)
     longest = max(len(request.prompt_ids) for request in requests.values())
     limit = max(len(request.forced) for request in requests.values())
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
@@ -68,18 +66,13 @@ def replay(
         capacity = needed_capacity(asked, decoding)
         branches = _TEXTS * max(len(request.branches) + 1 for request in asked)
         slots = auto_slots(model, capacity=capacity, requests=branches, config=cache).slots
-        return Engine.sized_for(
-            asked, model, decoding=decoding, seed=job.seed, slots=slots, impl=job.impl, invariant=False, cache=cache
-        )
+        return engine_of(replace(job, decoding=decoding, invariant=False, cache=cache), asked, model, slots)
 
     def full(pairs: Iterable[Pair]) -> list[Request]:
         return [replace(requests[pair], branches=(_FULL,)) for pair in pairs]
 
     def part(pairs: Iterable[Pair], growing: bool) -> list[Request]:
-        """Requests for the cells that need slots as long as the text, or for the others.
-
-        The full cache is its own reference.
-        """
+        """Requests for the cells that need slots as long as the text, or for the others; the full cache needs none."""
         asked = []
         for request in (requests[pair] for pair in pairs):
             others = [b for b in request.branches if b.policy.name != "full" or job.cache.is_packed]
@@ -92,7 +85,7 @@ def replay(
     for first in range(0, len(requests), _TEXTS):
         pairs = list(requests)[first : first + _TEXTS]
         references = _read(model, reading, full(pairs))
-        tallies = {(b.cell_id, pair): references[pair].tally() for pair in pairs for b in requests[pair].branches}
+        tallies = {(b.cell_id, pair): Tally(references[pair]) for pair in pairs for b in requests[pair].branches}
         for growing, feeding in engines.items():
             for step in feeding.replay(part(pairs, growing)):
                 _compare(model, references, step, tallies)
@@ -122,23 +115,17 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
 
 
 @torch.inference_mode()
-def _compare(
-    model: LoadedModel,
-    references: Mapping[Pair, Reference],
-    step: Sequence[Fed],
-    tallies: Mapping[tuple[str, Pair], Tally],
-) -> None:
+def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Sequence[Fed], tallies: Tallies) -> None:
     """Take the parts of a step into account that some cell has read after an eviction."""
-    parts = [fed for fed in step if fed.since is not None]
+    parts = [(fed, slice(fed.start, fed.start + len(fed.hidden))) for fed in step if fed.since is not None]
     if not parts:
         return
-    places = [slice(fed.start, fed.start + len(fed.hidden)) for fed in parts]
-    known = torch.cat([references[fed.request.key].hidden[at] for fed, at in zip(parts, places, strict=True)])
-    found = torch.cat([fed.hidden for fed in parts])
-    following = torch.tensor([i for fed, at in zip(parts, places, strict=True) for i in fed.request.forced[at]])
+    known = torch.cat([references[fed.request.key].hidden[at] for fed, at in parts])
+    found = torch.cat([fed.hidden for fed, _ in parts])
+    following = torch.tensor([i for fed, at in parts for i in fed.request.forced[at]])
     # Many cells read the same token of a text in a step; the full cache's distribution is computed once.
     texts = {pair: number << 32 for number, pair in enumerate(references)}
-    tokens = [texts[fed.request.key] + np.arange(at.start, at.stop) for fed, at in zip(parts, places, strict=True)]
+    tokens = [texts[fed.request.key] + np.arange(at.start, at.stop) for fed, at in parts]
     _, first, token_of = np.unique(np.concatenate(tokens), return_index=True, return_inverse=True)
     order, size = np.argsort(token_of, kind="stable"), _tokens_at_once(model)
     numbers = np.empty((3, len(order)))
@@ -151,10 +138,8 @@ def _compare(
             same = own.argmax(dim=-1) == cell.argmax(dim=-1)
             taken = cell.gather(-1, following[rows, None].to(cell.device))[:, 0]
             numbers[:, rows] = torch.stack([kl, taken, same.float()]).double().numpy(force=True)
-    begin = 0
-    for fed, at in zip(parts, places, strict=True):
-        divergence, logliks, agree = numbers[:, begin : begin + len(fed.hidden)]
-        begin += len(fed.hidden)
+    ends = np.cumsum([len(fed.hidden) for fed, _ in parts])
+    for (fed, at), (divergence, logliks, agree) in zip(parts, np.split(numbers, ends[:-1], axis=1), strict=True):
         [cell_id] = fed.cell_ids  # cells part with their first eviction
         tally = tallies[cell_id, fed.request.key]
         tally.kl[at], tally.loglik[at], tally.same[at], tally.since[at] = divergence, logliks, agree > 0, fed.since

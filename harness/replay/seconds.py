@@ -1,9 +1,9 @@
 """Timing of each cell alone: known texts token by token, the cell's own evictions, in rounds beside the full cache."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from typing import Annotated, Literal
 
 import torch
@@ -27,12 +27,9 @@ _ROWS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class TimeConfig:
-    """How seconds are measured.
+    """How seconds are measured: texts side by side in the middle batch, and rounds, in which every cell has its turn.
 
-    Attributes:
-        slots: texts side by side in the middle batch.
-        memory_gb: memory of keys and values that the largest batch fills; None leaves that batch out.
-        rounds: rounds in which every cell has its turn.
+    `memory_gb` is the memory of keys and values that the largest batch fills; None leaves that batch out.
     """
 
     slots: Annotated[int, Field(ge=1, description="a number of texts")] = 8
@@ -41,25 +38,18 @@ class TimeConfig:
 
 
 def measure_seconds(jobs: Sequence[ReplayJob], config: TimeConfig) -> None:
-    """Append a row for each cell, batch and round to the cells' seconds.jsonl.
-
-    All cells have their turn in a round before the next round begins, so that a slow minute of the machine meets all.
-    """
-    turns = len(jobs) * config.rounds
-    with tqdm(total=turns, unit="round") as progress:
-        for job in jobs:
+    """Append rows to the cells' seconds.jsonl, round by round, so that a slow minute of the machine meets all cells."""
+    with tqdm(total=len(jobs) * config.rounds, unit="round") as progress:
+        for job, number in itertools.product(jobs, range(config.rounds)):
             if not any(cell.policy.name == "full" for cell in job.cells):
-                raise UserError(
-                    f"{job.name}: --time needs the full cache beside it, which is no cell here: run it first."
-                )
-            model = loaded(job.model)
-            for number in range(config.rounds):
-                progress.set_description(f"{job.name}, seconds")
-                for cell in job.cells:
-                    with CellStore(job.run_directory, cell, job.benchmark.problems) as store:
-                        for row in _turn(model, job, cell, config, number):
-                            store.append_row(SECONDS_FILE, row)
-                progress.update()
+                alone = "--time needs the full cache beside it, which is no cell here"
+                raise UserError(f"{job.name}: {alone}: run it first.")
+            progress.set_description(f"{job.name}, seconds")
+            for cell in job.cells:
+                with CellStore(job.run_directory, cell, job.benchmark.problems) as store:
+                    for row in _turn(loaded(job.model), job, cell, config, number):
+                        store.append_row(SECONDS_FILE, row)
+            progress.update()
 
 
 def _turn(model: LoadedModel, job: ReplayJob, cell: Cell, config: TimeConfig, number: int) -> Iterator[Timing]:
@@ -72,12 +62,11 @@ def _turn(model: LoadedModel, job: ReplayJob, cell: Cell, config: TimeConfig, nu
     if config.memory_gb is not None:
         batches["memory"] = int(config.memory_gb * 1e9) // SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
     if not all(batches.values()):
-        raise UserError(
-            f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows of {job.name}: give more memory."
-        )
+        too_small = f"memory_gb={config.memory_gb:g} does not hold one text of {capacity} rows"
+        raise UserError(f"{too_small} of {job.name}: give more memory.")
     for why, slots in batches.items():
         engine = engine_of(replace(job, decoding=decoding), requests, model, slots)
-        yield _time(engine, list(islice(cycle(requests), slots)), why, number)
+        yield _time(engine, list(itertools.islice(itertools.cycle(requests), slots)), why, number)
 
 
 def _time(engine: Engine, requests: Sequence[Request], why: Literal["one", "given", "memory"], number: int) -> Timing:

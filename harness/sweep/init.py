@@ -15,10 +15,8 @@ _PROBLEMS = 40
 
 def init(arguments: Sequence[str]) -> None:
     """Copy the template into a new folder, and write its problems."""
-    parser = argparse.ArgumentParser(
-        prog="kvsweep init",
-        description="A folder of your own: a policy, problems and a sweep to change, and conf/ for more of them.",
-    )
+    about = "A folder of your own: a policy, problems and a sweep to change, and conf/ for more of them."
+    parser = argparse.ArgumentParser(prog="kvsweep init", description=about)
     parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
     folder: Path = parser.parse_args(arguments).folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

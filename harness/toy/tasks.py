@@ -70,7 +70,7 @@ def _ask_chain(rng: Random, size: int) -> str:
         right = rng.choice([name for name in names[:index] if name != left])
         pair = [left, right]
         rng.shuffle(pair)
-        parts.append(f"{names[index]}={pair[0]}+{pair[1]}.")
+        parts.append(f"{names[index]}={'+'.join(pair)}.")
     asked = rng.sample(names[2 : 2 + size], 3)
     return f"{' '.join(parts)} Find {'+'.join(asked)} mod 10."
 
@@ -80,12 +80,9 @@ def _solve_chain(question: str) -> Solution:
     steps = []
     for name, left, right in re.findall(r"([a-z])=([a-z])\+([a-z])\.", question):
         x, y = values[left], values[right]
-        values[name] = (x + y) % 10
-        text = (
-            f"{name}={left}+{right}: {left} is {x}, {right} is {y}, {x}+{y}={values[name]}. "
-            f"So {name} is {values[name]}. "
-        )
-        steps.append(Step(text=text, equation=f"{y}+{x}={values[name]}"))
+        z = values[name] = (x + y) % 10
+        text = f"{name}={left}+{right}: {left} is {x}, {right} is {y}, {x}+{y}={z}. So {name} is {z}. "
+        steps.append(Step(text=text, equation=f"{y}+{x}={z}"))
     return Solution(steps, *_sum_asked_for(question, values))
 
 
@@ -110,8 +107,7 @@ def _solve_add(question: str) -> Solution:
         steps.append(Step(text=text, equation=equation))
     highest_first = list(reversed(digits.items()))
     closing = ", ".join(f"{name} is {digit}" for name, digit in highest_first) + "."
-    answer = int("".join(str(digit) for _, digit in highest_first))
-    return Solution(steps=steps, closing=closing, answer=answer)
+    return Solution(steps, closing, answer=int("".join(str(digit) for _, digit in highest_first)))
 
 
 def _ask_regs(rng: Random, size: int) -> str:
@@ -133,14 +129,11 @@ def _solve_regs(question: str, restate_every: int = 0) -> Solution:
         x = values[target]
         y = int(operand) if operand.isdigit() else values[operand]
         read = "" if operand.isdigit() else f"{operand} is {y}, "
-        values[target] = (x + y) % 10
-        text = (
-            f"{number}: {target}+={operand}: {target} is {x}, {read}{x}+{y}={values[target]}. "
-            f"Now {target} is {values[target]}. "
-        )
+        z = values[target] = (x + y) % 10
+        text = f"{number}: {target}+={operand}: {target} is {x}, {read}{x}+{y}={z}. Now {target} is {z}. "
         if restate_every and int(number) % restate_every == 0:
             text += f"So all: {', '.join(f'{name} is {value}' for name, value in values.items())}. "
-        steps.append(Step(text=text, equation=f"{y}+{x}={values[target]}"))
+        steps.append(Step(text=text, equation=f"{y}+{x}={z}"))
     return Solution(steps, *_sum_asked_for(question, values))
 
 

@@ -1,10 +1,11 @@
 """Problems in sentences for a language model: four kinds of reasoning, with worked solutions, and records to look up.
 
 A solution restates some of its facts, and leaves others where they stood: in the question, or far back in the steps.
-Evaluation has wordings of its own (the last of each tuple below), things of its own, and in all kinds but `schedule`
+Evaluation has wordings of its own (the last of each block below), things of its own, and in all kinds but `schedule`
 larger sizes than training.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -21,6 +22,27 @@ Oslo Paris Rome Cairo Lima Berlin Madrid Vienna Tokyo London Dublin Athens Bosto
 NAMES, JOBS, PLACES, CITIES = (line.split() for line in _WORDS.splitlines())
 THINGS = ("coins", "books", "cards", "apples", "shells", "stamps", "pencils", "marbles")
 TRAINED_THINGS = 6
+_WORDINGS = """\
+{name} has {by} {word} {thing} than {other}.
+{name} has {by} {thing} {word} than {other}.
+Compared with {other}, {name} has {by} {word}.
+{name} owns {by} {word} {thing} than {other} does.
+
+{giver} gives {by} {thing} to {taker}.
+{giver} gives {taker} {by} {thing}.
+{taker} gets {by} {thing} from {giver}.
+Then {giver} hands {by} of the {thing} over to {taker}.
+
+The {job} takes {days} days and starts when the {other} ends.
+When the {other} ends, the {job} starts and takes {days} days.
+The {job} follows the {other} and takes {days} days.
+Once the {other} ends, the {job} starts, which takes {days} days.
+
+At the {place} lie {x} {thing}; {roads}.
+The {place} has {x} {thing}; {roads}.
+There are {x} {thing} at the {place}; {roads}.
+You find {x} {thing} at the {place}; {roads}."""
+COMPARED, GIVEN, FOLLOWS, LIES = (block.splitlines() for block in _WORDINGS.split("\n\n"))
 
 
 class Story(NamedTuple):
@@ -40,17 +62,20 @@ class Kind:
     eval_sizes: Sequence[int]
 
 
-def _wording(rng: Random, held_out: bool, *wordings: str) -> str:
-    return wordings[-1] if held_out else rng.choice(wordings[:-1])
+def _said(rng: Random, held_out: bool, wordings: Sequence[str], **facts: object) -> str:
+    return (wordings[-1] if held_out else rng.choice(wordings[:-1])).format(**facts)
 
 
 def _thing(rng: Random, held_out: bool) -> str:
     return rng.choice(THINGS[TRAINED_THINGS:] if held_out else THINGS[:TRAINED_THINGS])
 
 
-def _sum_step(values: dict[str, int], first: str, second: str) -> tuple[str, int]:
+def _sum_of_two(rng: Random, names: list[str], values: dict[str, int], said: list[str], steps: list[str]) -> Story:
+    """The story whose last sentence, which has a place for the names, asks for the sum of two values."""
+    first, second = rng.sample(names, 2)
     x, y = values[first], values[second]
-    return f"{first} has {x}, {second} has {y}. {x}+{y}={x + y}.", x + y
+    question = " ".join(said).format(f"{first} and {second}")
+    return Story(question, (*steps, f"{first} has {x}, {second} has {y}. {x}+{y}={x + y}."), x + y)
 
 
 def _compare(rng: Random, size: int, held_out: bool) -> Story:
@@ -63,23 +88,13 @@ def _compare(rng: Random, size: int, held_out: bool) -> Story:
         more = x <= by + 1 or (x + by < 40 and bool(rng.randrange(2)))
         word = "more" if more else "fewer"
         values[name] = x + by if more else x - by
-        wording = _wording(
-            rng,
-            held_out,
-            "{name} has {by} {word} {thing} than {other}.",
-            "{name} has {by} {thing} {word} than {other}.",
-            "Compared with {other}, {name} has {by} {word}.",
-            "{name} owns {by} {word} {thing} than {other} does.",
-        )
-        said.append(wording.format(name=name, by=by, word=word, thing=thing, other=other))
+        said.append(_said(rng, held_out, COMPARED, name=name, by=by, word=word, thing=thing, other=other))
         if rng.randrange(5) == 0:
             said.append(f"{rng.choice(names)} is {rng.randrange(6, 80)} years old.")
         sign = "+" if more else "-"
         steps.append(f"{name}: {by} {word} than {other}. {other} has {x}. {x}{sign}{by}={values[name]}.")
-    first, second = rng.sample(names[: max(2, size - 2)], 2)
-    closing, total = _sum_step(values, first, second)
-    ask = f"How many {thing} do {first} and {second} have together?"
-    return Story(" ".join([*said, ask]), (*steps, closing), total)
+    said.append(f"How many {thing} do {{}} have together?")
+    return _sum_of_two(rng, names[: max(2, size - 2)], values, said, steps)
 
 
 def _account(rng: Random, size: int, held_out: bool) -> Story:
@@ -91,23 +106,13 @@ def _account(rng: Random, size: int, held_out: bool) -> Story:
         taker = rng.choice([name for name in names if name != giver])
         x, y, by = values[giver], values[taker], rng.randrange(2, min(10, values[giver]))
         values[giver], values[taker] = x - by, y + by
-        wording = _wording(
-            rng,
-            held_out,
-            "{giver} gives {by} {thing} to {taker}.",
-            "{giver} gives {taker} {by} {thing}.",
-            "{taker} gets {by} {thing} from {giver}.",
-            "Then {giver} hands {by} of the {thing} over to {taker}.",
-        )
-        said.append(wording.format(giver=giver, taker=taker, by=by, thing=thing))
+        said.append(_said(rng, held_out, GIVEN, giver=giver, taker=taker, by=by, thing=thing))
         step = f"{giver} gives {taker} {by}. {giver}: {x}-{by}={x - by}. {taker}: {y}+{by}={y + by}."
         if number % 4 == 0:
             step += f" Now {', '.join(f'{name} has {value}' for name, value in values.items())}."
         steps.append(step)
-    first, second = rng.sample(names, 2)
-    closing, total = _sum_step(values, first, second)
-    ask = f"How many {thing} do {first} and {second} have together at the end?"
-    return Story(" ".join([*said, ask]), (*steps, closing), total)
+    said.append(f"How many {thing} do {{}} have together at the end?")
+    return _sum_of_two(rng, names, values, said, steps)
 
 
 def _schedule(rng: Random, size: int, held_out: bool) -> Story:
@@ -118,15 +123,7 @@ def _schedule(rng: Random, size: int, held_out: bool) -> Story:
         other = jobs[number - 1] if rng.randrange(2) else rng.choice(jobs[:number])
         days = rng.randrange(2, 10)
         ends[job] = ends[other] + days
-        wording = _wording(
-            rng,
-            held_out,
-            "The {job} takes {days} days and starts when the {other} ends.",
-            "When the {other} ends, the {job} starts and takes {days} days.",
-            "The {job} follows the {other} and takes {days} days.",
-            "Once the {other} ends, the {job} starts, which takes {days} days.",
-        )
-        said.append(wording.format(job=job, other=other, days=days))
+        said.append(_said(rng, held_out, FOLLOWS, job=job, other=other, days=days))
         x = ends[other]
         steps.append(f"The {job} takes {days} days after the {other}, day {x}. {x}+{days}={ends[job]}.")
     earlier, later = sorted(rng.sample(jobs, 2), key=lambda job: ends[job])
@@ -138,33 +135,25 @@ def _schedule(rng: Random, size: int, held_out: bool) -> Story:
 
 def _walk(rng: Random, size: int, held_out: bool) -> Story:
     thing, places = _thing(rng, held_out), rng.sample(PLACES, size + 2)
-    path, found, total = places[: size + 1], {place: rng.randrange(2, 10) for place in places}, 0
+    found, total = {place: rng.randrange(2, 10) for place in places}, 0
     said, steps, turns = [], [], []
     for number, place in enumerate(places):
         turn, other_turn = rng.sample(["north", "east", "south", "west"], 2)
-        others = [other for other in places if other != place and (number >= size or other != path[number + 1])]
-        aside = rng.choice(others)
-        roads = [(other_turn, aside)]
-        if number < size:
+        following = places[number + 1] if number < size else None
+        roads = [(other_turn, rng.choice([other for other in places if other not in (place, following)]))]
+        if following is not None:
+            x = found[following]
+            total += x
             turns.append(turn)
-            roads.append((turn, path[number + 1]))
-            total += found[path[number + 1]]
-            x = found[path[number + 1]]
-            steps.append(f"From the {place} {turn} to the {path[number + 1]}: {x}. {total - x}+{x}={total}.")
+            roads.append((turn, following))
+            steps.append(f"From the {place} {turn} to the {following}: {x}. {total - x}+{x}={total}.")
         rng.shuffle(roads)
-        wording = _wording(
-            rng,
-            held_out,
-            "At the {place} lie {x} {thing}; {roads}.",
-            "The {place} has {x} {thing}; {roads}.",
-            "There are {x} {thing} at the {place}; {roads}.",
-            "You find {x} {thing} at the {place}; {roads}.",
-        )
         listed = " and ".join(f"{turn} is the {other}" for turn, other in roads)
-        said.append(wording.format(place=place, x=found[place], thing=thing, roads=listed))
+        said.append(_said(rng, held_out, LIES, place=place, x=found[place], thing=thing, roads=listed))
     rng.shuffle(said)
-    ask = f"You start at the {path[0]} and go {', '.join(turns)}. How many {thing} lie at the places that you come to?"
-    return Story(" ".join([*said, ask]), tuple(steps), total)
+    said.append(f"You start at the {places[0]} and go {', '.join(turns)}.")
+    said.append(f"How many {thing} lie at the places that you come to?")
+    return Story(" ".join(said), tuple(steps), total)
 
 
 def _records(rng: Random, size: int, held_out: bool) -> Story:
@@ -195,19 +184,16 @@ def problems(benchmark: str, count: int) -> list[ToyProblem]:
     found: dict[str, ToyProblem] = {}
     while len(found) < count:
         turn, place = divmod(len(found), len(kinds))
-        size = kinds[place].eval_sizes[turn % len(kinds[place].eval_sizes)]
-        story = kinds[place].write(rng, size, True)
-        found.setdefault(
-            story.question, ToyProblem(f"{benchmark}-{len(found):03d}", story.question, story.answer, size)
-        )
+        kind = kinds[place]
+        size = kind.eval_sizes[turn % len(kind.eval_sizes)]
+        question, _, answer = kind.write(rng, size, True)
+        found.setdefault(question, ToyProblem(f"{benchmark}-{len(found):03d}", question, answer, size))
     return list(found.values())
 
 
 def training_problems(kind: str, rng: Random) -> Iterator[ToyProblem]:
     """An endless stream of problems of the sizes of an evaluation, in wordings and with things that it never has."""
-    number = 0
-    while True:
+    for number in itertools.count():
         size = rng.choice(KINDS[kind].eval_sizes)
-        story = KINDS[kind].write(rng, size, False)
-        yield ToyProblem(f"{kind}-train-{number}", story.question, story.answer, size)
-        number += 1
+        question, _, answer = KINDS[kind].write(rng, size, False)
+        yield ToyProblem(f"{kind}-train-{number}", question, answer, size)

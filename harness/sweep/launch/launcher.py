@@ -33,10 +33,8 @@ Task = list[Job]
 class Launcher(ABC):
     """How the tasks of a sweep are started. A YAML of conf/launcher names the class and describes its settings.
 
-    Attributes:
-        waits: whether the tasks have ended when `start` returns.
-        shards: the parts that every job is split into; each part is a task.
-        cells_per_task: a task takes further jobs until it has so many cells; None puts each job into its own task.
+    `waits` says whether the tasks have ended when `start` returns. Each of a job's `shards` is a task, which takes
+    further jobs until it has `cells_per_task` cells; None puts each job into its own task.
     """
 
     waits: ClassVar[bool] = True
@@ -54,21 +52,18 @@ class Launcher(ABC):
 
 
 def launch(jobs: Sequence[Job], launcher: Launcher) -> None:
-    """Start the jobs as the launcher does, and print a table of the results, or the command that shows the progress.
-
-    Raises:
-        Exception: that of the first job that failed in this process, after all jobs have ended.
-    """
-    directories = list(dict.fromkeys(job.run_directory for job in jobs))
+    """Start the jobs; print a table of results, or the command that shows the progress. The launcher's error passes."""
     is_finished = not any(job.unfinished_cells() for job in jobs)
     if is_finished:
         cells = len({(job.run_directory, cell.cell_id) for job in jobs for cell in job.cells})
         print(f"nothing to do: {counted(cells, 'cell')} done already")
     else:
-        rounds = [split(part, launcher) for part in by_round(jobs)]
+        # The first round of every job, then the second round of those that have one, and so on.
+        by_round = zip_longest(*(job.in_rounds() for job in jobs))
+        rounds = [split([job for job in part if job is not None], launcher) for part in by_round]
         launcher.check(jobs)
         launcher.start(rounds)
-    for directory in directories:
+    for directory in dict.fromkeys(job.run_directory for job in jobs):
         if not is_finished and launcher.waits:
             from kvsweep.analysis.report.tables import summary_table  # imports pandas
 
@@ -81,8 +76,7 @@ def launch(jobs: Sequence[Job], launcher: Launcher) -> None:
 class RunJobs(Checkpointable):
     """The function of one task. A task that the time limit stops is queued again, and resumes from its files.
 
-    Args:
-        gpu: the only GPU that the task's process may see; None leaves the process those that it has.
+    `gpu` is the only GPU that the task's process may see; None leaves the process those that it has.
     """
 
     def __init__(self, gpu: str | None = None) -> None:
@@ -98,32 +92,21 @@ class RunJobs(Checkpointable):
             raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
 
 
-def by_round(jobs: Sequence[Job]) -> list[list[Job]]:
-    """The first round of every job, then the second round of those that have one, and so on."""
-    rounds = zip_longest(*(job.in_rounds() for job in jobs))
-    return [[job for job in part if job is not None] for part in rounds]
-
-
 def split(jobs: Sequence[Job], launcher: Launcher) -> list[Task]:
-    """The tasks: every job's shards, with small jobs together where the launcher asks for it.
-
-    A job with more cells than a process may hold open becomes several jobs.
-    """
+    """Every job's shards as tasks, small jobs together if so asked; a job of too many cells becomes several."""
     tasks: list[Task] = [[]]
     most = allow_open_cells()
     for job in jobs:
         shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
         if job.shard.count > 1:
             if len(shards) > 1:
-                raise UserError(
-                    f"shard={job.shard} and launcher.shards={launcher.shards} both split the cells: give one of them."
-                )
+                both = f"shard={job.shard} and launcher.shards={launcher.shards}"
+                raise UserError(f"{both} both split the cells: give one of them.")
             shards = [job.shard]
         if job.rounds and len(job.cells) > most:
-            raise UserError(
-                f"until=decided with {len(job.cells)} cells needs a file open for each, and the limit allows {most}: "
-                "raise `ulimit -n`, make the grid smaller, or leave out until=decided."
-            )
+            needed = f"with {len(job.cells)} cells needs a file open for each, and the limit allows {most}"
+            mend = "raise `ulimit -n`, make the grid smaller, or leave out until=decided"
+            raise UserError(f"until=decided {needed}: {mend}.")
         parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
         for part, shard in product(parts, shards):
             tasks[-1].append(replace(part, shard=shard))

@@ -22,10 +22,7 @@ from kvsweep.harness.sweep.plan.job import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Launcher):
-    """Runs up to `parallel` tasks at once, each in a process of this machine, with one of its GPUs if it has any.
-
-    By default as many tasks as GPUs run at once, or as many as cores.
-    """
+    """Runs `parallel` tasks at once (one a GPU, else one a core), each in a process, with one GPU if any."""
 
     parallel: AtLeastOne | None = None
 
@@ -33,10 +30,9 @@ class Local(Launcher):
         super().check(jobs)
         for job in jobs:
             if job.model.device.startswith("cuda") and not visible_gpus():
-                raise UserError(
-                    f"model.device={job.model.device} needs a GPU, and launcher=local sees none ({VISIBLE} and "
-                    "nvidia-smi name them): make one visible, or set model.device=cpu."
-                )
+                unseen = f"launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
+                mend = "make one visible, or set model.device=cpu"
+                raise UserError(f"model.device={job.model.device} needs a GPU, and {unseen}: {mend}.")
 
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         """Run the tasks, round by round; a round in which a task fails ends the process with code 1."""

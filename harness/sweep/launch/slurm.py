@@ -17,15 +17,12 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.tasks import noted_jobs
 from kvsweep.harness.sweep.launch.launcher import AtLeastOne, Launcher, RunJobs, Task, logs, queue
 from kvsweep.harness.sweep.plan.job import Job
-from kvsweep.harness.sweep.watch.scheduler import note_jobs, tasks_now, waiting_jobs
+from kvsweep.harness.sweep.watch.scheduler import note_job, tasks_now, waiting_jobs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm(Launcher):
-    """Submits an array for each round, which waits for the array before it; the command returns at once.
-
-    `conf/launcher/slurm.yaml` describes each setting.
-    """
+    """Submits an array a round, which waits for the one before; conf/launcher/slurm.yaml describes each setting."""
 
     waits: ClassVar[bool] = False
     parallel: AtLeastOne | None = None
@@ -43,10 +40,9 @@ class Slurm(Launcher):
 
     def __post_init__(self) -> None:
         if self.signal_delay_s >= self.timeout_min * 60:
-            raise UserError(
-                f"launcher.signal_delay_s={self.signal_delay_s} is not below the time limit of {self.timeout_min} "
-                "minutes (launcher.timeout_min): a task would be stopped as it starts."
-            )
+            limit = f"the time limit of {self.timeout_min} minutes (launcher.timeout_min)"
+            too_long = f"launcher.signal_delay_s={self.signal_delay_s} is not below {limit}"
+            raise UserError(f"{too_long}: a task would be stopped as it starts.")
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Refuse a machine that cannot submit; the machine that runs the tasks checks their implementation."""
@@ -54,9 +50,8 @@ class Slurm(Launcher):
             if {"%", "\\"} & set(str(directory)):
                 raise UserError(f"SLURM reads % and \\ in results_dir={directory.parent} as a pattern: take another.")
         if shutil.which("srun") is None:
-            raise UserError(
-                "launcher=slurm finds no srun on this machine: submit from a login node of a SLURM cluster."
-            )
+            mend = "submit from a login node of a SLURM cluster"
+            raise UserError(f"launcher=slurm finds no srun on this machine: {mend}.")
 
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         ahead = _jobs_ahead([job for tasks in rounds for task in tasks for job in task])
@@ -77,16 +72,13 @@ class Slurm(Launcher):
         if ahead:
             own = [str(additional["dependency"])] if "dependency" in additional else []
             additional["dependency"] = ",".join([*own, f"afterany:{':'.join(ahead)}"])
-        parameters = {
+        parameters: dict[str, Any] = {
+            **{name: getattr(self, name) for name in ("partition", "account", "qos", "signal_delay_s")},
             "job_name": "kvsweep",
-            "partition": self.partition,
-            "account": self.account,
-            "qos": self.qos,
             "gpus_per_node": self.gpus or None,
             "cpus_per_task": self.cpus,
             "mem": None if self.memory_gb is None else f"{ceil(self.memory_gb * 1024)}M",
             "time": self.timeout_min,
-            "signal_delay_s": self.signal_delay_s,
             "array_parallelism": self.parallel or 1000,
             "setup": list(self.setup) or None,
             "additional_parameters": additional or None,
@@ -99,11 +91,9 @@ class Slurm(Launcher):
                 submitted = executor.map_array(RunJobs(), [list(task) for task in tasks])
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
-        note_jobs(
-            (job.run_directory, job.status("queued").task, entry.job_id)
-            for task, entry in zip(tasks, submitted, strict=True)
-            for job in task
-        )
+        for task, entry in zip(tasks, submitted, strict=True):
+            for job in task:
+                note_job(job.run_directory, job.status("queued").task, entry.job_id)
         return submitted
 
 
@@ -123,8 +113,6 @@ def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
     found = [job for job in ahead if job.isdigit()]
     if found:
         print(f"note: job {', '.join(found)} works on the same cells; the new tasks wait until it has ended.")
-    if other := [place for place in ahead if not place.isdigit()]:
-        print(
-            f"note: {', '.join(other)} works on the same cells; tasks that meet it there will fail: submit again then."
-        )
+    if other := ", ".join(place for place in ahead if not place.isdigit()):
+        print(f"note: {other} works on the same cells; tasks that meet it there will fail: submit again then.")
     return found

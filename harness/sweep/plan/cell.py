@@ -11,7 +11,6 @@ import msgspec
 
 from kvsweep.base import records
 from kvsweep.base.files import read_file
-from kvsweep.base.records import SCHEMA, content_hash
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import Policy
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
@@ -22,11 +21,7 @@ from kvsweep.kernels.implementation import Implementation
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One point of the sweep: all settings that decide its completions.
-
-    Attributes:
-        dataset_hash: hash of all problems of the benchmark, as the prompts ask them.
-    """
+    """One point of the sweep: all settings that decide its completions; `dataset_hash` is of all problems as asked."""
 
     model: ModelConfig
     benchmark: BenchmarkConfig
@@ -41,7 +36,7 @@ class Cell:
     def cell_id(self) -> str:
         """Hash of all settings that can change the outputs, and of no other: not of draws, limit, slots or paths."""
         policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
-        return content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
+        return records.content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
 
     @property
     def _conditions(self) -> dict[str, Any]:
@@ -60,9 +55,9 @@ class Cell:
         """The contents of cell.yaml, which people and the analysis read; `check` tells if the file was edited."""
         decoding = dataclasses.asdict(self.decoding)
         described = {
-            "schema": SCHEMA,
+            "schema": records.SCHEMA,
             "cell_id": self.cell_id,
-            "condition": content_hash(self._conditions),
+            "condition": records.content_hash(self._conditions),
             "model": self.model.describe(),
             "benchmark": dataclasses.asdict(self.benchmark),
             "dataset_hash": self.dataset_hash,
@@ -73,7 +68,7 @@ class Cell:
             **self.cache.identity(),
         }
         # Near the top, so that a file that was cut off still has it.
-        return {"schema": SCHEMA, "check": content_hash([self.cell_id, described]), **described}
+        return {"schema": records.SCHEMA, "check": records.content_hash([self.cell_id, described]), **described}
 
 
 class Done(msgspec.Struct, kw_only=True, omit_defaults=True):

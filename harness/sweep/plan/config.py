@@ -13,11 +13,7 @@ Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """The settings of the report that a sequential sweep needs as well.
-
-    Attributes:
-        margin: a setting holds if it costs fewer points of Pass@1 than this.
-    """
+    """The report's settings that a sequential sweep needs: a setting holds if it costs fewer points than `margin`."""
 
     margin: Annotated[float, Field(gt=0, lt=100, description="a number of points")] = 5.0
 

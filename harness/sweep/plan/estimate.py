@@ -7,20 +7,12 @@ cells have stored; where they have stored none, it takes every text to be `max_n
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, pairs_to_hold, power
+from kvsweep.base import records
 from kvsweep.base.command_line import counted
-from kvsweep.base.records import (
-    COMPLETIONS_FILE,
-    STATS_FILE,
-    Completion,
-    DecodeStats,
-    ignore,
-    read_rows,
-    shard_files,
-    view,
-)
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.decode.request import grows
 from kvsweep.harness.models.spec import BYTES, read_spec
@@ -29,7 +21,7 @@ from kvsweep.harness.toy.paths import WEIGHTS
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
-_Length = view(Completion, "num_tokens")
+_Length = records.view(records.Completion, "num_tokens")
 
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
@@ -65,25 +57,19 @@ DIFFER = (0.25, 0.1)
 
 
 def measure(job: Job) -> tuple[list[int], float, float] | None:
-    """Measure what the job's cells have stored: lengths in tokens, tokens per second, bytes per completion.
-
-    The speed counts the live tokens of all cells together, prefill included. None where nothing is stored.
-    """
+    """Lengths in tokens, live tokens per second of all cells with prefill, bytes per completion; None without any."""
     lengths: list[int] = []
     size = seconds = tokens = 0.0
-    for cell in job.cells:
-        folder = job.run_directory / cell.cell_id
-        for path in shard_files(folder, COMPLETIONS_FILE).values():
+    for folder in (job.run_directory / cell.cell_id for cell in job.cells):
+        for path in records.shard_files(folder, records.COMPLETIONS_FILE).values():
             size += path.stat().st_size
-            lengths += [row.num_tokens for row in read_rows(path, _Length, on_bad=ignore)]
-        for path in shard_files(folder, STATS_FILE).values():
-            for row in read_rows(path, DecodeStats, on_bad=ignore):
+            lengths += [row.num_tokens for row in records.read_rows(path, _Length, on_bad=records.ignore)]
+        for path in records.shard_files(folder, records.STATS_FILE).values():
+            for row in records.read_rows(path, records.DecodeStats, on_bad=records.ignore):
                 # Each cell of a decoding pass has a row of its own, which counts as its share of the pass.
                 seconds += row.wall_seconds / row.cells
                 tokens += row.tokens_total / row.cells
-    if not lengths or not seconds:
-        return None
-    return lengths, tokens / seconds, size / len(lengths)
+    return (lengths, tokens / seconds, size / len(lengths)) if lengths and seconds else None
 
 
 def describe(jobs: Sequence[Job]) -> str:
@@ -93,30 +79,22 @@ def describe(jobs: Sequence[Job]) -> str:
 
 
 def _describe_job(job: Job) -> str:
-    left, pairs = len(job.unfinished_cells()), len(job.own_pairs)
-    question = _question_tokens(job)
-    found = measure(job)
-    lengths = found[0] if found else [job.decoding.max_new_tokens]
+    left, pairs, cells = len(job.unfinished_cells()), len(job.own_pairs), len(job.cells)
+    question, found = _question_tokens(job), measure(job)
+    lengths, pace, size = found or ([job.decoding.max_new_tokens], 0.0, 0.0)
     forks = [first_eviction(cell.policy, question) for cell in job.cells]
-    tokens = forked_tokens(lengths, forks) * pairs / len(lengths) * left / len(job.cells)
-    fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
+    tokens = forked_tokens(lengths, forks) * pairs / len(lengths) * left / cells
+    source = f"every text {lengths[0]} long at most"
+    time_and_disk = "time and disk: not known until a cell has stored something"
     if found:
         source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
-        _, pace, size = found
-        disk = size * pairs * len(job.cells) / 2**20
-        time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; disk: {disk:.1f} MiB in all"
-    else:
-        source = f"every text {lengths[0]} long at most"
-        time_and_disk = "time and disk: not known until a cell has stored something"
+        time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; "
+        time_and_disk += f"disk: {size * pairs * cells / 2**20:.1f} MiB in all"
+    fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
     return (
-        f"{job.name}, shard {job.shard}: {counted(len(job.cells), 'cell')} ({len(job.cells) - left} done) of "
-        f"{counted(pairs, 'completion')}\n"
-        f"{_borrowed(job)}"
-        f"  memory: {_memory(job, question)}\n"
-        f"{_sizes(job)}"
-        f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n"
-        f"  {time_and_disk}"
-        f"{_power(job)}"
+        f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - left} done) of "
+        f"{counted(pairs, 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
+        f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n  {time_and_disk}{_power(job)}"
     )
 
 
@@ -125,10 +103,8 @@ def _borrowed(job: Job) -> str:
     model, own = job.model, WEIGHTS / job.model.name
     if not own.is_dir() or str(own) in (model.place, model.adapter):
         return ""
-    return (
-        f"  model: {model.place}, with name, precision, tags and sizes (budget, window, longest text) of {model.name}: "
-        "choose the nearest with model=, and set model.name and model.title\n"
-    )
+    taken = f"with name, precision, tags and sizes (budget, window, longest text) of {model.name}"
+    return f"  model: {model.place}, {taken}: choose the nearest with model=, and set model.name and model.title\n"
 
 
 def _power(job: Job) -> str:
@@ -150,7 +126,7 @@ def _power(job: Job) -> str:
 def _question_tokens(job: Job) -> int:
     """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
     longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
-    file = Path(job.model.checkpoint) / "tokenizer.json"
+    file = Path(job.model.checkpoint, "tokenizer.json")
     if not file.is_file():
         return len(longest) // _CHARACTERS_PER_TOKEN + 1
     from tokenizers import Tokenizer
@@ -163,31 +139,29 @@ def _sizes(job: Job) -> str:
     policies = [cell.policy for cell in job.cells if isinstance(cell.policy, BudgetPolicy)]
     counts = Counter((p.size, p.budget + 1 - p.size, p.local_window) for p in policies)
     return "".join(
-        f"  size: {size} rows after an eviction, {tokens} tokens to the next, window {window} "
-        f"({counted(count, 'cell')})\n"
-        for (size, tokens, window), count in sorted(counts.items())
+        f"  size: {size} rows after an eviction, {next_in} tokens to the next, window {window} ({counted(n, 'cell')})\n"
+        for (size, next_in, window), n in sorted(counts.items())
     )
 
 
 def _memory(job: Job, question: int) -> str:
     spec, itemsize = read_spec(job.model), BYTES[job.model.dtype]
     layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim
-    sizes = {"layers": layers, "kv_heads": heads, "head_dim": head_dim, "itemsize": itemsize}
+    slot = partial(job.cache.bytes_per_slot, layers=layers, kv_heads=heads, head_dim=head_dim, itemsize=itemsize)
     fixed = spec.fixed_bytes(job.model.dtype)
-    capacities = [cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells]
+    capacities = Counter(cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells)
     parts = [
-        f"{(job.cache.bytes_per_slot(**sizes, capacity=rows) + fixed) / 2**20:.1f} MiB a slot of {rows} tokens "
-        f"({counted(count, 'cell')})"
-        for rows, count in sorted(Counter(capacities).items())
+        f"{(slot(capacity=rows) + fixed) / 2**20:.1f} MiB a slot of {rows} tokens ({counted(count, 'cell')})"
+        for rows, count in sorted(capacities.items())
     ]
-    newest, many = (job.cache.bytes_per_slot(**sizes, capacity=rows) for rows in (0, job.cache.group))
+    newest, many = (slot(capacity=rows) for rows in (0, job.cache.group))
     formula, newest_rows = f"2 x {layers} layers x {heads} heads x {head_dim} x {itemsize} bytes", ""
     if job.cache.is_packed:
         formula = f"{layers} layers x {heads} heads x {(many - newest) / job.cache.group / (layers * heads):g} bytes"
         newest_rows = f", and {job.cache.whole_rows} rows of 2 x {head_dim} x {itemsize} a slot"
     slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
-    kinds = Counter(spec.layer_kinds)
     if fixed:
+        kinds = Counter(spec.layer_kinds)
         layers_of = [f"{counted(kinds[kind], f'{kind} layer')}" for kind in ("window", "linear") if kinds[kind]]
         newest_rows += f", and a fixed {fixed / 2**20:.1f} MiB a slot in {' and '.join(layers_of)}"
     return f"{', '.join(parts)}; {formula} a token{newest_rows}, a question of about {question} tokens; {slots}"

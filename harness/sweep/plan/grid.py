@@ -54,22 +54,20 @@ def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictC
         axis = getattr(grid, name)
         given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
         if axis or composed[name] not in (None, usual[name]):
-            raise UserError(
-                f"{given} contradicts policy.rows and policy.every, which say the same: leave one of them out."
-            )
+            both = "contradicts policy.rows and policy.every, which say the same"
+            raise UserError(f"{given} {both}: leave one of them out.")
 
 
 def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: settings[name] for name in ("rows", "every") if settings.get(name) is not None}
-    rest = {name: value for name, value in settings.items() if name not in ("rows", "every")}
+    """The settings of a policy, with keep_ratio and budget in place of rows and every, where those are given."""
+    rest = dict(settings)
+    given = {name: value for name in ("rows", "every") if (value := rest.pop(name, None)) is not None}
     if not given:
         return rest
     if len(given) == 1:
         raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
-    sizes = {
-        name: whole_number(f"policy.{name}", value, least=1)
-        for name, value in {**given, "local_window": rest["local_window"]}.items()
-    }
+    given["local_window"] = rest["local_window"]
+    sizes = {name: whole_number(f"policy.{name}", value, least=1) for name, value in given.items()}
     try:
         return {**rest, **size_of(**sizes)}
     except ValueError as error:

@@ -1,14 +1,14 @@
-"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program.
+"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses every mistake.
 
-Every mistake in the input is refused here, in one sentence, before a model is loaded. Neither torch nor transformers is
-imported for a model whose plain config.json lies on this disk.
+Neither torch nor transformers is imported for a model whose plain config.json lies on this disk.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import folder_below
-from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, content_hash
+from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, content_hash, read_provenance
 from kvsweep.base.tasks import CellProgress, State, TaskStatus, policy_label, task_name
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
@@ -28,10 +28,10 @@ from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, read_spec
 from kvsweep.harness.provenance import command_line
-from kvsweep.harness.settings import build, plain, whole_number
+from kvsweep.harness.settings import build, choices, plain, whole_number
 from kvsweep.harness.sweep.plan.cell import Cell, is_done
 from kvsweep.harness.sweep.plan.config import UNTRACKED, ReportConfig, TrackerConfig
-from kvsweep.harness.sweep.plan.grid import build_policies
+from kvsweep.harness.sweep.plan.grid import build_policies, policy_file
 from kvsweep.kernels.implementation import Implementation, check_installed
 
 
@@ -121,10 +121,9 @@ class Job:
         # A part of a job has some of the job's policies, and needs none of the others' artifacts.
         for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
             if found.get(path) != self.inputs.get(path):
-                raise UserError(
-                    f"{path} has changed since the cells of {self.name} were planned: restore the file, or run the "
-                    "command again for cells of its new contents."
-                )
+                changed = f"{path} has changed since the cells of {self.name} were planned"
+                mend = "restore the file, or run the command again for cells of its new contents"
+                raise UserError(f"{changed}: {mend}.")
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
@@ -133,25 +132,15 @@ class Job:
 
     def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
         """A status of this job in which no completion is counted yet; `decided` has the draws of the decided cells."""
-        own_draws = [draw for _, draw in self.own_pairs]
-        cells = {
-            cell.cell_id: CellProgress(
-                model=self.model.name,
-                benchmark=self.benchmark.name,
-                policy=policy_label(cell.policy.identity()),
-                finished=0,
-                expected=sum(draw < decided.get(cell.cell_id, self.draws) for draw in own_draws),
-                random_weights=self.model.random_weights,
-            )
-            for cell in self.cells
-        }
-        return TaskStatus(
-            task=task_name(self.model.name, self.benchmark.name, cells, str(self.shard)),
-            state=state,
-            shard=str(self.shard),
-            command=self.command,
-            cells=cells,
-        )
+        model, benchmark, shard = self.model.name, self.benchmark.name, str(self.shard)
+        whole: dict[str, Any] = {"model": model, "benchmark": benchmark, "random_weights": self.model.random_weights}
+        own_draws, cells = [draw for _, draw in self.own_pairs], {}
+        for cell in self.cells:
+            expected = sum(draw < decided.get(cell.cell_id, self.draws) for draw in own_draws)
+            label = policy_label(cell.policy.identity())
+            cells[cell.cell_id] = CellProgress(policy=label, finished=0, expected=expected, **whole)
+        name = task_name(model, benchmark, cells, shard)
+        return TaskStatus(task=name, state=state, shard=shard, command=self.command, cells=cells)
 
 
 def make_job(config: DictConfig) -> Job:
@@ -163,7 +152,11 @@ def make_job(config: DictConfig) -> Job:
     seed = whole_number("seed", config.seed, least=0)
     draws = whole_number("draws", config.draws, least=1)
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
-    invariant = checked_invariance(config.invariant)
+    invariant = None if config.invariant == "auto" else config.invariant
+    if config.invariant != "auto" and not isinstance(invariant, bool):
+        raise UserError(
+            f"invariant={invariant} is unknown: choose true, false or auto, which is true on the CPU alone."
+        )
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.
@@ -173,14 +166,12 @@ def make_job(config: DictConfig) -> Job:
     rounds = rounds_until(config.get("until"), draws, policies)
     finish = config.get("finish", False)
     if finish not in (True, False) or (finish and not rounds):
-        raise UserError(
-            f"finish={finish} goes with until=decided, as true or false: add until=decided or leave it out."
-        )
+        goes_with = "goes with until=decided, as true or false"
+        raise UserError(f"finish={finish} {goes_with}: add until=decided or leave it out.")
     if rounds and cache.is_packed:
-        raise UserError(
-            "until=decided compares cells with the full cache of unpacked rows, which a job of"
-            f"{cache.title} does not decode: give until=null, or cache.bits=16."
-        )
+        compared = "until=decided compares cells with the full cache of unpacked rows"
+        no_full = f"which a job of{cache.title} does not decode"
+        raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
     benchmark = load_problems(benchmark_config)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
@@ -209,6 +200,29 @@ def make_job(config: DictConfig) -> Job:
     return job
 
 
+def stored_config(path: Path) -> dict[str, Any]:
+    """The configuration of a provenance file, which may come from a stranger, without anything that could act.
+
+    The policy's class is that of this installation's YAML of the same name. Of the settings of model and policy those
+    remain that ModelConfig and that YAML have.
+    """
+    try:
+        stored = dict(read_provenance(path)["config"])
+        model, policy, name = dict(stored["model"]), dict(stored["policy"]), str(stored["policy"]["name"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} names no model and policy: run the cell again.") from error
+    if name not in choices("policy"):
+        raise UserError(f"{path} names the policy {name}, and this kvsweep has {', '.join(choices('policy'))}.")
+    own, known = policy_file(name), {field.name for field in fields(ModelConfig)}
+    policy = {k: v for k, v in policy.items() if k in own} | {"_target_": None, "name": name}
+    found = {**stored, "model": {k: v for k, v in model.items() if k in known}, "policy": policy}
+    found.pop("launcher", None)
+    if "${" in json.dumps(found):
+        raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
+    policy["_target_"] = own["_target_"]
+    return found
+
+
 def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
     """The files of weights on this disk that the outputs depend on, each with its hash."""
     return model.files() | {path: digest for policy in policies for path, digest in policy.files().items()}
@@ -224,10 +238,8 @@ def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[in
         raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
     names = {policy.name for policy in policies}
     if "full" not in names or len(names) < 2:
-        raise UserError(
-            f"until=decided compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone: "
-            "let grid.policy name full and another policy, or give until=null."
-        )
+        alone = f"compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone"
+        raise UserError(f"until=decided {alone}: let grid.policy name full and another policy, or give until=null.")
     return doubled(draws)
 
 
@@ -245,37 +257,24 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
     return name
 
 
-def checked_invariance(value: Any) -> bool | None:
-    """The setting `invariant`: true, false, or None for "auto". Raises UserError: another value."""
-    if value != "auto" and not isinstance(value, bool):
-        raise UserError(f"invariant={value} is unknown: choose true, false or auto, which is true on the CPU alone.")
-    return None if value == "auto" else value
-
-
 def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     """Check the model, and the policies' artifacts, which were made for a model."""
     for policy in policies:
         if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
-            raise UserError(
-                f"policy={policy.name} keeps the answer behind model.think_end, which is null: name the tag that "
-                "closes the model's thinking, or choose another policy."
-            )
+            untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
+            mend = "name the tag that closes the model's thinking, or choose another policy"
+            raise UserError(f"{untagged}: {mend}.")
     hidden_size = read_spec(model).hidden_size
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
-        card = artifacts.read_card(kind, place)
-        expected, weights = card["hidden_size"], model.identity()["weights"]
-        if expected != hidden_size:
-            raise UserError(
-                f"policy.{kind}={place} was made for hidden size {expected}, but model={model.name} has "
-                f"{hidden_size}: give one made for this model."
-            )
+        card, weights, other = artifacts.read_card(kind, place), model.identity()["weights"], ""
         made_for = card.get("model_weights", weights)
+        if card["hidden_size"] != hidden_size:
+            other = f"hidden size {card['hidden_size']}, but model={model.name} has {hidden_size}"
         # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
-        if made_for != weights and ("@" in made_for) == ("@" in weights):
-            raise UserError(
-                f"policy.{kind}={place} was made for {card.get('model')} ({made_for}), but "
-                f"model={model.name} is {weights}: give one made for this model."
-            )
+        elif made_for != weights and ("@" in made_for) == ("@" in weights):
+            other = f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
+        if other:
+            raise UserError(f"policy.{kind}={place} was made for {other}: give one made for this model.")
 
 
 def check_cache(
@@ -285,10 +284,8 @@ def check_cache(
     spec = read_spec(model)
     evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
     if not spec.layers and evicting:
-        raise UserError(
-            f"model={model.name} has no layer of full attention, whose rows policy={evicting[0]} could evict: "
-            "choose policy=full."
-        )
+        no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
+        raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
     sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
     try:
         cache.forms(spec.head_dim)
@@ -298,7 +295,6 @@ def check_cache(
     for policy in policies if cache.is_packed else ():
         rows = policy.capacity(1, max_new_tokens)
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
-            raise UserError(
-                f"cache.residual={cache.residual} is out of range: with{cache.title} the {rows} rows of "
-                f"policy={policy.name} then take no less memory than unpacked; choose a smaller residual."
-            )
+            saves_nothing = f"the {rows} rows of policy={policy.name} then take no less memory than unpacked"
+            out_of_range = f"cache.residual={cache.residual} is out of range"
+            raise UserError(f"{out_of_range}: with{cache.title} {saves_nothing}; choose a smaller residual.")

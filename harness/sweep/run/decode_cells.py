@@ -1,6 +1,7 @@
 """Decode what the cells of one job lack, and store every completion as it ends."""
 
 import gc
+import itertools
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -56,13 +57,14 @@ def decode(work: OpenCells) -> None:
     # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
     # They come first, so that a sweep that is killed has its baseline. The other cells share every completion that is
     # too short for their first eviction, and are given the tokens of every other completion up to it.
-    growing = {cell.cell_id for cell in cells if grows(cell.policy, longest, limit)}
-    rest = [cell for cell in cells if cell.cell_id not in growing]
-    for group in ([cell for cell in cells if cell.cell_id in growing], rest):
+    for growing in (True, False):
+        group = [cell for cell in cells if grows(cell.policy, longest, limit) == growing]
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
         known = _furthest_texts(work.stores.values(), lacking)
-        for cell_id, completion in _untouched(work, group, known):
-            work.append(cell_id, completion)
+        for cell, (pair, completion) in itertools.product(group, known.items()):
+            # Neither cell evicts, so both write the same completion.
+            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
+                work.append(cell.cell_id, completion)
         _decode_group(work, model, group, known)
 
 
@@ -104,21 +106,9 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
     """For each of the pairs, the stored completion that shares the most tokens with the rest of the grid."""
     known: dict[Pair, Completion] = {}
     for store in stores:
-        for completion in store.read_completions(pairs):
-            other = known.get(completion.key)
-            if other is None or len(completion.shared_ids) > len(other.shared_ids):
-                known[completion.key] = completion
+        for row in store.read_completions(pairs):
+            known[row.key] = max(known.get(row.key, row), row, key=lambda completion: len(completion.shared_ids))
     return known
-
-
-def _untouched(
-    work: OpenCells, cells: Iterable[Cell], known: Mapping[Pair, Completion]
-) -> Iterator[tuple[str, Completion]]:
-    """Yield (cell_id, completion) where a cell would write another cell's completion, because neither cell evicts."""
-    for cell in cells:
-        for pair, completion in known.items():
-            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
-                yield cell.cell_id, completion
 
 
 def _requests(
@@ -126,16 +116,10 @@ def _requests(
 ) -> Iterator[Request]:
     prompts = {problem.id: problem.prompt for problem in work.job.benchmark.problems}
     for pair in work.job.own_pairs:
-        lacking = [cell for cell in cells if work.lacks(cell.cell_id, pair)]
-        if lacking:
-            problem_id, draw = pair
-            yield Request(
-                problem_id=problem_id,
-                draw=draw,
-                prompt_ids=model.prompt_ids(prompts[problem_id]),
-                branches=tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in lacking),
-                forced=tuple(known[pair].shared_ids) if pair in known else (),
-            )
+        branches = tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in cells if work.lacks(c.cell_id, pair))
+        if branches:
+            forced, prompt = tuple(known[pair].shared_ids) if pair in known else (), model.prompt_ids(prompts[pair[0]])
+            yield Request(problem_id=pair[0], draw=pair[1], prompt_ids=prompt, branches=branches, forced=forced)
 
 
 def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
@@ -149,11 +133,10 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
         if slots is None:
             found = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
             slots, reason = found.slots, found.reason
-        work.progress.write(
-            f"{job.name}: {counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}, "
-            f"{counted(slots, 'slot')} x {capacity} tokens x "
-            f"{one // capacity:,} bytes = {slots * one / 2**20:.1f} MiB of keys and values ({reason})"
-        )
+        asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
+        size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
+        total = f"{slots * one / 2**20:.1f} MiB of keys and values"
+        work.progress.write(f"{job.name}: {asked}, {size} = {total} ({reason})")
         try:
             _write(work, model, requests, slots)
             return
@@ -163,10 +146,9 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
             if not out_of_memory and "DefaultCPUAllocator" not in str(error):
                 raise
             if slots == 1:
-                raise UserError(
-                    f"{job.name}: the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB) "
-                    "beside the model: lower policy.budget or decoding.max_new_tokens, or take a larger device."
-                ) from error
+                too_small = f"the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB)"
+                mend = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
+                raise UserError(f"{job.name}: {too_small} beside the model: {mend}.") from error
         # Outside the handler, because the error's traceback keeps the old cache alive.
         gc.collect()
         if model.device.type == "cuda":
@@ -185,7 +167,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     job = work.job
     engine = engine_of(job, requests, model, slots)
     job.check_inputs()  # from here on, all weights are in memory
-    clock = engine.clock
+    clock, cache = engine.clock, engine.cache
     work.reporter.counters.append(lambda: clock.tokens)
     written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}
     start = time.perf_counter()
@@ -196,47 +178,33 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
         work.append(cell_id, completion)
     wall = time.perf_counter() - start
     parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
-    seconds = {f"{part}_seconds": getattr(clock, part) for part in parts}
+    whole: dict[str, Any] = {f"{part}_seconds": getattr(clock, part) for part in parts}
+    whole |= {"wall_seconds": wall, "tokens_total": clock.tokens, "steps": clock.steps, "cells": len(written)}
+    whole |= {"slots": slots, "kv_bytes_allocated": cache.kv_bytes}
+    whole["kv_bytes_analytic"] = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
     for cell_id, lengths in written.items():
-        stats = DecodeStats(
-            wall_seconds=wall,
-            **seconds,
-            tokens=sum(lengths),
-            tokens_total=clock.tokens,
-            cells=len(written),
-            completions=len(lengths),
-            slots=slots,
-            steps=clock.steps,
-            kv_bytes_allocated=engine.cache.kv_bytes,
-            kv_bytes_analytic=slots * SlotCache.bytes_per_slot(model.shape, engine.cache.capacity, job.cache),
-        )
+        stats = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
         work.stores[cell_id].append_row(STATS_FILE, stats)
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:
     """Refuse a question that the model's context does not hold; print a note if completions may go beyond it."""
     context, longest = model.spec.positions, max(lengths.values()) + limit
+    name = model.config.name
     for problem_id, length in lengths.items():
         if context is not None and length >= context:
-            raise UserError(
-                f"problem {problem_id!r:.80} asks {length:,} tokens, and {model.config.name} was made for {context:,}: "
-                "leave the problem out, or choose a model with a longer context."
-            )
+            too_long = f"problem {problem_id!r:.80} asks {length:,} tokens, and {name} was made for {context:,}"
+            raise UserError(f"{too_long}: leave the problem out, or choose a model with a longer context.")
     model.check_length(longest)
     if context is not None and longest > context:
-        tqdm.write(
-            f"note: a prompt and its completion may take {longest} tokens; {model.config.name} was made for {context}.",
-            file=sys.stderr,
-        )
+        note = f"note: a prompt and its completion may take {longest} tokens; {name} was made for {context}."
+        tqdm.write(note, file=sys.stderr)
 
 
 def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
     pinned = [c.policy for c in cells if isinstance(c.policy, BudgetPolicy) and c.policy.question_rule == "pinned"]
     rooms = [room for policy in pinned if (room := policy.size - policy.newest_kept) < longest]
     if rooms:
-        tqdm.write(
-            f"note: {len(rooms)} of {len(cells)} cells pin the question and keep fewer tokens beside the newest (from "
-            f"{min(rooms)}) than the longest question has ({longest}), so question tokens are evicted too, as the "
-            "published rule has it; policy.question=on_top keeps them.",
-            file=sys.stderr,
-        )
+        fewer = f"keep fewer tokens beside the newest (from {min(rooms)}) than the longest question has ({longest})"
+        lost = "so question tokens are evicted too, as the published rule has it; policy.question=on_top keeps them"
+        tqdm.write(f"note: {len(rooms)} of {len(cells)} cells pin the question and {fewer}, {lost}.", file=sys.stderr)

@@ -22,10 +22,7 @@ _Peak = view(Completion, "peak_length")
 
 
 def run(jobs: Sequence[Job]) -> list[Exception]:
-    """Work through all jobs and return the errors of those that failed; a failed job does not stop the others.
-
-    Of a sequential job that fails in one round, the later rounds are left out.
-    """
+    """Work through all jobs; return the errors of those that failed, which stop only the same job's later rounds."""
     failures: list[Exception] = []
     failed: dict[str, int] = {}
     total = sum(len(job.cells) * len(job.new_pairs) for job in jobs)
@@ -81,10 +78,9 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
 def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[None]:
     """Grade what is appended to the cells while the block runs, so that a sweep shows its Pass@1 so far.
 
-    Two threads wait for the grading workers, and the decoding goes on meanwhile. After the block, `Grader.grade_cell`
-    grades the completions that have no grade: the last ones, all that came after an error in grading, and those that
-    overran their time, because a row has less of the processor beside the decoding than after it. Nothing else may
-    write the cells' grades until the block ends.
+    Two threads wait for the grading workers, and the decoding goes on. `Grader.grade_cell` then grades what has no
+    grade: the last completions, all after an error in grading, and those that overran their time, because a row has
+    less of the processor beside the decoding. Nothing else may write the cells' grades until the block ends.
     """
     standard = read_standard(next(iter(stores)).directory)  # that of all cells of a job
     ended = threading.Event()

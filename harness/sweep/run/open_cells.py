@@ -38,9 +38,8 @@ class OpenCells:
 def open_cells(job: Job, cells: Sequence[Cell], status: TaskStatus, progress: tqdm) -> Iterator[OpenCells]:
     """Open the files of some of a job's cells, and keep the status up to date, while the block runs.
 
-    Raises:
-        CellLockedError: another process writes one of the cells.
-        UserError: the weights have changed since the job was planned, or a file cannot be written.
+    A cell that another process writes raises a CellLockedError; weights that have changed since the job was planned,
+    and a file that cannot be written, raise a UserError.
     """
     with ExitStack() as stack:
         try:

@@ -1,9 +1,8 @@
 """Sequential sweeps (`until=decided`): which cells of a grid the stored rows have decided.
 
 After each round of draws, every cell is compared with the full cache of its grid. A cell that is shown to lose less
-than the margin, or more, gets no more draws. Which cells are decided depends on the stored grades and on the job's
-settings alone, so every shard of a later round finds the same cells. For this reason no shard begins a round before all
-shards have stored the one before.
+than the margin, or more, gets no more draws. That depends on the stored grades and the job's settings alone, and no
+shard begins a round before all shards have stored the one before, so every shard finds the same cells.
 """
 
 from collections.abc import Mapping
@@ -30,23 +29,20 @@ class UnfinishedRoundError(UserError):
 def decided_cells(job: Job, draws: int, grader: Grader) -> dict[str, int]:
     """The cells that the first `draws` draws decide, by cell_id, and the draws after which each was decided.
 
-    The full cache counts as decided once all other cells are.
-
-    Raises:
-        UnfinishedRoundError: a cell that is not decided lacks a completion of these draws.
+    The full cache counts as decided once all other cells are. A cell that is not decided and lacks a completion of
+    these draws raises an UnfinishedRoundError.
     """
-    wanted = {(problem_id, draw) for problem_id in job.problem_ids for draw in range(draws)}
     scores = {cell.cell_id: stored_scores(job, cell.cell_id, draws) for cell in job.cells}
     decided = _decided(job, scores)
     lacking = [cell_id for cell_id, score in scores.items() if cell_id not in decided and np.isnan(score).any()]
     if not lacking:
         return decided
+    wanted = {(problem_id, draw) for problem_id in job.problem_ids for draw in range(draws)}
     missing = sum(len(wanted - stored_pairs(job.run_directory / cell_id)) for cell_id in lacking)
     if missing:
-        raise UnfinishedRoundError(
-            f"{job.name}: the draws after the first {draws} wait until all shards have stored those, and {missing} "
-            "completions are missing: run the other shards, then this command again."
-        )
+        waits = f"the draws after the first {draws} wait until all shards have stored those"
+        mend = "run the other shards, then this command again"
+        raise UnfinishedRoundError(f"{job.name}: {waits}, and {missing} completions are missing: {mend}.")
     for cell_id in lacking:
         # The process that stored the last of these completions ended before it had graded them.
         grader.grade_cell(job.run_directory / cell_id)

@@ -1,7 +1,6 @@
 """The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
 
-`<results_dir>/<run_name>/<cell_id>/` holds cell.yaml, provenance.json, problems.jsonl, completions.jsonl, grades.jsonl,
-stats.jsonl and DONE; docs/files.md describes them. Each shard writes files of its own, such as
+docs/files.md describes the files of `<results_dir>/<run_name>/<cell_id>/`. Each shard writes files of its own, such as
 completions-1of4.jsonl, and a reader takes the files of all shards together.
 
 Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
@@ -29,7 +28,7 @@ from kvsweep.base import records
 from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
-from kvsweep.base.records import WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow, shard_files
+from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
 from kvsweep.harness.sweep.plan.cell import Cell, Done, file_sizes
 from kvsweep.harness.sweep.plan.job import Job
 
@@ -49,21 +48,13 @@ class CellLockedError(UserError):
 
 
 class CellStore:
-    """One cell's folder, which the process of one shard writes to. A context manager.
-
-    Entering raises a CellLockedError when another process holds the shard, or a shard of another count.
-    """
+    """One cell's folder, for one shard's process; entering it raises CellLockedError where another process holds it."""
 
     def __init__(
-        self,
-        run_directory: Path,
-        cell: Cell,
-        problems: Sequence[Problem],
-        shard: Shard = WHOLE,
-        rows: str = records.COMPLETIONS_FILE,
+        self, run: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE, rows: str = COMPLETIONS_FILE
     ) -> None:
         self.cell, self.problems, self.shard = cell, problems, shard
-        self.directory = run_directory / cell.cell_id
+        self.directory = run / cell.cell_id
         self.finished_pairs: set[Pair] = set()
         self._rows, self._path = rows, self.directory / shard.file(rows)
         self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
@@ -100,13 +91,10 @@ class CellStore:
         self.finished_pairs = stored_pairs(self.directory, self._rows)
 
     def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
-        """Yield the completions of the wanted pairs that any shard has stored; no file is read if none is wanted.
-
-        `kind` is `Completion` or a view of it.
-        """
+        """Yield the wanted pairs' completions of all shards, as `kind`; no file is read if none is wanted."""
         if not wanted:
             return iter(())
-        rows = records.read_shards(self.directory, records.COMPLETIONS_FILE, kind, on_bad=records.ignore)
+        rows = records.read_shards(self.directory, COMPLETIONS_FILE, kind, on_bad=records.ignore)
         return (row for row in rows if row.key in wanted)
 
     def __exit__(self, *exception: object) -> None:
@@ -153,8 +141,7 @@ class CellStore:
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
         """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
 
-        DONE lists the problems, the draws and the sizes of the cell's files, so that `is_done` reads no rows. `plan` is
-        that of a sequential job for which these draws are enough.
+        `plan` is that of a sequential job for which these draws are enough.
         """
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
@@ -164,16 +151,11 @@ class CellStore:
             if not pairs <= self.finished_pairs:
                 path.unlink(missing_ok=True)
                 return False
-            done = Done(
-                completions=len(pairs),
-                draws=draws,
-                problems=list(problem_ids),
-                files=file_sizes(self.directory),
-                rule=records.grading_rule(self.cell.describe()),
-            )
+            files, rule = file_sizes(self.directory), records.grading_rule(self.cell.describe())
+            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files, rule=rule)
             if plan is not None:
                 earlier = Done.read(self.directory)
-                earlier = earlier if earlier and earlier.rule == done.rule else None
+                earlier = earlier if earlier and earlier.rule == rule else None
                 done = earlier if earlier and earlier.covers(problem_ids, draws) else done
                 done.plans = sorted({plan, *(earlier.plans if earlier else ())})
             replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
@@ -190,10 +172,9 @@ class CellStore:
             owner = "another process"
             with suppress(OSError):
                 owner = read_file(Path(f"{held.lock_file}.owner")).decode(errors="replace")
-            raise CellLockedError(
-                f"cell {self.cell.cell_id}, shard {self.shard}, is being written by {owner}: wait for it to end, stop "
-                "it, or split the cell with shard=i/n, the same n for all."
-            ) from None
+            mend = "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all"
+            name = f"cell {self.cell.cell_id}, shard {self.shard}"
+            raise CellLockedError(f"{name}, is being written by {owner}: {mend}.") from None
         replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
 
 
@@ -217,8 +198,8 @@ def allow_open_cells() -> int:
     return max(1, most - _OTHER_FILES)
 
 
-def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[Pair]:
-    files = shard_files(directory, rows).values()
+def stored_pairs(directory: Path, rows: str = COMPLETIONS_FILE) -> set[Pair]:
+    files = records.shard_files(directory, rows).values()
     return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 
 
@@ -242,8 +223,5 @@ def quarantine_broken_lines(path: Path) -> None:
     numbers = {line.number for line in bad}
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.writelines(line for number, line in enumerate(read_lines(path), start=1) if number not in numbers)
-    print(
-        f"note: {path} had {counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}; "
-        "the run makes their completions again.",
-        file=sys.stderr,
-    )
+    moved = f"{counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}"
+    print(f"note: {path} had {moved}; the run makes their completions again.", file=sys.stderr)

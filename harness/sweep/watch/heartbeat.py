@@ -20,8 +20,8 @@ _ERROR_LINES = 12
 class Reporter:
     """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
 
-    A status that cannot be written does not stop the task. Each of `counters` returns the live tokens that one of the
-    task's engines has decoded so far.
+    A status that cannot be written stops no task. Each of `counters` returns the live tokens that an engine has
+    decoded.
     """
 
     def __init__(self, run_directory: Path, status: TaskStatus) -> None:

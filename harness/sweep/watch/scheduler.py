@@ -2,7 +2,7 @@
 
 import getpass
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,27 +38,24 @@ Queue = dict[str, tuple[str, str]]
 def waiting_jobs() -> Queue | None:
     """This user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
     try:
-        ended = subprocess.run([*ASK, f"--user={getpass.getuser()}"], capture_output=True, text=True, timeout=20)
-    except (OSError, KeyError, subprocess.TimeoutExpired):
+        asked = [*ASK, f"--user={getpass.getuser()}"]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, KeyError, subprocess.SubprocessError):
         return None
-    if ended.returncode:
-        return None
-    rows = [line.split("|", 2) for line in ended.stdout.splitlines() if line.count("|") >= 2]
+    rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
     return {job: (state, reason) for job, state, reason in rows}
 
 
-def note_jobs(jobs: Iterable[tuple[Path, str, str]]) -> None:
-    """Add (run directory, task, SLURM job) of tasks that were submitted."""
-    for run_directory, task, job in jobs:
-        noted = [*noted_jobs(run_directory, task), job]
-        replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
+def note_job(run_directory: Path, task: str, job: str) -> None:
+    """Add a SLURM job to those that were submitted for a task."""
+    noted = [*noted_jobs(run_directory, task), job]
+    replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
 
 
 def tasks_now(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:
-    """Read the tasks of a run directory, and correct the state of those under SLURM by what SLURM says.
+    """Read the tasks of a run directory, and correct the state of those under SLURM by its queue, which `ask` returns.
 
-    `ask` returns SLURM's queue. It is called if a task needs it. A task that waits has the reason in `error`. A task
-    whose job has left the queue has stopped.
+    A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
     """
     tasks = read_tasks(run_directory)
     unfinished = [task for task in tasks if task.state not in ("done", "failed")]

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,10 +44,7 @@ WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 
 
 class CellStatus(CellProgress, kw_only=True):
-    """The progress of one cell, all its shards together; `graded` counts its completions that have a grade.
-
-    `pass_at_1` and its standard error `error` are None where unknown.
-    """
+    """One cell's progress, all shards together: `graded` completions have a grade, `error` is `pass_at_1`'s own."""
 
     cell_id: str
     state: State
@@ -99,8 +96,6 @@ def read_sweep(directory: Path) -> SweepStatus:
     for cell_id, cell in _cells_of_tasks(directory, replaying).items():
         state = cell.state if cell.finished < cell.expected else "done"
         cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
-    rows = [row for task in replaying for row in task.cells.values()]
-    replayed, to_replay = (sum(getattr(row, name) for row in rows) for name in ("finished", "expected"))
     for path in directory.glob(f"*/{records.CELL_FILE}"):
         if path.parent.name not in cells:
             with suppress(BrokenCell, OSError, KeyError, TypeError):
@@ -111,8 +106,15 @@ def read_sweep(directory: Path) -> SweepStatus:
         _add_grades(cell, directory / cell.cell_id)
     running = [(task, max(task.heartbeat - task.started, 1e-9)) for task in tasks if task.state == "running"]
     pace = sum(task.made / seconds for task, seconds in running)
-    finished, expected = (sum(getattr(cell, name) for cell in cells.values()) for name in ("finished", "expected"))
+    finished, expected = _counts(cells.values())
+    replayed, to_replay = _counts([row for task in replaying for row in task.cells.values()])
     left = expected - finished + to_replay - replayed
+
+    def lacks_rows(task: TaskStatus) -> bool:
+        if task.replays:
+            return any(row.finished < row.expected for row in task.cells.values())
+        return any(cells[cell_id].state != "done" for cell_id in task.cells)
+
     return SweepStatus(
         directory=directory,
         state=_state({c.state for c in cells.values()} | {t.state for t in replaying} & {"running", "queued"}),
@@ -125,16 +127,13 @@ def read_sweep(directory: Path) -> SweepStatus:
         tokens_per_second=sum(task.tokens / seconds for task, seconds in running),
         seconds=_seconds_at_work(tasks),
         seconds_left=left / pace if pace else None if left > 0 else 0.0,
-        failed=[
-            task
-            for task in tasks
-            if task.state in ("failed", "stopped")
-            and any(
-                row.finished < row.expected if task.replays else cells[cell_id].state != "done"
-                for cell_id, row in task.cells.items()
-            )
-        ],
+        failed=[task for task in tasks if task.state in ("failed", "stopped") and lacks_rows(task)],
     )
+
+
+def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
+    """The completions that are finished, and those that are expected."""
+    return sum(row.finished for row in rows), sum(row.expected for row in rows)
 
 
 def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, CellStatus]:
@@ -151,37 +150,26 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         states = {task.state for task in parts}
         packed = {task.cells[cell_id].packed for task in parts}
         # Several experiments may share a cell; they count its completions each.
-        shards: dict[str, list[CellProgress]] = defaultdict(list)
+        finished, expected = Counter[str](), Counter[str]()
         for task in parts:
-            shards[task.shard].append(task.cells[cell_id])
-        finished, expected = (
-            sum(max(getattr(part, name) for part in shared) for shared in shards.values())
-            for name in ("finished", "expected")
-        )
+            finished |= {task.shard: task.cells[cell_id].finished}
+            expected |= {task.shard: task.cells[cell_id].expected}
         state = "done" if done else next((state for state in WORST_FIRST if state in states), "stopped")
         named = msgspec.structs.asdict(newest.cells[cell_id])
-        named |= {"finished": expected if done else finished, "expected": expected, "state": state}
+        named |= {"finished": (expected if done else finished).total(), "expected": expected.total(), "state": state}
         named["packed"] = None if packed == {None} else True in packed
         cells[cell_id] = CellStatus(cell_id=cell_id, **named)
     return cells
 
 
 def _cell_without_task(folder: Path) -> CellStatus:
-    settings = records.read_cell(folder)
-    done = folder / records.DONE_FILE
-    count = 0
+    settings, done, count = records.read_cell(folder), folder / records.DONE_FILE, 0
     with suppress(OSError, ValueError, KeyError, TypeError):
         count = int(json.loads(read_file(done))["completions"])
-    return CellStatus(
-        cell_id=folder.name,
-        model=settings["model"]["name"],
-        benchmark=settings["benchmark"]["name"],
-        policy=policy_label(settings["policy"]),
-        state="done" if done.exists() else "stopped",
-        finished=count,
-        expected=count,
-        random_weights=bool(settings["model"].get("random_weights")),
-    )
+    named = {name: settings[name]["name"] for name in ("model", "benchmark")}
+    named |= {"policy": policy_label(settings["policy"]), "state": "done" if done.exists() else "stopped"}
+    named["random_weights"] = bool(settings["model"].get("random_weights"))
+    return CellStatus(cell_id=folder.name, finished=count, expected=count, **named)
 
 
 def _add_grades(cell: CellStatus, folder: Path) -> None:
@@ -228,10 +216,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.json:
         print(json.dumps(as_json(sweep), indent=2))
     else:
+        console = _Console()
         if arguments.watch:
-            sweep = _watch(arguments.dir, arguments.interval, per_cell=arguments.cells)
+            sweep = _watch(console, arguments.dir, arguments.interval, per_cell=arguments.cells)
         else:
-            console = _Console()
             console.print(_heading(sweep), soft_wrap=True)  # a long path stays one word, for people who copy it
             console.print(render(sweep, per_cell=arguments.cells))
         _print_failures(sweep)
@@ -245,8 +233,8 @@ class _Console(Console):
         return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
 
 
-def _watch(directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
-    with Live(console=_Console(), refresh_per_second=4) as live:
+def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
+    with Live(console=console, refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
             live.update(Group(_heading(sweep), render(sweep, per_cell=per_cell)))
@@ -278,12 +266,9 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     counts += [f"{unpacked} with no row packed"] * (unpacked > 0)
     left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
     pace = f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else ""
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row(
-        ProgressBar(total=max(sweep.expected, 1), completed=sweep.finished, width=30),
-        f"{percent(sweep.finished / max(sweep.expected, 1))}%, {sweep.finished} of "
-        f"{counted(sweep.expected, 'completion')}",
-    )
+    bar, total = Table.grid(padding=(0, 1)), max(sweep.expected, 1)
+    share = f"{percent(sweep.finished / total)}%, {sweep.finished} of {counted(sweep.expected, 'completion')}"
+    bar.add_row(ProgressBar(total=total, completed=sweep.finished, width=30), share)
     return Group(
         bar,
         ", ".join(counts),
@@ -305,15 +290,11 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
 def _panel_table(cells: Sequence[CellStatus]) -> Table:
     table = _table("model", "benchmark", "cells", "completions", "full cache", "other cells")
     for names, panel in _panels(cells):
-        full = [_percent(cell) for cell in panel if cell.policy == "full"]
+        full = ", ".join(filter(None, (_percent(cell) for cell in panel if cell.policy == "full")))
         others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
-        table.add_row(
-            *names,
-            f"{sum(cell.state == 'done' for cell in panel)}/{len(panel)}",
-            f"{sum(cell.finished for cell in panel)}/{sum(cell.expected for cell in panel)}",
-            ", ".join(filter(None, full)),
-            f"{percent(min(others))} to {percent(max(others))}" if others else "",
-        )
+        other = f"{percent(min(others))} to {percent(max(others))}" if others else ""
+        done, (finished, expected) = sum(cell.state == "done" for cell in panel), _counts(panel)
+        table.add_row(*names, f"{done}/{len(panel)}", f"{finished}/{expected}", full, other)
     if any(cell.pass_at_1 is not None for cell in cells):
         table.caption = "full cache, other cells: Pass@1 so far in %; --cells shows each"
     return table

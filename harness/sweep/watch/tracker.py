@@ -1,8 +1,8 @@
 """Progress and results of each cell for Weights & Biases, trackio or MLflow; off unless asked for (`tracker=`).
 
-The tracker lives in a process of its own that reads the task's status file and the cells' result files, as
-`kvsweep-status` does. The job starts this process and sends it nothing, so a tracker that fails, hangs or asks for a
-password cannot disturb the job. At its end the job waits at most `patience_s` for the last values to arrive.
+The tracker is a process of its own that reads the task's status file and the cells' result files. The job sends it
+nothing, so a tracker that fails, hangs or asks for a password cannot disturb the job, which waits at its end at most
+`patience_s` for the last values to arrive.
 """
 
 import contextvars
@@ -13,10 +13,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from tqdm import tqdm
 from kvsweep.analysis.numbers.pass_at_1 import read_score
 from kvsweep.base import records
 from kvsweep.base.escape import visible
-from kvsweep.base.records import Completion, Shard
 from kvsweep.base.tasks import State, TaskStatus, is_alive
 from kvsweep.harness.sweep.plan.config import TrackerConfig
 
@@ -39,11 +37,9 @@ MLFLOW_CHARACTERS = 6000
 
 @contextmanager
 def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]) -> Iterator[None]:
-    """Let a tracker follow this process's task while the block runs. Enter it before the task's `Reporter`.
-
-    `task` names the task's status file, and each of `cells`, the cell_ids to follow, becomes a run of the tracker.
-    """
-    process = _start(config, run_directory, task, cells) if config.kind != "none" else None
+    """Let a tracker follow this process's task in the block, a run for each cell_id; enter it before `Reporter`."""
+    asked = [config.kind, config.project, config.interval_s, str(run_directory), task, os.getpid(), list(cells)]
+    process = _start(config.kind, asked) if config.kind != "none" else None
     try:
         yield
     finally:
@@ -58,11 +54,8 @@ def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collec
                 tqdm.write(_note(config.kind, f"not finished after {config.patience_s:g} s"), file=sys.stderr)
 
 
-def _start(
-    config: TrackerConfig, run_directory: Path, task: str, cells: Collection[str]
-) -> "subprocess.Popen[bytes] | None":
+def _start(kind: str, asked: Sequence[Any]) -> "subprocess.Popen[bytes] | None":
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    asked = [config.kind, config.project, config.interval_s, str(run_directory), task, os.getpid(), list(cells)]
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "kvsweep.harness.sweep.watch.tracker", json.dumps(asked)],
@@ -71,7 +64,7 @@ def _start(
             start_new_session=True,  # Ctrl-C belongs to the job, and a tracker finds no terminal to ask at
         )
     except OSError as error:
-        tqdm.write(_note(config.kind, str(error)), file=sys.stderr)
+        tqdm.write(_note(kind, str(error)), file=sys.stderr)
         return None
 
 
@@ -135,10 +128,7 @@ TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "tracki
 def follow(
     kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
 ) -> None:
-    """Report a task's cells to a tracker until the task ends. Any error of the tracker's package passes through.
-
-    Without a status from the process `pid`, which runs the task, nothing is reported.
-    """
+    """Report a task's cells until the task of `pid` ends. Any error of the tracker's package passes through."""
     path = TaskStatus.path(run_directory, task)
     while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
         if not is_alive(pid):
@@ -163,7 +153,7 @@ def follow(
             status = TaskStatus.read(path)
             state = status.seen(time.time())
     for cell_id, run in runs.items():
-        result = cell_result(run_directory / cell_id, Shard.parse(status.shard))
+        result = cell_result(run_directory / cell_id, records.Shard.parse(status.shard))
         run.log({**_progress(status, cell_id), **result}, step + 1)
         run.finish(state == "done")
 
@@ -174,24 +164,22 @@ def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
     return {"completions": cell.finished, "progress": cell.finished / cell.expected, "tokens_per_second": speed}
 
 
-_Lengths = records.view(Completion, "num_tokens", "prompt_tokens", "peak_length")
+_Lengths = records.view(records.Completion, "num_tokens", "prompt_tokens", "peak_length")
 
 
-def cell_result(folder: Path, shard: Shard) -> dict[str, float]:
+def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     """One cell's results so far, of one shard; empty without grades.
 
     `kept_memory_own` is as in the report, `kv_bytes_allocated` the largest KV cache of a decoding pass with all slots.
     """
-    latest = partial(records.latest_rows, on_bad=records.ignore)
-    graded = records.read_grades(folder, shard=shard, on_bad=records.ignore)
-    grades = Counter(row.outcome for row in graded)
+    grades = Counter(row.outcome for row in records.read_grades(folder, shard=shard, on_bad=records.ignore))
     if not grades:
         return {}
     values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
     score = read_score(folder, shard).pass_at_1
     if score is not None and not records.read_cell(folder)["model"].get("random_weights"):
         values["pass_at_1"] = score
-    rows = list(latest([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths))
+    rows = list(records.latest_rows([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths, on_bad=records.ignore))
     sizes = records.read_provenance(folder / shard.file(records.PROVENANCE_FILE)).get("bytes", {})
     fixed = len(rows) * sizes.get("fixed_rows", 0)
     peak = fixed + sum(row.peak_length for row in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvsweep.base.tasks import CellProgress, TaskStatus
-from kvsweep.harness.sweep.watch.scheduler import note_jobs, tasks_now, waiting_jobs
+from kvsweep.harness.sweep.watch.scheduler import note_job, tasks_now, waiting_jobs
 
 Squeue = Callable[[str], None]
 
@@ -51,7 +51,7 @@ def seen(run: Path) -> dict[str, tuple[str, str]]:
 def test_a_queued_task_has_slurms_reason(line: str, state: str, words: str, squeue: Squeue, tmp_path: Path) -> None:
     squeue(line)
     task(tmp_path, "t")
-    note_jobs([(tmp_path, "t", "7_0")])
+    note_job(tmp_path, "t", "7_0")
     found = seen(tmp_path)["t"]
     assert found[0] == state
     assert words in found[1]
