@@ -11,14 +11,8 @@ from kvsweep.kernels.reference import chunk_attention
 
 SLOT_ATTENTION = "slot"
 # Arguments that transformers hands down and that change nothing in what a token sees.
-_HARMLESS = {
-    "dropout",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "position_ids",
-    "use_cache",
-}
+_HARMLESS = {"dropout", "position_ids", "use_cache"}
+_HARMLESS |= {f"output_{what}" for what in ("attentions", "hidden_states", "router_logits")}
 
 
 def slot_attention(
@@ -41,11 +35,8 @@ def slot_attention(
 
     query [prompts, q_heads, tokens, head_dim], in a step [tokens, q_heads, 1, head_dim]; key and value as the cache's
     `update` returned them; `s_aux`: the layer's sinks; `slot_shape` says which layers are windows. Returns ([prompts,
-    tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed.
-
-    Raises:
-        ValueError: a decode step without `slot_cache`, a window that the shape does not know, or an argument that slot
-            attention does not know; the result would be wrong.
+    tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed. What would
+    be computed wrongly is a ValueError: a step without `slot_cache`, a window or an argument that is not known here.
     """
     given = {"attention_mask": attention_mask, **others}
     if unknown := sorted(name for name in given.keys() - _HARMLESS if given[name] is not None):
@@ -65,10 +56,11 @@ def slot_attention(
     if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
     window = shape.window if shape is not None and is_window else None
-    if prefill is not None and window is None:
-        prefill.observe(query, key, value, scaling, s_aux, softcap)
-    elif prefill is not None and window is not None:
-        prefill.observe_window(query, key, value, window)
+    if prefill is not None:
+        if window is None:
+            prefill.observe(query, key, value, scaling, s_aux, softcap)
+        else:
+            prefill.observe_window(query, key, value, window)
     if window is None and s_aux is None and softcap is None:
         return _causal(query, key, value, scaling), None
     prompts = zip(query.transpose(1, 2), key, value, strict=True)

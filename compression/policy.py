@@ -114,6 +114,8 @@ class Policy(ABC):
 
     # The settings that name an artifact (`compression.artifacts`), each with the command that makes one.
     ARTIFACTS: ClassVar[Mapping[str, str]] = {}
+    # Whether each layer and key head keeps rows of its own.
+    per_head: ClassVar[bool] = False
 
     name: str
 
@@ -131,11 +133,6 @@ class Policy(ABC):
     def signals(self) -> tuple[Signal, ...]:
         """Recordings of every token that `select` needs."""
         return ()
-
-    @property
-    def per_head(self) -> bool:
-        """True if each layer and key head keeps rows of its own."""
-        return False
 
     @abstractmethod
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
@@ -185,9 +182,8 @@ class BudgetPolicy(Policy):
             step, so the cache holds budget + 1 tokens when it is pruned.
         question: the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
             the size, before any other row that competes. "on_top": they stay beside the size, and budget, ratio and
-            window apply to the generated tokens alone. None: as the policy's authors have it.
-        sinks: first tokens of the text that stay, inside the size, before any other row that competes. None: as the
-            policy's authors have it.
+            window apply to the generated tokens alone. None, here and in sinks: as the policy's authors have it.
+        sinks: first tokens of the text that stay, inside the size, before any other row that competes.
     """
 
     # The settings that all policies of a grid share; `rows` and `every` are another spelling of ratio and budget.
@@ -217,14 +213,13 @@ class BudgetPolicy(Policy):
                 f"{self.newest_kept} are the newest, and sinks are among the others."
             )
 
+    # Where none is set, the authors' choice.
     @property
     def question_rule(self) -> Question:
-        """The place of the prompt's tokens: `question`, or the authors' choice where none is set."""
         return self.question or self.QUESTION
 
     @property
     def sinks_kept(self) -> int:
-        """The first tokens that stay: `sinks`, or the authors' choice where none is set."""
         return self.SINKS if self.sinks is None else self.sinks
 
     def identity(self) -> dict[str, Any]:
@@ -292,7 +287,7 @@ class BudgetPolicy(Policy):
 class HeadPolicy(BudgetPolicy):
     """A policy whose scores are [layers, kv_heads, length]: each layer and key head keeps rows of its own."""
 
-    per_head = True
+    per_head: ClassVar[bool] = True
 
 
 def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:

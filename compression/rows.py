@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsweep.compression.config import LayerKind, fixed_bytes, ring
+from kvsweep.compression.config import LayerKind, fixed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,31 +33,23 @@ class CacheShape:
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each layer of the network."""
         full: LayerKind = "full"
         return self.kinds or (full,) * self.layers
 
     @property
     def fixed_bytes(self) -> int:
         """Bytes that a slot takes whatever its length (`compression.config.fixed_bytes`)."""
-        row = 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
-        return fixed_bytes(self.kinds, row, self.window, self.states, self.dtype.itemsize)
-
-    @property
-    def ring(self) -> int:
-        """Rows that a window layer allocates for a slot: whole blocks, of which the first `window` are used."""
-        return ring(self.window)
+        return fixed_bytes(self, self.dtype.itemsize)
 
     @property
     def state_dtypes(self) -> tuple[torch.dtype, ...]:
-        """The precision of each state of a linear layer."""
         return (self.dtype, torch.float32)[: len(self.states)]
 
 
 class Prefill:
     """The rows and queries of one prefilled prompt; the attention function fills them in, layer by layer.
 
-    A long prompt may come in chunks; `begin_chunk` announces each.
+    A prompt may come in chunks; `begin_chunk` announces each.
 
     Attributes:
         rows: the keys and values of each full layer, [kv_heads, length, head_dim].
@@ -106,7 +98,6 @@ class Prefill:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt."""
         return self.rows[0][0].shape[1] if self.rows else self._tokens
 
 

@@ -1,7 +1,6 @@
 """DynTS (arXiv 2601.18383): keep the thinking tokens that a small head predicts the answer will look at.
 
-Behind it its ablations, each of which changes one part of the rule (`Random` in `compression.policies.random` is another),
-and the oracle.
+Its ablations each change one part of the rule (one more is in `compression.policies.random`); the oracle knows labels.
 """
 
 from collections.abc import Mapping
@@ -18,11 +17,8 @@ from kvsweep.kernels.lazy_torch import Tensor, torch
 class DynTS(BudgetPolicy):
     """Question and answer tokens first, then thinking tokens by predicted importance (paper section 4, released code).
 
-    The predictor scores no question token. A question that is neither pinned nor on top scores 0, as in the authors'
-    ablation without question (dynts-noque).
-
-    Attributes:
-        predictor: directory of a saved importance predictor for this model.
+    `predictor` is the directory of a saved importance predictor for this model, which scores no question token. A
+    question that is neither pinned nor on top scores 0, as in the authors' ablation without question (dynts-noque).
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep-predictor train"}
@@ -36,7 +32,6 @@ class DynTS(BudgetPolicy):
         return (self._importance,)
 
     def scores(self, view: CacheView) -> Tensor:
-        """The answer pinned, predicted importance for the thinking, 0 for the question."""
         return self.importance(view).masked_fill(view.question, 0.0).masked_fill(view.answer, float("inf"))
 
     def importance(self, view: CacheView) -> Tensor:
@@ -81,7 +76,6 @@ class Bottom(DynTS):
     QUESTION: ClassVar[Question] = "free"
 
     def scores(self, view: CacheView) -> Tensor:
-        """The predicted importance negated for the thinking; question and answer first to go, or the answer pinned."""
         end = -float("inf") if self.question_rule == "free" else float("inf")
         return self.importance(view).neg().masked_fill(view.question | view.answer, end)
 
@@ -91,10 +85,8 @@ class Oracle(DynTS):
     """DynTS with the true importance of the full cache's text for the same problem and draw in place of predictions.
 
     An eviction changes the text that follows, and labels are known of the full cache's text alone. Tokens from the
-    first difference on, and texts without labels (wrong, cut off, never closed), have the head's score.
-
-    Attributes:
-        labels: file of `kvsweep-predictor oracle`: texts and labels, 0 to 1 as the head's targets.
+    first difference on, and texts without labels (wrong, cut off, never closed), have the head's score. `labels` is a
+    file of `kvsweep-predictor oracle`: texts and labels, 0 to 1 as the head's targets.
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {**DynTS.ARTIFACTS, "labels": "kvsweep-predictor oracle"}

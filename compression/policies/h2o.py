@@ -12,10 +12,8 @@ from kvsweep.kernels.lazy_torch import Tensor
 class H2O(HeadPolicy):
     """Heavy hitters by attention accumulated over all queries so far, the prompt's among them (section 4).
 
-    Query heads of a group are summed.
-
-    Attributes:
-        recent: share of the rows, rounded, that goes to the newest tokens; the authors' is half.
+    Query heads of a group are summed. The share `recent` of the rows, rounded, goes to the newest tokens, as half of
+    them does with the authors.
     """
 
     recent: Fraction = 0.5
@@ -46,11 +44,8 @@ class Inertia(HeadPolicy):
 
     With decay 1 these are H2O's scores, with decay 0 those of the newest query (TOVA's, per head). Query heads of a
     group are summed. How sure: the recursion m = decay * m + (1 - decay) * attention is known from a summary; neither
-    paper nor code was read. Its factor 1 - decay changes no order and is left out. That the local window stays is our
-    choice.
-
-    Attributes:
-        decay: weight of what came before; the paper's alpha is 0.8.
+    paper nor code was read. Its factor 1 - decay changes no order and is left out; decay is the paper's alpha, 0.8
+    there. That the local window stays is our choice.
     """
 
     decay: Fraction = 0.8

@@ -12,10 +12,8 @@ from kvsweep.kernels.lazy_torch import Tensor, torch
 class TOVA(HeadPolicy):
     """Attention of the last query alone, averaged over all heads of a layer; each layer keeps rows of its own.
 
-    Section 3.2 and the released code (src/tova_cache.py). There a row goes at every step; here many at the budget.
-
-    Attributes:
-        keep_last: whether the last row stays for certain, as in kvpress; in the released code it may go.
+    Section 3.2 and the released code (src/tova_cache.py). There a row goes at every step; here many at the budget. With
+    `keep_last` the last row stays for certain, as in kvpress; in the released code it may go.
     """
 
     keep_last: bool = False

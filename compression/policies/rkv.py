@@ -21,12 +21,9 @@ from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 @dataclass(frozen=True, kw_only=True)
 class LessRedundancy(Observation):
-    """Scores mix * importance - (1 - mix) * redundancy.
+    """Scores mix * importance - (1 - mix) * redundancy; mix is the paper's lambda.
 
-    Attributes:
-        pooling: width over which neighbouring importances are pooled, odd.
-        mix: weight of importance (the paper's lambda).
-        threshold: cosine above which two keys count as similar.
+    Importances are pooled over `pooling` neighbours. Two keys count as similar above a cosine of `threshold`.
     """
 
     observation_window: Count = 8
@@ -37,8 +34,7 @@ class LessRedundancy(Observation):
     def mixed(self, importance: Tensor, redundancy: Tensor) -> Tensor:
         return self.mix * importance - (1 - self.mix) * redundancy
 
-    def redundancy(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] `kernels.reference.redundancy` of all keys."""
+    def redundancy(self, view: CacheView) -> Tensor:  # [layers, kv_heads, length]
         return torch.stack([view.operations.redundancy(keys, threshold=self.threshold) for keys in view.keys])
 
     def max_pooled(self, scores: Tensor) -> Tensor:
@@ -82,9 +78,6 @@ class GKV(LessRedundancy, ObservationPolicy):
     heads, averaged over the queries, divided by the largest row's. A row's memory is its importance, or `decay` times
     what it remembers from the eviction before if that is more. Redundancy is R-KV's, divided by the largest row's. Held
     to the released code with its similarity in plain torch; its Triton kernel spares one similar row per block instead.
-
-    Attributes:
-        decay: share of a memory that lasts to the next eviction.
     """
 
     MEMORY: ClassVar[RowMemory] = RowMemory("gkv")

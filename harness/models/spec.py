@@ -137,8 +137,7 @@ class ModelSpec:
 
     def fixed_bytes(self, dtype: str) -> int:
         """Bytes that a slot takes in windows and linear layers, in a precision such as "float32"."""
-        row = 2 * self.kv_heads * self.head_dim * BYTES[dtype]
-        return fixed_bytes(self.layer_kinds, row, self.window, self.states, BYTES[dtype])
+        return fixed_bytes(self, BYTES[dtype])
 
     def cache_shape(self, dtype: str) -> CacheShape:
         """The shape of the key-value rows in a precision such as "float32"."""
