@@ -104,16 +104,14 @@ def decode_attention(
 
     Args:
         query: [slots, q_heads, head_dim]; q_heads is a multiple of kv_heads (grouped queries share a key head).
-        keys: [slots, kv_heads, capacity, head_dim].
-        values: as keys.
+        keys, values: [slots, kv_heads, capacity, head_dim].
         lengths: [slots] or [slots, kv_heads], each from 1 to capacity.
         scaling: factor on the logits, usually head_dim ** -0.5.
         return_mass: also return the probabilities summed over each group of query heads.
         sinks: a logit of each query head's sink, [q_heads], or None.
         softcap: as in `capped`, or None.
 
-    Returns:
-        output [slots, q_heads, head_dim] and mass [slots, kv_heads, capacity] or None.
+    Returns output [slots, q_heads, head_dim] and mass [slots, kv_heads, capacity] or None.
     """
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
@@ -201,18 +199,16 @@ def packed_attention(
 
     Args:
         query: [slots, q_heads, head_dim].
-        keys: the bytes of the first `counts` keys, [slots, kv_heads, capacity, bytes].
-        values: the bytes of as many values.
+        keys, values: the bytes of the first `counts` keys and values, [slots, kv_heads, capacity, bytes].
         newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim]; the row of the token at
             position p lies at p % residual.
         positions: the position of each row in its text, [slots, kv_heads, capacity].
         counts: packed rows, [slots, kv_heads].
         lengths: [slots], each from 1 to capacity.
         forms: the bytes of a packed key and of a packed value.
-        how: the keywords of `decode_attention`.
+        how: the keywords of `decode_attention`, which says what is returned.
 
-    Returns:
-        As `decode_attention`. The bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
+    The bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
     """
     return _attend_unpacked(whole_rows, query, lengths, (keys, values, newest, positions, counts), forms, how)
 
@@ -348,8 +344,7 @@ def observation_scores(
         pooling: number of rows pooled, odd; zeros pad both ends.
         pool: whether a pooled score is the mean (SnapKV) or the maximum (R-KV) of its rows.
 
-    Returns:
-        [kv_heads, group, length - window]; group is 1 with `pool_logits`. Float32 at least.
+    Returns [kv_heads, group, length - window], float32 at least; group is 1 with `pool_logits`.
     """
     kv_heads, length, head_dim = keys.shape
     window = queries.shape[1]
@@ -370,16 +365,10 @@ def observation_scores(
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     """How much each key repeats other keys (R-KV, 2505.24133, released code): softmax of its mean cosine similarity.
 
-    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold: the
-    newest of several similar tokens is not counted as a repetition. In a row with no cosine above the threshold,
-    column 0 counts as zero.
-
-    Args:
-        keys: [kv_heads, length, head_dim].
-        threshold: cosine above which two keys count as similar.
-
-    Returns:
-        [kv_heads, length], float32 at least, summing to 1 per head.
+    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold, from
+    which two keys count as similar: the newest of several similar tokens is no repetition. In a row with no cosine
+    above the threshold, column 0 counts as zero. keys [kv_heads, length, head_dim]; returns [kv_heads, length], float32
+    at least, summing to 1 per head.
     """
     unit = torch.nn.functional.normalize(_wide(keys), dim=-1, eps=1e-8)
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
@@ -466,15 +455,12 @@ def importance_labels(
     Args:
         query: [q_heads, length, head_dim], rotated.
         key: [kv_heads, length, head_dim], rotated.
-        kind: the label to compute.
         scaling: factor on the logits.
         answer_start: position of the answer's first token, for `answer` alone.
         min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
-        block: queries and keys per tile.
         reduce_columns: the function that sums or maximises the columns; the Triton kernel passes its own.
 
-    Returns:
-        [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens with no query far enough away.
+    Returns [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens with no query far enough away.
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)

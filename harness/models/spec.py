@@ -86,8 +86,7 @@ class ModelSpec:
     def of(cls, config: Any) -> ModelSpec:
         """The spec of a transformers config, or of the fields of a plain family's config.json.
 
-        Raises:
-            UserError: a slot cache does not serve such a model.
+        A UserError refuses a model that a slot cache does not serve.
         """
         facts = _Facts(config)
         family = str(facts["model_type"])
@@ -109,6 +108,7 @@ class ModelSpec:
         if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
+        fusable = family in _PLAIN and facts["hidden_act"] in (None, "silu")
         limited = not ropes <= _FIXED_ROPES or family in _TABLES or (not acts and "sliding_attention" in named)
         return cls(
             family=family,
@@ -123,16 +123,12 @@ class ModelSpec:
             positions=positions,
             limited=limited,
             plain_head=family in _PLAIN,
-            fusable=family in _PLAIN
-            and not limited
-            and facts["hidden_act"] in (None, "silu")
-            and not facts["mlp_bias"],
+            fusable=fusable and not limited and not facts["mlp_bias"],
             experts=any(facts[name] for name in ("num_experts_per_tok", "moe_topk", "moe_k")),
         )
 
     @property
-    def layers(self) -> int:
-        """The number of layers of full attention, whose rows policies see."""
+    def layers(self) -> int:  # of full attention, whose rows policies see
         return self.layer_kinds.count("full")
 
     def fixed_bytes(self, dtype: str) -> int:
@@ -222,10 +218,8 @@ def read_spec(config: ModelConfig) -> ModelSpec:
 
     It comes from the checkpoint's config.json where that file lies on this disk, in a folder or in the hub's cache;
     for an id on the hub that was never downloaded, from `config`, which `load_model` compares with the download. A
-    config that does not name all sizes is read by transformers, which takes seconds to import.
-
-    Raises:
-        UserError: the config cannot be had, or describes a model that a slot cache does not serve.
+    config that does not name all sizes is read by transformers, which takes seconds to import. A config that cannot be
+    had, or of a model that a slot cache does not serve, raises a UserError.
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
@@ -254,8 +248,7 @@ def _is_plain(fields: Any) -> bool:
 def read_architecture(config: ModelConfig) -> Any:
     """The transformers config of a model: made of `config` if the model is built from that, else of its config.json.
 
-    Raises:
-        UserError: it cannot be read or built, or a slot cache does not serve such a model.
+    A UserError says why it cannot be read or built, or that a slot cache does not serve such a model.
     """
     from transformers import AutoConfig
 
@@ -279,11 +272,6 @@ def read_architecture(config: ModelConfig) -> Any:
 
 
 def _build_architecture(config: ModelConfig) -> Any:
-    """Build the architecture that `config` describes.
-
-    Raises:
-        UserError: transformers does not know the architecture, or its fields do not fit each other.
-    """
     from transformers import AutoConfig
 
     values = dict(config.config or {})
@@ -310,6 +298,5 @@ def _build_architecture(config: ModelConfig) -> Any:
 
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:
-    """The sentence for a model that cannot be read."""
     why = reason(config.place, config.revision, error)
     return UserError(f"model={config.name} cannot be loaded from {config.place}: {why}.")
