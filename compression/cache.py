@@ -31,10 +31,8 @@ class SlotCache(Slots, Cache):
     and lowers `live`, so that no step computes anything for finished sequences.
 
     Args:
-        shape: layers, heads, width and precision of the rows.
         slots: sequences decoded at once.
         capacity: rows per slot.
-        device: where the memory lies.
         signals: the signals to record.
         per_head: whether some policy keeps different rows in each layer and head; if so, each has its own positions.
         impl: the implementation that attends, scores and evicts.
@@ -103,10 +101,7 @@ class SlotCache(Slots, Cache):
         return self.layers[layer_idx].read(1)
 
     def admit(self, prefill: Prefill) -> int:
-        """Copy a prefilled prompt into the first slot after the live ones and make the slot live; return the slot.
-
-        An empty `Prefill` begins a sequence all of whose tokens are still to come.
-        """
+        """Copy a prompt, or an empty `Prefill`, into the first slot after the live ones; make it live and return it."""
         slot, length = self.live, prefill.length
         self.live += 1
         self._set_length(slot, length)

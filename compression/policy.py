@@ -40,12 +40,10 @@ class CacheView:
         problem_id, draw: name the sequence.
         text_ids: prompt and text so far, [text length].
         positions: original index of each row's token in the text, ascending.
-        token_ids: each row's token, shaped as positions.
-        separators: true at punctuation, line breaks and spaces, shaped as positions.
+        token_ids, separators: each row's token, and whether that is punctuation, a line break or a space; as positions.
         question_length: tokens of the prompt, at positions 0 .. question_length - 1.
         answer_start: position of the closing thinking tag, or None while the sequence is thinking.
-        keys: each layer's keys, [kv_heads, length, head_dim], rotated.
-        values: each layer's values, shaped as its keys.
+        keys, values: those of each layer, [kv_heads, length, head_dim]; the keys are rotated.
         scaling: factor of the model's attention logits.
         signals: the recording of each signal that the policy names; each signal says its shape.
         uniform: returns numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction,
@@ -136,10 +134,7 @@ class Policy(ABC):
 
     @abstractmethod
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
-        """Cache length in tokens that, once reached by a step, makes the next step evict; None never.
-
-        `evictions` is the number of the sequence's evictions so far.
-        """
+        """Cache length in tokens that, once reached by a step, makes the next evict, after `evictions`; None never."""
 
     @abstractmethod
     def capacity(self, question_length: int, max_new_tokens: int) -> int:

@@ -131,8 +131,7 @@ class MassRecorder(RowRecorder):
 class UseRecorder(RowRecorder):
     """The query that last paid each row at least `threshold`, and the longest interval between two such queries.
 
-    A row begins as if the query before its own had used it, the prompt's rows as if its last query had (LazyEviction,
-    temp_cacheobs.py).
+    A row begins as if used by the query before its own, the prompt's rows by its last (LazyEviction, temp_cacheobs.py).
     """
 
     needs_mass = True

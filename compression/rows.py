@@ -18,8 +18,7 @@ class CacheShape:
         layers: layers of full attention, whose rows policies see.
         kinds: the kind of each layer of the network; empty where all are full.
         window: rows of a window layer, the newest ones.
-        states: the state of a slot in each linear layer: a convolution's inputs, then a sum over the text, which is
-            in float32.
+        states: sizes of a slot's state in a linear layer: a convolution's inputs, then a sum over the text (float32).
     """
 
     layers: int
@@ -47,16 +46,13 @@ class CacheShape:
 
 
 class Prefill:
-    """The rows and queries of one prefilled prompt; the attention function fills them in, layer by layer.
-
-    A prompt may come in chunks; `begin_chunk` announces each.
+    """The rows and queries of a prefilled prompt, filled in layer by layer, and chunk by chunk after `begin_chunk`.
 
     Attributes:
         rows: the keys and values of each full layer, [kv_heads, length, head_dim].
         queries: the queries of each full layer, [q_heads, length, head_dim]; empty unless `keep_queries`.
-        scaling: factor of the model's attention logits, 1 until a layer is observed.
+        scaling, softcap: of the model's attention logits; 1 and None until a layer is observed.
         sinks: each full layer's sinks, [q_heads] or None.
-        softcap: the softcap of the attention logits, or None.
         windows: the newest keys and values of each window layer, [kv_heads, at most length, head_dim].
         states: the states of each linear layer.
     """

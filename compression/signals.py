@@ -20,9 +20,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class PredictedImportance(Signal):
-    """The score that the importance predictor in a folder gives each token, [length]; NaN at prompt tokens.
+    """The score that the importance predictor in a folder gives each token, [length].
 
-    The score comes from the hidden state of the step that wrote the token's row, so a prefilled token has none.
+    It comes from the hidden state of the step that wrote the token's row, so it is NaN at the prefilled prompt.
     """
 
     directory: str

@@ -33,7 +33,6 @@ class Slots:
         lengths, device_lengths: rows of each slot, on the host and on the device, so that the host never waits.
         positions: original position of each row, [slots, layers or 1, kv_heads or 1, capacity].
         linear: multiplies in a step; with `invariant` the operation whose bits do not depend on the batch.
-        needs_mass: whether some recorder needs the attention that each row receives.
         pieces: the parts of the current step.
         step_slots, write_at, step_positions, step_lengths: of each token of the step its slot, its row there, its
             original position, and the rows that it sees, [tokens] each.
@@ -41,7 +40,7 @@ class Slots:
         reach: rows of a window's ring that attention is given.
     """
 
-    needs_mass = False
+    needs_mass = False  # whether some recorder needs the attention that each row receives
     pieces: list[Piece]
     reach: int
 
@@ -99,8 +98,7 @@ class Slots:
     def place_step(self, positions: Tensor) -> None:
         """The device's part of `begin_step`, for at least the live slots; a free slot among them writes its row 0.
 
-        Nothing here depends on a number that the host knows but the number of `positions`, so that a CUDA graph can
-        replay it.
+        Of what the host knows only the number of `positions` counts here, so that a CUDA graph can replay it.
         """
         slots = self.slot_ids[: len(positions)]
         write_at = torch.where(slots < self.device_live, self.device_lengths[: len(slots)], 0)

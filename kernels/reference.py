@@ -278,7 +278,6 @@ def whole_kivi_rows(
         newest: keys and values of the rows from `counts` on, [slots, 2, kv_heads, room, head_dim]; row i lies at
             i % room, and all numbers are finite.
         counts: packed rows, whole groups, [slots].
-        forms: the bytes of a channel and of a value.
     """
     room = newest.shape[3]
     channels = unpack_rows(keys, forms[0]).to(newest.dtype).transpose(-1, -2)

@@ -8,7 +8,7 @@ from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff(HeadPolicy):
-    """Minus the cosine to the mean of the normalised keys, per layer and head (section 4); no attention needed.
+    """Minus the cosine to the mean of the normalised keys, per layer and head (section 4).
 
     No row stays for certain, as in kvpress, to which the authors contributed it.
     """
@@ -23,9 +23,7 @@ class KeyDiff(HeadPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class KNorm(HeadPolicy):
-    """Minus the Euclidean norm of the key, per layer and head (section 3; l2compress cache.py).
-
-    No row stays for certain.
+    """Minus the Euclidean norm of the key, per layer and head (section 3; l2compress cache.py). Any row may go.
 
     Rotation leaves a norm as it is, so the first layer gives a token the same norm wherever it stands. Such equal norms
     differ by rounding alone, and rounding decides between them, as it does in the authors' code.

@@ -24,8 +24,7 @@ class Random(BudgetPolicy):
 class RandomHead(HeadPolicy):
     """Uniform numbers, drawn anew at every eviction for each layer and key head (released code, mode random_pp).
 
-    The question and the newest rows stay. `Random` draws once for all heads. How sure: read in
-    the released code; the numbers come from a counter here.
+    The question and the newest rows stay. How sure: read in the released code; the numbers come from a counter here.
     """
 
     QUESTION: ClassVar[Question] = "pinned"

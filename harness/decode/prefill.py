@@ -16,21 +16,16 @@ _Ids = tuple[int, ...]
 class Prefiller:
     """Prefills at most `step_tokens` tokens per call: several short prompts side by side, or a chunk of a long one.
 
-    The requests for one problem follow each other, so that its draws and cells share one prefill.
-
-    Args:
-        model: the model that prefills.
-        keep_queries: whether some recorder needs the prompts' queries.
-        alone: whether each prompt is prefilled alone: where its rows must not depend on the prompts beside it, since
-            products of other numbers of tokens may round otherwise, and where linear layers would read the padding.
-        step_tokens: tokens per call, padding included.
+    The tokens of a call include padding. The requests for one problem follow each other, so that its draws and cells
+    share one prefill. `keep_queries`: whether some recorder needs the prompts' queries. `alone`: whether each prompt is
+    prefilled alone, because its rows must not depend on the prompts beside it (products of other numbers of tokens may
+    round otherwise), or because linear layers would read the padding.
     """
 
     def __init__(
         self, model: LoadedModel, *, keep_queries: bool, alone: bool = False, step_tokens: int = STEP_TOKENS
     ) -> None:
-        self.model, self.keep_queries, self.step_tokens = model, keep_queries, step_tokens
-        self.alone = alone
+        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, step_tokens
         self.done: dict[_Ids, Prefill] = {(): Prefill()}
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 

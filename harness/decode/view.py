@@ -21,8 +21,7 @@ def view_slot(
         policy: decides which signals are read, and whether positions are per layer and head.
         text_ids: prompt and text so far, [text length]; the last token is not fed yet.
         stream: key of the policy's random numbers (`harness.decode.sampling.sequence_key`).
-        named: the fields of `CacheView` that a cache does not know: problem_id, draw, question_length, answer_start,
-            evictions.
+        named: the fields of `CacheView` that a cache does not know: problem_id, draw, question_length and so on.
     """
     length = int(cache.lengths[slot])
     positions = cache.positions[slot, ..., :length]

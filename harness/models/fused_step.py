@@ -1,8 +1,7 @@
 """One decode step of a Llama-like model over a slot cache, in a third of the operations of transformers' modules.
 
 The time of a small model's step, and of any step that is not captured in a graph, is the time to launch its operations.
-So one product computes queries, keys and values, another gate and up, and a step computes nothing else that it does not
-need.
+So one product computes queries, keys and values, another gate and up, and nothing is computed that is not needed.
 """
 
 from dataclasses import dataclass
@@ -42,10 +41,9 @@ class FusedStep:
         self.layers = [_fuse(layer) for layer in base.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of a step's tokens, tokens and positions [tokens].
+        """Last hidden states [tokens, hidden_size] of tokens, at positions [tokens], of a step that `cache` has begun.
 
-        The cache must have begun the step (`SlotCache.begin_step`, `begin_chunks`). Tokens beyond it are computed for
-        nothing.
+        Tokens beyond the step are computed for nothing.
         """
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]

@@ -10,10 +10,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def named_gpus() -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names: by number, or by the id of a GPU or of a part of one (MIG).
-
-    None where the variable is not set.
-    """
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by number or by the id of a GPU or part (MIG); None if it is unset."""
     if (named := os.environ.get(VISIBLE)) is None:
         return None
     # CUDA sees none of the names from the first on that is no GPU's.

@@ -44,10 +44,7 @@ class LoadedModel:
         return self.spec.cache_shape(self.config.dtype)
 
     def check_length(self, tokens: int) -> None:
-        """Raise a UserError for a text longer than the model's rotary embeddings, table of positions or window reach.
-
-        The model's own code would decode such a text otherwise than a slot cache.
-        """
+        """Raise a UserError for a text that exceeds the model's rotary embeddings, table of positions or window."""
         if self.spec.limited and self.spec.positions is not None and tokens > self.spec.positions:
             raise UserError(
                 f"a text may take {tokens} tokens, prompt and completion, and {self.config.name} can be decoded over "
@@ -85,10 +82,7 @@ class LoadedModel:
 
     @cached_property
     def think_end_ids(self) -> tuple[int, ...]:
-        """Token ids of the tag that closes the thinking, none where the model does not think aloud.
-
-        A tag that the tokenizer cannot write raises a UserError.
-        """
+        """Token ids of the tag that closes the thinking, if any; a UserError where the tokenizer cannot write it."""
         tag = self.config.think_end
         if tag is None:
             return ()

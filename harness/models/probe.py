@@ -20,10 +20,7 @@ _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 @torch.inference_mode()
 def check_steps(model: LoadedModel) -> None:
-    """Compare the logits of two decode steps, the second after an eviction, with those of the network's own code.
-
-    A UserError says where shapes or logits differ, or the network fails.
-    """
+    """Hold two decode steps, the second after an eviction, to the network's own code; a UserError where they differ."""
     ids = torch.arange(3, 3 + 7 * TOKENS, 7, device=model.device)[None] % model.spec.vocab_size
     try:
         found, expected = _steps(model, ids), _own_logits(model, ids)

@@ -57,9 +57,7 @@ class ModelSpec:
 
     Attributes:
         family: the config's model_type.
-        layer_kinds: the kind of each layer's attention.
-        window: rows that a window layer sees, 0 without one.
-        states: the sizes of a linear layer's states (`compression.rows.CacheShape`).
+        layer_kinds, window, states: as in `compression.rows.CacheShape`; the window is 0 where no layer has one.
         positions: tokens of the longest text that the model was made for, None where its config names no number.
         limited: whether a text longer than `positions` would be decoded otherwise than by the model's own code.
         plain_head: whether the logits are one product of the last hidden states.
@@ -84,10 +82,7 @@ class ModelSpec:
 
     @classmethod
     def of(cls, config: Any) -> ModelSpec:
-        """The spec of a transformers config, or of the fields of a plain family's config.json.
-
-        A UserError refuses a model that a slot cache does not serve.
-        """
+        """The spec of a transformers config or plain config.json; a UserError where no slot cache serves the model."""
         facts = _Facts(config)
         family = str(facts["model_type"])
         for field, what in _REFUSED_FIELDS.items():
@@ -246,10 +241,7 @@ def _is_plain(fields: Any) -> bool:
 
 
 def read_architecture(config: ModelConfig) -> Any:
-    """The transformers config of a model: made of `config` if the model is built from that, else of its config.json.
-
-    A UserError says why it cannot be read or built, or that a slot cache does not serve such a model.
-    """
+    """The transformers config of a model, built from `config` or read; a UserError where `ModelSpec` refuses it."""
     from transformers import AutoConfig
 
     try:
