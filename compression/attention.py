@@ -43,19 +43,18 @@ def slot_attention(
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = slot_shape if slot_cache is None else slot_cache.shape
-    is_window = shape is not None and shape.layer_kinds[layer] == "window"
-    if sliding_window is not None and not is_window:
+    window = shape.window if shape is not None and shape.layer_kinds[layer] == "window" else None
+    if sliding_window is not None and window is None:
         reached = key.shape[2] if slot_cache is None else slot_cache.longest
         if reached > sliding_window:
             raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
-    elif sliding_window is not None and shape is not None and sliding_window != shape.window:
-        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {shape.window}")
+    elif sliding_window is not None and sliding_window != window:
+        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {window}")
     how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
         return slot_cache.layers[layer].attend(query[:, :, 0], how)[:, None], None
     if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
-    window = shape.window if shape is not None and is_window else None
     if prefill is not None:
         if window is None:
             prefill.observe(query, key, value, scaling, s_aux, softcap)

@@ -74,7 +74,7 @@ class SlotCache(Slots, Cache):
         self.slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         self.windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
         self.linears = [layer for layer in self.layers if isinstance(layer, LinearLayer)]
-        self._fixed = [tensor for layer in (*self.windows, *self.linears) for tensor in layer.tensors]
+        self._fixed = [tensor for layer in self.layers if not isinstance(layer, SlotLayer) for tensor in layer.tensors]
 
     @staticmethod
     def bytes_per_slot(shape: CacheShape, capacity: int, config: CacheConfig = UNPACKED) -> int:

@@ -63,8 +63,7 @@ class CacheConfig:
             )
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """Bits of the keys' and of the values' numbers."""
+    def widths(self) -> tuple[int, int]:  # bits of keys, of values
         return self.key_bits or self.bits, self.value_bits or self.bits
 
     @property
@@ -87,7 +86,6 @@ class CacheConfig:
         return peak_length >= self.whole_rows + (self.scheme != "kivi") if self.is_packed else None
 
     def check_implementation(self, impl: str) -> None:
-        """Raise ValueError where there is no kernel for these rows."""
         if self.is_packed and self.scheme == "kivi" and impl == "triton":
             raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
 

@@ -218,7 +218,6 @@ class BudgetPolicy(Policy):
         return self.SINKS if self.sinks is None else self.sinks
 
     def identity(self) -> dict[str, Any]:
-        """The fields, with the authors' choices where none is set."""
         return super().identity() | {"question": self.question_rule, "sinks": self.sinks_kept}
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
@@ -282,7 +281,7 @@ class BudgetPolicy(Policy):
 class HeadPolicy(BudgetPolicy):
     """A policy whose scores are [layers, kv_heads, length]: each layer and key head keeps rows of its own."""
 
-    per_head: ClassVar[bool] = True
+    per_head = True
 
 
 def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:

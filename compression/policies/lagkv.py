@@ -1,7 +1,6 @@
 """LagKV (arXiv 2504.04704): rows whose keys and values stand out from those of the part of the text that follows."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsweep.compression.policy import CacheView, Count, HeadPolicy
 from kvsweep.kernels.lazy_torch import Tensor, torch
@@ -17,7 +16,7 @@ class LagKV(HeadPolicy):
     A cache too short for two parts keeps its newest rows. Held to kvpress's code.
     """
 
-    SINKS: ClassVar[int] = 4
+    SINKS = 4
 
     lag: Count = 128
 

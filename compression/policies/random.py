@@ -1,9 +1,8 @@
 """Random tokens beside the window: the ablation that any scoring must beat, once for all heads and for each alone."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from kvsweep.compression.policy import BudgetPolicy, CacheView, HeadPolicy, Question
+from kvsweep.compression.policy import BudgetPolicy, CacheView, HeadPolicy
 from kvsweep.kernels.lazy_torch import Tensor
 
 
@@ -27,7 +26,7 @@ class RandomHead(HeadPolicy):
     The question and the newest rows stay. How sure: read in the released code; the numbers come from a counter here.
     """
 
-    QUESTION: ClassVar[Question] = "pinned"
+    QUESTION = "pinned"
 
     def scores(self, view: CacheView) -> Tensor:
         return view.uniform()

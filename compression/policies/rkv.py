@@ -5,7 +5,6 @@ G-KV (arXiv 2512.00504) is R-KV whose rows remember how much attention they had 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsweep.compression.policies.observation import (
     DynTSCodeObservation,
@@ -80,7 +79,7 @@ class GKV(LessRedundancy, ObservationPolicy):
     to the released code with its similarity in plain torch; its Triton kernel spares one similar row per block instead.
     """
 
-    MEMORY: ClassVar[RowMemory] = RowMemory("gkv")
+    MEMORY = RowMemory("gkv")
 
     observation_window: Count = 16
     pooling: Pooling = 1

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 from kvsweep.compression.policies.observation import ObservationPolicy, Pooling
-from kvsweep.compression.policy import CacheView, Count, Question
+from kvsweep.compression.policy import CacheView, Count
 from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 
@@ -22,7 +21,7 @@ class RPC(ObservationPolicy):
     code, which counts the newest query twice and leaves out the oldest of the window.
     """
 
-    QUESTION: ClassVar[Question] = "on_top"
+    QUESTION = "on_top"
 
     observation_window: Count = 32
     pooling: Pooling = 7

@@ -1,7 +1,6 @@
 """SepLLM (arXiv 2412.12094): initial tokens, separators, and the newest tokens."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsweep.compression.policy import BudgetPolicy, CacheView, Selection
 from kvsweep.kernels.lazy_torch import Tensor
@@ -15,7 +14,7 @@ class SepLLM(BudgetPolicy):
     the other policies. Separators are punctuation, line breaks and spaces; they carry the segment before them.
     """
 
-    SINKS: ClassVar[int] = 4
+    SINKS = 4
 
     def select(self, view: CacheView) -> Selection:
         """Of the rows that have room those that are pinned, a separator, or in the window."""
@@ -32,4 +31,4 @@ class SepLLM(BudgetPolicy):
 class SepLLMDynTSCode(SepLLM):
     """SepLLM as the DynTS code has it: no initial tokens."""
 
-    SINKS: ClassVar[int] = 0
+    SINKS = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.policy import CacheView, HeadPolicy, Question
+from kvsweep.compression.policy import CacheView, HeadPolicy
 from kvsweep.kernels.lazy_torch import Tensor, torch
 
 # Distances of the future queries, in tokens from the next one (released code, build_geometric_offsets).
@@ -32,7 +32,7 @@ class TriAttention(HeadPolicy):
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {"statistics": "kvsweep-predictor statistics"}
-    QUESTION: ClassVar[Question] = "pinned"
+    QUESTION = "pinned"
 
     statistics: str | None
     share_layers: bool = True

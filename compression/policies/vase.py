@@ -1,7 +1,6 @@
 """VaSE (arXiv 2606.03928): rows whose values are large always stay; chance, led by attention, picks the rest."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsweep.compression.policies.observation import ObservationPolicy, Pooling
 from kvsweep.compression.policy import CacheView, Count, Fraction
@@ -19,7 +18,7 @@ class VaSE(ObservationPolicy):
     with the same probabilities.
     """
 
-    SINKS: ClassVar[int] = 4
+    SINKS = 4
 
     observation_window: Count = 64
     pooling: Pooling = 5

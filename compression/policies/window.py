@@ -1,7 +1,6 @@
 """The newest tokens, as many rows as the other policies hold; StreamingLLM (arXiv 2309.17453) keeps sinks as well."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsweep.compression.policy import BudgetPolicy, CacheView
 from kvsweep.kernels.lazy_torch import Tensor
@@ -26,14 +25,14 @@ class StreamingLLM(Window):
     never grows beyond the model's context.
     """
 
-    SINKS: ClassVar[int] = 4
+    SINKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingLLMDynTSCode(StreamingLLM):
     """StreamingLLM as the DynTS code has it: the window alone has the size of the other policies."""
 
-    SINKS: ClassVar[int] = 10
+    SINKS = 10
 
     def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
         return min(length, super().length_after(length, question_length, evictions) + self.sinks_kept)

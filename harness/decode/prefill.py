@@ -30,7 +30,6 @@ class Prefiller:
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 
     def keep(self, wanted: Iterable[_Ids]) -> None:
-        """Forget all prefills but the wanted ones."""
         wanted = {(), *wanted}
         self.done = {ids: prefill for ids, prefill in self.done.items() if ids in wanted}
 
@@ -59,15 +58,13 @@ class Prefiller:
         padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
         for row, ids in zip(padded, prompts, strict=True):
             row[: len(ids)] = torch.tensor(ids)
-        self._run(padded, 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
+        self.model.read(padded.to(self.model.device), 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
         self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
         start = prefill.length
         prefill.begin_chunk()
-        self._run(torch.tensor([ids[start : start + self.step_tokens]]), start, prefill, cache)
+        chunk = torch.tensor([ids[start : start + self.step_tokens]], device=self.model.device)
+        self.model.read(chunk, start, prefill, cache)
         if prefill.length == len(ids):
             self.done[ids], self._begun = prefill, None
-
-    def _run(self, ids: torch.Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache) -> None:
-        self.model.read(ids.to(self.model.device), start, prefill, cache)

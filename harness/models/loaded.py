@@ -57,14 +57,12 @@ class LoadedModel:
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Token ids that end a completion."""
         eos = self.network.generation_config.eos_token_id
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
 
     @cached_property
-    def scaling(self) -> float:
-        """Factor of the attention logits."""
+    def scaling(self) -> float:  # of the attention logits
         prefill = Prefill()
         with torch.inference_mode():
             self.read(torch.zeros(1, 1, dtype=torch.int64, device=self.device), 0, prefill, self.new_cache())

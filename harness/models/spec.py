@@ -20,13 +20,8 @@ from kvsweep.harness.models.hub import cached_file, from_place, reason
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
 
-_KINDS: dict[str, LayerKind] = {
-    "full_attention": "full",
-    "attention": "full",
-    "sliding_attention": "window",
-    "linear_attention": "linear",
-    "conv": "linear",
-}
+_KINDS: dict[str, LayerKind] = {"full_attention": "full", "attention": "full", "sliding_attention": "window"}
+_KINDS |= {"linear_attention": "linear", "conv": "linear"}
 # The families whose config.json names every size, once it has these fields.
 _PLAIN = {"llama", "qwen2", "qwen3"}
 _SIZES = (
@@ -131,7 +126,6 @@ class ModelSpec:
         return fixed_bytes(self, BYTES[dtype])
 
     def cache_shape(self, dtype: str) -> CacheShape:
-        """The shape of the key-value rows in a precision such as "float32"."""
         import torch
 
         from kvsweep.compression.rows import CacheShape
