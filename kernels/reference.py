@@ -378,14 +378,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
 
 
 def _reduce_columns(
-    query: Tensor,
-    key: Tensor,
-    *,
-    scaling: float,
-    first_query: int,
-    min_distance: int,
-    largest: bool,
-    block: int,
+    query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool, block: int
 ) -> Tensor:
     """Sum or maximum of each column of causal attention, over the queries from `first_query` on and over each group.
 

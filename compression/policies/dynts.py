@@ -29,18 +29,14 @@ class DynTS(BudgetPolicy):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        return (self._importance,)
+        return (PredictedImportance(str(self.predictor)),)
 
     def scores(self, view: CacheView) -> Tensor:
         return self.importance(view).masked_fill(view.question, 0.0).masked_fill(view.answer, float("inf"))
 
     def importance(self, view: CacheView) -> Tensor:
         """[length] predicted importance, NaN at prompt tokens."""
-        return view.signals[self._importance]
-
-    @property
-    def _importance(self) -> PredictedImportance:
-        return PredictedImportance(str(self.predictor))
+        return view.signals[self.signals[0]]
 
 
 @dataclass(frozen=True, kw_only=True)

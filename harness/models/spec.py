@@ -130,16 +130,9 @@ class ModelSpec:
 
         from kvsweep.compression.rows import CacheShape
 
-        return CacheShape(
-            layers=self.layers,
-            kinds=self.layer_kinds if self.layers < len(self.layer_kinds) else (),
-            window=self.window,
-            states=self.states,
-            q_heads=self.q_heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            dtype=getattr(torch, dtype),
-        )
+        kinds = self.layer_kinds if self.layers < len(self.layer_kinds) else ()
+        same = ("layers", "window", "states", "q_heads", "kv_heads", "head_dim")
+        return CacheShape(kinds=kinds, dtype=getattr(torch, dtype), **{name: getattr(self, name) for name in same})
 
 
 _REFUSED_FIELDS = {
