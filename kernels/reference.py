@@ -1,6 +1,5 @@
 """The cache operations in plain torch: the specification that the Triton kernels are tested against.
 
-Shapes: query [slots, q_heads, head_dim]; keys and values [slots, kv_heads, capacity, head_dim]; lengths [slots].
 A slot's rows at or beyond its length are dead and never change a result. They must be finite, because attention gives
 them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
@@ -102,16 +101,11 @@ def decode_attention(
 ) -> Attended:
     """Attention of one new token per slot over that slot's live rows.
 
-    Args:
-        query: [slots, q_heads, head_dim]; q_heads is a multiple of kv_heads (grouped queries share a key head).
-        keys, values: [slots, kv_heads, capacity, head_dim].
-        lengths: [slots] or [slots, kv_heads], each from 1 to capacity.
-        scaling: factor on the logits, usually head_dim ** -0.5.
-        return_mass: also return the probabilities summed over each group of query heads.
-        sinks: a logit of each query head's sink, [q_heads], or None.
-        softcap: as in `capped`, or None.
-
-    Returns output [slots, q_heads, head_dim] and mass [slots, kv_heads, capacity] or None.
+    query [slots, q_heads, head_dim], where q_heads is a multiple of kv_heads (grouped queries share a key head); keys
+    and values [slots, kv_heads, capacity, head_dim]; lengths [slots] or [slots, kv_heads], each from 1 to capacity.
+    `scaling`, usually head_dim ** -0.5, multiplies the logits; `sinks` [q_heads] are logits beside each query head's
+    rows; `softcap` as in `capped`. Returns output [slots, q_heads, head_dim], and with `return_mass` the probabilities
+    summed over each group of query heads, [slots, kv_heads, capacity].
     """
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
@@ -272,12 +266,9 @@ def whole_kivi_rows(
 ) -> tuple[Tensor, Tensor]:
     """The rows of a cache whose keys are packed channel by channel, [slots, kv_heads, capacity, head_dim] each.
 
-    Args:
-        keys: the bytes of a channel of each group of keys, [slots, kv_heads, groups, head_dim, bytes].
-        values: the bytes of as many values, [slots, kv_heads, rows, bytes].
-        newest: keys and values of the rows from `counts` on, [slots, 2, kv_heads, room, head_dim]; row i lies at
-            i % room, and all numbers are finite.
-        counts: packed rows, whole groups, [slots].
+    `keys` are the bytes of a channel of each group, [slots, kv_heads, groups, head_dim, bytes], `values` those of as
+    many rows, [slots, kv_heads, rows, bytes]. The rows from `counts` on (whole groups, [slots]) lie in `newest`,
+    [slots, 2, kv_heads, room, head_dim], row i at i % room; all its numbers are finite.
     """
     room = newest.shape[3]
     channels = unpack_rows(keys, forms[0]).to(newest.dtype).transpose(-1, -2)
@@ -308,10 +299,8 @@ def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> N
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     """Move the kept rows of one slot to its front in all layers, in place and in order, over the rows that lay there.
 
-    Args:
-        rows: as many tensors for each layer in turn, such as its keys and its values, [kv_heads, capacity, width],
-            changed in place.
-        keep: sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
+    `rows` are as many tensors for each layer in turn, such as its keys and its values, [kv_heads, capacity, width];
+    `keep` are the sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
     """
     kept = keep.shape[-1]
     for index, tensor in enumerate(rows):
@@ -334,16 +323,14 @@ def observation_scores(
 ) -> Tensor:
     """Mean attention that the queries of the newest tokens pay to the rows before them, pooled over neighbouring rows.
 
+    queries [q_heads, window, head_dim] of the newest `window` rows, oldest first; keys [kv_heads, length, head_dim],
+    one slot's live rows, the window's own at the end. Returns [kv_heads, group, length - window], float32 at least.
+
     Args:
-        queries: [q_heads, window, head_dim], the queries of the newest `window` rows, oldest first.
-        keys: [kv_heads, length, head_dim], one slot's live rows, the window's own at the end.
-        scaling: factor on the logits.
         past_only: softmax over the rows before the window (R-KV), not over all rows that a query may see (SnapKV).
-        pool_logits: take the largest logit of each group of query heads before the softmax (R-KV).
+        pool_logits: take the largest logit of each group of query heads before the softmax (R-KV); group is then 1.
         pooling: number of rows pooled, odd; zeros pad both ends.
         pool: whether a pooled score is the mean (SnapKV) or the maximum (R-KV) of its rows.
-
-    Returns [kv_heads, group, length - window], float32 at least; group is 1 with `pool_logits`.
     """
     kv_heads, length, head_dim = keys.shape
     window = queries.shape[1]
@@ -444,15 +431,10 @@ def importance_labels(
     Two passes over tiles of `block` x `block` logits: the log-sum-exp of each query's row, then the column sums or
     maxima of exp(logit - log-sum-exp). Extra memory is a few times q_heads * (block * block + length) floats.
 
-    Args:
-        query: [q_heads, length, head_dim], rotated.
-        key: [kv_heads, length, head_dim], rotated.
-        scaling: factor on the logits.
-        answer_start: position of the answer's first token, for `answer` alone.
-        min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
-        reduce_columns: the function that sums or maximises the columns; the Triton kernel passes its own.
-
-    Returns [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens with no query far enough away.
+    query [q_heads, length, head_dim] and key [kv_heads, length, head_dim] are rotated; `answer` alone needs
+    `answer_start`, the position of the answer's first token; `reduce_columns` sums or maximises the columns, and the
+    Triton kernel passes its own. Returns [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens
+    with no query far enough away.
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)
