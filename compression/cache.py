@@ -38,8 +38,7 @@ class SlotCache(Slots, Cache):
         impl: the implementation that attends, scores and evicts.
         invariant: whether each slot gets the same bits whatever the other slots hold; the caller then steps with a
             multiple of `kernels.blocks.TOKEN_BLOCK` tokens.
-        config: the precision of the stored rows. A ValueError says where heads of this width cannot be packed so, or
-            not with this implementation.
+        config: the precision of the stored rows; a ValueError where such heads, or `impl`, cannot have it.
     """
 
     layers: list[Any]

@@ -78,8 +78,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 def attention_weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
     """The probabilities of each query's rows, [..., rows], in float32 at least.
 
-    `sinks` is a logit beside each query's rows (gpt-oss), broadcast over [..., 1]. It takes a part of the probability,
-    so that the sum over the rows is below 1.
+    `sinks` is a logit beside each query's rows (gpt-oss), broadcast over [..., 1]. It takes a part of the probability.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if sinks is None:
@@ -432,9 +431,8 @@ def importance_labels(
     maxima of exp(logit - log-sum-exp). Extra memory is a few times q_heads * (block * block + length) floats.
 
     query [q_heads, length, head_dim] and key [kv_heads, length, head_dim] are rotated; `answer` alone needs
-    `answer_start`, the position of the answer's first token; `reduce_columns` sums or maximises the columns, and the
-    Triton kernel passes its own. Returns [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens
-    with no query far enough away.
+    `answer_start`, the position of the answer's first token; `reduce_columns` sums or maximises the columns. Returns
+    [kv_heads, length], float32 at least; for `far_max` and `later` NaN where no query is far enough away.
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)

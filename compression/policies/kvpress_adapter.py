@@ -53,9 +53,8 @@ class KVPress(HeadPolicy):
     kvpress` installs it. How sure: the code that scores is kvpress's own.
 
     A press that reads attention weights gets what each row has received so far, summed over the heads of a group, and
-    one that reads hidden states gets the newest queries before rotation. What is recorded does not suffice for all:
-    nothing records the hidden states of each layer, so KVzapPress is refused, and so is a press that draws random
-    numbers of its own (ValueError).
+    one that reads hidden states gets the newest queries before rotation. A ValueError refuses a press that wants more,
+    such as KVzapPress the hidden states of each layer, and one that draws random numbers.
 
     Attributes:
         press: the class's name, such as KeyDiffPress.
