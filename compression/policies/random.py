@@ -1,4 +1,4 @@
-"""Random tokens beside the window: the ablation that any scoring must beat, once for all heads and for each alone."""
+"""Chance, which any scoring must beat: once for all heads, or for each alone (Random Attention, arXiv 2609.03430)."""
 
 from dataclasses import dataclass
 

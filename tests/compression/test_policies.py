@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from kvsweep.base.errors import UserError
-from kvsweep.compression.policies.caote import CAOTE
 from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion, NoWindow, Oracle, save_labels
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia
@@ -24,11 +23,10 @@ from kvsweep.compression.policies.newest_query import TOVA, LongFlow
 from kvsweep.compression.policies.random import Random, RandomHead
 from kvsweep.compression.policies.rkv import GKV, RKV, RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.sepllm import SepLLM, SepLLMDynTSCode
-from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.snapkv import CAOTE, SnapKV, SnapKVDynTSCode
 from kvsweep.compression.policies.triattention import TriAttention, read_statistics, save_statistics
 from kvsweep.compression.policies.vase import VaSE
-from kvsweep.compression.policies.window import StreamingLLM, StreamingLLMDynTSCode, Window
+from kvsweep.compression.policies.window import SepLLM, SepLLMDynTSCode, StreamingLLM, StreamingLLMDynTSCode, Window
 from kvsweep.compression.policy import BudgetPolicy, CacheView, size_of
 from kvsweep.compression.predictor import ImportancePredictor, save_predictor
 from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries
