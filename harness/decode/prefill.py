@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.rows import PaddedPrefill, Prefill
@@ -55,10 +56,8 @@ class Prefiller:
     def _side_by_side(self, prompts: list[_Ids]) -> None:
         prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
         lengths = list(map(len, prompts))
-        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
-        for row, ids in zip(padded, prompts, strict=True):
-            row[: len(ids)] = torch.tensor(ids)
-        self.model.read(padded.to(self.model.device), 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
+        padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
+        self.model.read(padded, 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
         self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
