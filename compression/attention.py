@@ -11,8 +11,7 @@ from kvsweep.kernels.reference import chunk_attention
 
 SLOT_ATTENTION = "slot"
 # Arguments that transformers hands down and that change nothing in what a token sees.
-_HARMLESS = {"dropout", "position_ids", "use_cache"}
-_HARMLESS |= {f"output_{what}" for what in ("attentions", "hidden_states", "router_logits")}
+_INERT = {"dropout", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "use_cache"}
 
 
 def slot_attention(
@@ -39,7 +38,7 @@ def slot_attention(
     be computed wrongly is a ValueError: a step without `slot_cache`, a window or an argument that is not known here.
     """
     given = {"attention_mask": attention_mask, **others}
-    if unknown := sorted(name for name in given.keys() - _HARMLESS if given[name] is not None):
+    if unknown := sorted(name for name in given.keys() - _INERT if given[name] is not None):
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = slot_shape if slot_cache is None else slot_cache.shape
