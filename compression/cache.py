@@ -92,7 +92,7 @@ class SlotCache(Slots, Cache):
         """The most tokens of a slot that one step may feed; None where there is no limit."""
         return 1 if self.linears else self.storage.longest_chunk
 
-    # What transformers' linear layers read: the inputs of the convolution, and the sum over the text.
+    # What transformers' linear layers read of each token's slot: the convolution's inputs, and the sum over the text.
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
         return self.layers[layer_idx].read(0)
 
