@@ -33,6 +33,7 @@ _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower."
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
+    """Load weights and tokenizer, check that slots decode them, and move them to the device."""
     from transformers import AutoModelForCausalLM, logging
 
     if config.threads is not None:
