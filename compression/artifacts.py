@@ -71,7 +71,6 @@ def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, .
 
 
 def read_card(kind: str, place: str | Path) -> dict[str, Any]:
-    """The card of an artifact of this kind."""
     path = file_of(place).with_suffix(".json")
     try:
         card = json.loads(read_file(path, linked=True))
@@ -94,7 +93,6 @@ def save(kind: str, place: str | Path, tensors: Mapping[str, Tensor], card: Mapp
 
 
 def load(place: str | Path) -> dict[str, Tensor]:
-    """The tensors of an artifact."""
     from safetensors.torch import load_file
 
     tensors = load_file(file_of(place))

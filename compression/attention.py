@@ -11,14 +11,7 @@ from kvsweep.kernels.reference import chunk_attention
 
 SLOT_ATTENTION = "slot"
 # Arguments that transformers hands down and that change nothing in what a token sees.
-_HARMLESS = {
-    "dropout",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "position_ids",
-    "use_cache",
-}
+_INERT = {"dropout", "output_attentions", "output_hidden_states", "output_router_logits", "position_ids", "use_cache"}
 
 
 def slot_attention(
@@ -41,34 +34,31 @@ def slot_attention(
 
     query [prompts, q_heads, tokens, head_dim], in a step [tokens, q_heads, 1, head_dim]; key and value as the cache's
     `update` returned them; `s_aux`: the layer's sinks; `slot_shape` says which layers are windows. Returns ([prompts,
-    tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed.
-
-    Raises:
-        ValueError: a decode step without `slot_cache`, a window that the shape does not know, or an argument that slot
-            attention does not know; the result would be wrong.
+    tokens, q_heads, head_dim], None). The cache's recorders, or `prefill`, take in what the layer computed. What would
+    be computed wrongly is a ValueError: a step without `slot_cache`, a window or an argument that is not known here.
     """
     given = {"attention_mask": attention_mask, **others}
-    if unknown := sorted(name for name in given.keys() - _HARMLESS if given[name] is not None):
+    if unknown := sorted(name for name in given.keys() - _INERT if given[name] is not None):
         raise ValueError(f"slot attention does not know {', '.join(unknown)}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     shape = slot_shape if slot_cache is None else slot_cache.shape
-    is_window = shape is not None and shape.layer_kinds[layer] == "window"
-    if sliding_window is not None and not is_window:
+    window = shape.window if shape is not None and shape.layer_kinds[layer] == "window" else None
+    if sliding_window is not None and window is None:
         reached = key.shape[2] if slot_cache is None else slot_cache.longest
         if reached > sliding_window:
             raise ValueError(f"slot attention reaches beyond sliding_window={sliding_window}")
-    elif sliding_window is not None and shape is not None and sliding_window != shape.window:
-        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {shape.window}")
+    elif sliding_window is not None and sliding_window != window:
+        raise ValueError(f"layer {layer} has sliding_window={sliding_window} in a cache of windows of {window}")
     how: dict[str, Any] = {"scaling": scaling, "sinks": s_aux, "softcap": softcap}
     if slot_cache is not None:
         return slot_cache.layers[layer].attend(query[:, :, 0], how)[:, None], None
     if key.shape[2] > query.shape[2] and prefill is None:
         raise ValueError("a decode step with slot attention needs slot_cache=, the cache that knows each slot's length")
-    window = shape.window if shape is not None and is_window else None
-    if prefill is not None and window is None:
-        prefill.observe(query, key, value, scaling, s_aux, softcap)
-    elif prefill is not None and window is not None:
-        prefill.observe_window(query, key, value, window)
+    if prefill is not None:
+        if window is None:
+            prefill.observe(query, key, value, scaling, s_aux, softcap)
+        else:
+            prefill.observe_window(query, key, value, window)
     if window is None and s_aux is None and softcap is None:
         return _causal(query, key, value, scaling), None
     prompts = zip(query.transpose(1, 2), key, value, strict=True)

@@ -1,13 +1,12 @@
 """The slot cache: one fixed block of memory for the keys and values of all sequences being decoded.
 
-A slot has `capacity` rows of keys and values per layer, which `compression.storage` keeps whole or packed. It holds one
-sequence; its first `length` rows are live. An eviction moves the kept rows to the front and lowers the length; the next
-tokens overwrite the freed rows. So a slot never needs more than its `capacity`, which depends on the budget and not on
-the length of the text.
+A slot holds one sequence in `capacity` rows of keys and values per layer, which `compression.storage` keeps whole or
+packed; its first `length` rows are live. An eviction moves the kept rows to the front and lowers the length, and the
+next tokens overwrite the freed rows. So the capacity depends on the budget and not on the length of the text.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,19 +31,14 @@ class SlotCache(Slots, Cache):
     and lowers `live`, so that no step computes anything for finished sequences.
 
     Args:
-        shape: layers, heads, width and precision of the rows.
         slots: sequences decoded at once.
         capacity: rows per slot.
-        device: where the memory lies.
         signals: the signals to record.
         per_head: whether some policy keeps different rows in each layer and head; if so, each has its own positions.
         impl: the implementation that attends, scores and evicts.
         invariant: whether each slot gets the same bits whatever the other slots hold; the caller then steps with a
             multiple of `kernels.blocks.TOKEN_BLOCK` tokens.
-        config: the precision of the stored rows.
-
-    Raises:
-        ValueError: heads of this width cannot be packed so, or not with this implementation.
+        config: the precision of the stored rows; a ValueError where such heads, or `impl`, cannot have it.
     """
 
     layers: list[Any]
@@ -79,6 +73,7 @@ class SlotCache(Slots, Cache):
         self.slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
         self.windows = [layer for layer in self.layers if isinstance(layer, WindowLayer)]
         self.linears = [layer for layer in self.layers if isinstance(layer, LinearLayer)]
+        self._fixed = [tensor for layer in self.layers if not isinstance(layer, SlotLayer) for tensor in layer.tensors]
 
     @staticmethod
     def bytes_per_slot(shape: CacheShape, capacity: int, config: CacheConfig = UNPACKED) -> int:
@@ -90,26 +85,22 @@ class SlotCache(Slots, Cache):
     @property
     def kv_bytes(self) -> int:
         """Bytes of memory that the rows, windows and states of all slots hold."""
-        return sum(tensor.untyped_storage().nbytes() for tensor in (*self.storage.tensors, *self._fixed()))
+        return sum(tensor.untyped_storage().nbytes() for tensor in (*self.storage.tensors, *self._fixed))
 
     @property
     def longest_chunk(self) -> int | None:
         """The most tokens of a slot that one step may feed; None where there is no limit."""
         return 1 if self.linears else self.storage.longest_chunk
 
+    # What transformers' linear layers read of each token's slot: the convolution's inputs, and the sum over the text.
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """The inputs of a linear layer's convolution, of each token's slot."""
         return self.layers[layer_idx].read(0)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """The recurrent state of a linear layer, of each token's slot."""
         return self.layers[layer_idx].read(1)
 
     def admit(self, prefill: Prefill) -> int:
-        """Copy a prefilled prompt into the first slot after the live ones and make the slot live; return the slot.
-
-        An empty `Prefill` begins a sequence all of whose tokens are still to come.
-        """
+        """Copy a prompt, or an empty `Prefill`, into the first slot after the live ones; make it live and return it."""
         slot, length = self.live, prefill.length
         self.live += 1
         self._set_length(slot, length)
@@ -173,19 +164,8 @@ class SlotCache(Slots, Cache):
         self._move([one, other], [other, one])
 
     def _move(self, to: int | list[int], of: int | list[int]) -> None:
-        for tensor in (*self.storage.tensors, *self._columns(), self.device_lengths):
+        recorded = (tensor for recorder in self.recorders.values() for tensor in recorder.tensors)
+        stored = (*self.storage.tensors, *self.storage.columns, *self._fixed)
+        for tensor in (*stored, *recorded, self.positions, self.device_lengths):
             tensor[to] = tensor[of]
         self.lengths[to] = self.lengths[of]
-
-    def _columns(self) -> Iterator[Tensor]:
-        yield self.positions
-        yield from self.storage.columns
-        yield from self._fixed()
-        for recorder in self.recorders.values():
-            yield from recorder.tensors
-
-    def _fixed(self) -> Iterator[Tensor]:
-        for window in self.windows:
-            yield from window.tensors
-        for linear in self.linears:
-            yield from linear.tensors

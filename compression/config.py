@@ -1,7 +1,6 @@
 """What a cache stores for each kind of layer, and in which precision. Importing this does not import torch."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,15 +21,14 @@ def ring(window: int) -> int:
     return whole_blocks(window, ROW_BLOCK)
 
 
-def fixed_bytes(
-    kinds: Sequence[LayerKind], row: int, window: int, states: Sequence[tuple[int, ...]], itemsize: int
-) -> int:
-    """Bytes that a slot takes whatever its length: the windows' rows, of `row` bytes each, and the linear states.
+def fixed_bytes(shape: Any, itemsize: int) -> int:
+    """Bytes that a slot takes whatever its length: the windows' rows, and the linear layers' states.
 
-    The first state of a linear layer has `itemsize` bytes a number, the second one 4.
+    `shape` is a `CacheShape` or a `ModelSpec`. A linear layer's second state has 4 bytes a number, all else `itemsize`.
     """
-    sizes = [math.prod(size) * width for size, width in zip(states, (itemsize, 4), strict=False)]
-    return kinds.count("window") * ring(window) * row + kinds.count("linear") * sum(sizes)
+    rows = ring(shape.window) * 2 * shape.kv_heads * shape.head_dim * itemsize
+    states = sum(math.prod(size) * width for size, width in zip(shape.states, (itemsize, 4), strict=False))
+    return shape.layer_kinds.count("window") * rows + shape.layer_kinds.count("linear") * states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,7 @@ class CacheConfig:
         residual: newest tokens of a text whose rows stay in the model's own precision; with "kivi" newest rows, and
             the older rows are packed `group` at a time.
 
-    Raises:
-        ValueError: bits of keys alone or of values alone.
+    A ValueError refuses bits of keys alone or of values alone.
     """
 
     bits: Literal[16, 8, 4, 2] = 16
@@ -66,8 +63,7 @@ class CacheConfig:
             )
 
     @property
-    def widths(self) -> tuple[int, int]:
-        """Bits of the keys' and of the values' numbers."""
+    def widths(self) -> tuple[int, int]:  # bits of keys, of values
         return self.key_bits or self.bits, self.value_bits or self.bits
 
     @property
@@ -90,15 +86,13 @@ class CacheConfig:
         return peak_length >= self.whole_rows + (self.scheme != "kivi") if self.is_packed else None
 
     def check_implementation(self, impl: str) -> None:
-        """Raise ValueError where there is no kernel for these rows."""
         if self.is_packed and self.scheme == "kivi" and impl == "triton":
             raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
 
     def forms(self, head_dim: int) -> RowForms | None:
         """The bytes of a key and of a value, with "kivi" those of a channel of `group` keys; None if none is packed.
 
-        Raises:
-            ValueError: heads of this width, or groups of this size, cannot be packed so.
+        A ValueError says why heads of this width, or groups of this size, cannot be packed so.
         """
         if not self.is_packed:
             return None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from kvsweep.compression.config import ring
 from kvsweep.compression.slots import Slots
 from kvsweep.compression.storage import Storage, WholeRows, few_tokens, filled
 
@@ -22,7 +23,6 @@ class _Layer(CacheLayerMixin):
         """Nothing to do: the memory is allocated."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Refuse: slot attention masks by each slot's length."""
         raise NotImplementedError("a slot cache has a length per slot, which no single mask size can express")
 
     def get_seq_length(self) -> int:
@@ -45,9 +45,7 @@ class SlotLayer(_Layer):
             self.keys, self.values = storage.keys[index], storage.values[index]
         self._storage, self._index, self._observe = storage, index, observe
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; return the new rows."""
         self._storage.write(self._index, key_states, value_states)
         return key_states, value_states
@@ -63,28 +61,26 @@ class SlotLayer(_Layer):
 class WindowLayer(_Layer):
     """The newest `window` rows of each slot in a ring: the row of the token at position p lies at p % window.
 
-    Attributes:
-        tensors: keys and values, [slots, kv_heads, ring, head_dim] each; `CacheShape.ring` is at least the window.
+    `tensors` are keys and values, [slots, kv_heads, ring, head_dim] each.
     """
 
     def __init__(self, cache: Slots) -> None:
         super().__init__(cache)
         shape, self.window = cache.shape, cache.shape.window
-        size = (cache.slots, shape.kv_heads, shape.ring, shape.head_dim)
+        size = (cache.slots, shape.kv_heads, ring(self.window), shape.head_dim)
         self.tensors = [torch.zeros(size, dtype=shape.dtype, device=cache.device) for _ in range(2)]
         self.keys, self.values = self.tensors
 
     def admit(self, slot: int, rows: tuple[Tensor, Tensor] | None, length: int) -> None:
         """Write the newest rows of a prompt of `length` tokens, [kv_heads, tokens, head_dim] each; None: no prompt."""
-        for ring in self.tensors:
-            ring[slot] = 0  # an earlier sequence may have left NaN
-        for ring, new in zip(self.tensors, rows or (), strict=False):
+        for memory in self.tensors:
+            memory[slot] = 0  # an earlier sequence may have left NaN
+        for memory, new in zip(self.tensors, rows or (), strict=False):
             newest = new[:, -self.window :]
-            ring[slot, :, torch.arange(length - newest.shape[1], length, device=ring.device) % self.window] = newest
+            at = torch.arange(length - newest.shape[1], length, device=memory.device) % self.window
+            memory[slot, :, at] = newest
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Take the row of each token of the step, [tokens or more, kv_heads, 1, head_dim]; `attend` writes them."""
         self._new = key_states[:, :, 0], value_states[:, :, 0]
         return key_states, value_states
@@ -99,7 +95,7 @@ class WindowLayer(_Layer):
         if len(cache.pieces) == 1 and cache.pieces[0].count == 1:
             slots = cache.pieces[0].slots
             self._write(slice(len(lengths)))
-            keys, values = (ring[slots, :, : cache.reach] for ring in self.tensors)
+            keys, values = (memory[slots, :, : cache.reach] for memory in self.tensors)
             parts = [cache.operations.decode_attention(query[: len(lengths)], keys, values, lengths, **how)[0]]
         else:
             parts = [part for piece in cache.pieces for part in self._chunk(query, lengths, piece.tokens, how)]
@@ -111,12 +107,10 @@ class WindowLayer(_Layer):
         positions, places = cache.step_positions[tokens], torch.arange(cache.reach, device=query.device)
         # Positions of the rows at each place of the ring, for each token; new rows lie behind the ring's own.
         held = positions[:, None] - (positions[:, None] - places) % self.window
-        ring = self.tensors[0].shape[2]
-        at = torch.where((held >= positions[0]) & (places < self.window), ring + held - positions[0], places)
-        rows = [
-            torch.cat([old[slot], new[tokens].transpose(0, 1)], dim=1)
-            for old, new in zip(self.tensors, self._new, strict=True)
-        ]
+        is_new = (held >= positions[0]) & (places < self.window)
+        at = torch.where(is_new, ring(self.window) + held - positions[0], places)
+        pairs = zip(self.tensors, self._new, strict=True)
+        rows = [torch.cat([old[slot], new[tokens].transpose(0, 1)], dim=1) for old, new in pairs]
         parts = []
         for few, ends, where in few_tokens(query[tokens], lengths[tokens], at):
             keys, values = (row[:, where].transpose(0, 1).contiguous() for row in rows)
@@ -126,15 +120,14 @@ class WindowLayer(_Layer):
 
     def _write(self, tokens: slice) -> None:
         cache = self._cache
-        for ring, new in zip(self.tensors, self._new, strict=True):
-            ring[cache.step_slots[tokens], :, cache.step_positions[tokens] % self.window] = new[tokens]
+        for memory, new in zip(self.tensors, self._new, strict=True):
+            memory[cache.step_slots[tokens], :, cache.step_positions[tokens] % self.window] = new[tokens]
 
 
 class LinearLayer(LinearAttentionLayer):
     """The state of each slot in a layer of linear attention or of convolutions, as transformers' modules update it.
 
-    Attributes:
-        tensors: the inputs of the convolution, [slots, width, kernel], then the recurrent state, if there is one.
+    `tensors` are the inputs of the convolution, [slots, width, kernel], and the recurrent state, if there is one.
     """
 
     def __init__(self, cache: Slots) -> None:

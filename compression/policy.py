@@ -40,12 +40,10 @@ class CacheView:
         problem_id, draw: name the sequence.
         text_ids: prompt and text so far, [text length].
         positions: original index of each row's token in the text, ascending.
-        token_ids: each row's token, shaped as positions.
-        separators: true at punctuation, line breaks and spaces, shaped as positions.
+        token_ids, separators: each row's token, and whether that is punctuation, a line break or a space; as positions.
         question_length: tokens of the prompt, at positions 0 .. question_length - 1.
         answer_start: position of the closing thinking tag, or None while the sequence is thinking.
-        keys: each layer's keys, [kv_heads, length, head_dim], rotated.
-        values: each layer's values, shaped as its keys.
+        keys, values: those of each layer, [kv_heads, length, head_dim]; the keys are rotated.
         scaling: factor of the model's attention logits.
         signals: the recording of each signal that the policy names; each signal says its shape.
         uniform: returns numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction,
@@ -114,6 +112,8 @@ class Policy(ABC):
 
     # The settings that name an artifact (`compression.artifacts`), each with the command that makes one.
     ARTIFACTS: ClassVar[Mapping[str, str]] = {}
+    # Whether each layer and key head keeps rows of its own.
+    per_head: ClassVar[bool] = False
 
     name: str
 
@@ -132,17 +132,9 @@ class Policy(ABC):
         """Recordings of every token that `select` needs."""
         return ()
 
-    @property
-    def per_head(self) -> bool:
-        """True if each layer and key head keeps rows of its own."""
-        return False
-
     @abstractmethod
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
-        """Cache length in tokens that, once reached by a step, makes the next step evict; None never.
-
-        `evictions` is the number of the sequence's evictions so far.
-        """
+        """Cache length in tokens that, once reached by a step, makes the next evict, after `evictions`; None never."""
 
     @abstractmethod
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
@@ -185,9 +177,8 @@ class BudgetPolicy(Policy):
             step, so the cache holds budget + 1 tokens when it is pruned.
         question: the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
             the size, before any other row that competes. "on_top": they stay beside the size, and budget, ratio and
-            window apply to the generated tokens alone. None: as the policy's authors have it.
-        sinks: first tokens of the text that stay, inside the size, before any other row that competes. None: as the
-            policy's authors have it.
+            window apply to the generated tokens alone. None, here and in sinks: as the policy's authors have it.
+        sinks: first tokens of the text that stay, inside the size, before any other row that competes.
     """
 
     # The settings that all policies of a grid share; `rows` and `every` are another spelling of ratio and budget.
@@ -217,18 +208,16 @@ class BudgetPolicy(Policy):
                 f"{self.newest_kept} are the newest, and sinks are among the others."
             )
 
+    # Where none is set, the authors' choice.
     @property
     def question_rule(self) -> Question:
-        """The place of the prompt's tokens: `question`, or the authors' choice where none is set."""
         return self.question or self.QUESTION
 
     @property
     def sinks_kept(self) -> int:
-        """The first tokens that stay: `sinks`, or the authors' choice where none is set."""
         return self.SINKS if self.sinks is None else self.sinks
 
     def identity(self) -> dict[str, Any]:
-        """The fields, with the authors' choices where none is set."""
         return super().identity() | {"question": self.question_rule, "sinks": self.sinks_kept}
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:

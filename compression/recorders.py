@@ -87,21 +87,17 @@ class ScoreRecorder(RowRecorder):
         self.score = score
         super().__init__(torch.full((cache.slots, cache.capacity), self.fill, device=cache.device))
 
-    @classmethod
-    def of_predictor(cls, signal: PredictedImportance, cache: Slots) -> "ScoreRecorder":
-        predictor = load_predictor(signal.directory, dtype=cache.shape.dtype).to(cache.device)
-        return cls(partial(predictor, linear=cache.linear), cache)
-
     def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
-        """Score the rows that the step wrote."""
         self.tensors[0][slots, at] = self.score(hidden)[: len(slots)].float()
 
 
-class MassRecorder(RowRecorder):
-    """The attention probability that each row has received so far, per layer and key head.
+def importance_recorder(signal: PredictedImportance, cache: Slots) -> ScoreRecorder:
+    predictor = load_predictor(signal.directory, dtype=cache.shape.dtype).to(cache.device)
+    return ScoreRecorder(partial(predictor, linear=cache.linear), cache)
 
-    What came before a step counts `decay` times what the step pays.
-    """
+
+class MassRecorder(RowRecorder):
+    """The attention that each row has received, per layer and key head; `decay` weighs what came before a step."""
 
     needs_mass = True
     fill = 0.0
@@ -115,11 +111,11 @@ class MassRecorder(RowRecorder):
         super().admit(slot, prefill)
         layers = zip(prefill.queries, prefill.rows, prefill.sinks, strict=True)
         for layer, (query, (key, _), sinks) in enumerate(layers):
-            how: dict[str, Any] = {"scaling": prefill.scaling, "sinks": sinks, "softcap": prefill.softcap}
-            if self.decay == 1 and sinks is None and prefill.softcap is None:
-                received = self.causal_mass(query, key, scaling=prefill.scaling)
+            scaling, softcap = prefill.scaling, prefill.softcap
+            if self.decay == 1 and sinks is None and softcap is None:
+                received = self.causal_mass(query, key, scaling=scaling)
             else:
-                received = decayed_mass(query, key, decay=self.decay, **how)
+                received = decayed_mass(query, key, decay=self.decay, scaling=scaling, sinks=sinks, softcap=softcap)
             self.total[slot, layer, :, : prefill.length] = received
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
@@ -135,8 +131,7 @@ class MassRecorder(RowRecorder):
 class UseRecorder(RowRecorder):
     """The query that last paid each row at least `threshold`, and the longest interval between two such queries.
 
-    A row that is written begins as if the query before its own had used it, the prompt's rows as if its last query had
-    (LazyEviction, temp_cacheobs.py).
+    A row begins as if used by the query before its own, the prompt's rows by its last (LazyEviction, temp_cacheobs.py).
     """
 
     needs_mass = True
@@ -151,7 +146,6 @@ class UseRecorder(RowRecorder):
         self.last[slot], self.interval[slot] = prefill.length - 1, 0
 
     def on_row(self, slots: Tensor, at: Tensor, positions: Tensor) -> None:
-        """Begin a row."""
         self.last[slots, :, :, at] = (positions[:, None, None] - 1).int()
         self.interval[slots, :, :, at] = 0
 
@@ -196,7 +190,6 @@ class QueryRecorder(Recorder):
             self.ring[slot, layer, :, positions % self.window] = query[:, positions]
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
-        """Write the newest queries over the oldest."""
         places = positions[:, -self.window :] % self.window  # [slots, tokens]
         self.ring[self.rows[slots, None], layer, :, places] = query[:, -self.window :]
 
@@ -206,7 +199,7 @@ class QueryRecorder(Recorder):
 
 
 RECORDERS: Mapping[type[Signal], Callable[[Any, Slots], Recorder]] = {
-    PredictedImportance: ScoreRecorder.of_predictor,
+    PredictedImportance: importance_recorder,
     AttentionMass: MassRecorder,
     RecentQueries: QueryRecorder,
     LastUse: UseRecorder,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsweep.compression.config import LayerKind, fixed_bytes, ring
+from kvsweep.compression.config import LayerKind, fixed_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +18,7 @@ class CacheShape:
         layers: layers of full attention, whose rows policies see.
         kinds: the kind of each layer of the network; empty where all are full.
         window: rows of a window layer, the newest ones.
-        states: the state of a slot in each linear layer: a convolution's inputs, then a sum over the text, which is
-            in float32.
+        states: sizes of a slot's state in a linear layer: a convolution's inputs, then a sum over the text (float32).
     """
 
     layers: int
@@ -33,38 +32,27 @@ class CacheShape:
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each layer of the network."""
         full: LayerKind = "full"
         return self.kinds or (full,) * self.layers
 
     @property
     def fixed_bytes(self) -> int:
         """Bytes that a slot takes whatever its length (`compression.config.fixed_bytes`)."""
-        row = 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
-        return fixed_bytes(self.kinds, row, self.window, self.states, self.dtype.itemsize)
-
-    @property
-    def ring(self) -> int:
-        """Rows that a window layer allocates for a slot: whole blocks, of which the first `window` are used."""
-        return ring(self.window)
+        return fixed_bytes(self, self.dtype.itemsize)
 
     @property
     def state_dtypes(self) -> tuple[torch.dtype, ...]:
-        """The precision of each state of a linear layer."""
         return (self.dtype, torch.float32)[: len(self.states)]
 
 
 class Prefill:
-    """The rows and queries of one prefilled prompt; the attention function fills them in, layer by layer.
-
-    A long prompt may come in chunks; `begin_chunk` announces each.
+    """The rows and queries of a prefilled prompt, filled in layer by layer, and chunk by chunk after `begin_chunk`.
 
     Attributes:
         rows: the keys and values of each full layer, [kv_heads, length, head_dim].
         queries: the queries of each full layer, [q_heads, length, head_dim]; empty unless `keep_queries`.
-        scaling: factor of the model's attention logits, 1 until a layer is observed.
+        scaling, softcap: of the model's attention logits; 1 and None until a layer is observed.
         sinks: each full layer's sinks, [q_heads] or None.
-        softcap: the softcap of the attention logits, or None.
         windows: the newest keys and values of each window layer, [kv_heads, at most length, head_dim].
         states: the states of each linear layer.
     """
@@ -106,7 +94,6 @@ class Prefill:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt."""
         return self.rows[0][0].shape[1] if self.rows else self._tokens
 
 

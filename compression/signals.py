@@ -20,9 +20,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class PredictedImportance(Signal):
-    """The score that the importance predictor in a folder gives each token, [length]; NaN at prompt tokens.
+    """The score that the importance predictor in a folder gives each token, [length].
 
-    The score comes from the hidden state of the step that wrote the token's row, so a prefilled token has none.
+    It comes from the hidden state of the step that wrote the token's row, so it is NaN at the prefilled prompt.
     """
 
     directory: str
@@ -33,9 +33,7 @@ class AttentionMass(Signal):
     """Attention probability that each row has received, [layers, kv_heads, length], summed over queries and groups.
 
     The prefill of the prompt counts. What an evicted row received is discarded with it (H2O, 2306.14048, section 4).
-
-    Attributes:
-        decay: weight of what came before a step: 1 counts all queries alike, 0 only the newest (InertiaKV, 2609.03515).
+    What came before a step weighs `decay`: 1 counts all queries alike, 0 only the newest (InertiaKV, 2609.03515).
     """
 
     decay: float = 1.0
@@ -63,8 +61,7 @@ class LastUse(Signal):
 class RowMemory(Signal):
     """A number per row that a policy writes at an eviction, [layers, kv_heads, length]; NaN where none was written.
 
-    The number goes with its row, to the front at an eviction and to another slot with the sequence. Each policy has a
-    memory of its own.
+    It goes with its row, to the front at an eviction and to another slot with the sequence. Each policy has its own.
     """
 
     policy: str

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from kvsweep.compression.config import ring
 from kvsweep.compression.rows import CacheShape
 from kvsweep.kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation, operations
@@ -17,7 +18,7 @@ from kvsweep.kernels.implementation import Implementation, operations
 class Piece:
     """Part of a step: `count` tokens in each of some neighbouring slots, slot by slot.
 
-    A decode step is one piece, with one token in each slot. A step that feeds known texts has a piece for each slot.
+    A decode step is one piece, of one token in each slot; a step that feeds known texts has a piece for each slot.
     """
 
     slots: slice
@@ -32,7 +33,6 @@ class Slots:
         lengths, device_lengths: rows of each slot, on the host and on the device, so that the host never waits.
         positions: original position of each row, [slots, layers or 1, kv_heads or 1, capacity].
         linear: multiplies in a step; with `invariant` the operation whose bits do not depend on the batch.
-        needs_mass: whether some recorder needs the attention that each row receives.
         pieces: the parts of the current step.
         step_slots, write_at, step_positions, step_lengths: of each token of the step its slot, its row there, its
             original position, and the rows that it sees, [tokens] each.
@@ -40,7 +40,7 @@ class Slots:
         reach: rows of a window's ring that attention is given.
     """
 
-    needs_mass = False
+    needs_mass = False  # whether some recorder needs the attention that each row receives
     pieces: list[Piece]
     reach: int
 
@@ -66,8 +66,7 @@ class Slots:
         self.positions = torch.zeros(slots, *heads, capacity, dtype=torch.int64, device=device)
 
     @property
-    def live(self) -> int:
-        """The number of slots that take part in a step."""
+    def live(self) -> int:  # slots that take part in a step
         return self._live
 
     @live.setter
@@ -78,16 +77,13 @@ class Slots:
     @property
     def longest(self) -> int:
         """Rows of the longest live slot."""
-        return self._longest(slice(self.live))
-
-    def _longest(self, slots: slice) -> int:
-        return int(self.lengths[slots].max(initial=0))
+        return int(self.lengths[: self.live].max(initial=0))
 
     def seen(self, slots: slice) -> int:
         """Rows of each of these slots that attention is given, at least those of the longest slot among them."""
         if self.ragged:
             return self.capacity
-        longest = self._longest(slots)
+        longest = int(self.lengths[slots].max(initial=0))
         return min(whole_blocks(longest, ROW_BLOCK), self.capacity) if self.invariant else longest
 
     def begin_step(self, positions: Tensor) -> None:
@@ -102,8 +98,7 @@ class Slots:
     def place_step(self, positions: Tensor) -> None:
         """The device's part of `begin_step`, for at least the live slots; a free slot among them writes its row 0.
 
-        Nothing here depends on a number that the host knows but the number of `positions`, so that a CUDA graph can
-        replay it.
+        Of what the host knows only the number of `positions` counts here, so that a CUDA graph can replay it.
         """
         slots = self.slot_ids[: len(positions)]
         write_at = torch.where(slots < self.device_live, self.device_lengths[: len(slots)], 0)
@@ -114,10 +109,8 @@ class Slots:
     def begin_chunks(self, counts: Mapping[int, int], positions: Tensor) -> None:
         """Make room for the next `counts[slot]` tokens of each slot, at original `positions` [tokens], slot by slot.
 
-        The layers then write and attend as in a step, each token over the rows up to its own.
-
-        Raises:
-            ValueError: a slot would hold more than its capacity, or takes several tokens in a model with linear layers.
+        The layers then write and attend as in a step, each token over the rows up to its own. A ValueError refuses more
+        rows than a slot's capacity, and several tokens of a slot in a model with linear layers.
         """
         pieces, begin = list[Piece](), 0
         if "linear" in self.shape.kinds and any(count > 1 for count in counts.values()):
@@ -142,8 +135,8 @@ class Slots:
         self.step_lengths = write_at + 1
         self.step_tokens = whole_blocks(len(slots), TOKEN_BLOCK) if self.invariant and not self.ragged else len(slots)
         if self.shape.window:
-            ring = self.shape.ring
-            self.reach = ring if self.ragged else min(ring, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))
+            rows = ring(self.shape.window)
+            self.reach = rows if self.ragged else min(rows, whole_blocks(int(positions.max()) + 1, ROW_BLOCK))
         self.positions[slots, :, :, write_at] = positions[:, None, None]
 
     def _set_length(self, slot: int, length: int) -> None:

@@ -37,19 +37,11 @@ def chunk_attention(
     at_once = tokens_at_once(query.dtype, group_padded)
     output = torch.empty_like(query)
     mass = torch.zeros(tokens if return_mass else 0, kv_heads, rows, dtype=torch.float32, device=query.device)
+    how = {"GROUP": group, "GROUP_PADDED": group_padded, "TOKENS": at_once, "BLOCK": block(query.dtype)}
+    how |= {"DIM": dim, "DIM_PADDED": padded(dim), "MASS": return_mass, "UPCAST": upcast(query.dtype)}
+    how |= {"num_warps": warps(query.dtype, dim, return_mass), "num_stages": 2}
     _attend[(kv_heads, triton.cdiv(tokens, at_once))](
-        *(query, keys, values, output, mass, scaling, tokens, rows),
-        *keys.stride()[:2],
-        GROUP=group,
-        GROUP_PADDED=group_padded,
-        TOKENS=at_once,
-        DIM=dim,
-        DIM_PADDED=padded(dim),
-        BLOCK=block(query.dtype),
-        MASS=return_mass,
-        UPCAST=upcast(query.dtype),
-        num_warps=warps(query.dtype, dim, return_mass),
-        num_stages=2,
+        query, keys, values, output, mass, scaling, tokens, rows, *keys.stride()[:2], **how
     )
     return output, mass if return_mass else None
 

@@ -35,20 +35,10 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
         return
     pointers = _on_device(tuple(tensor.data_ptr() for tensor in rows), keep.device)
     keep = keep.contiguous()
+    strides = (stride * size // (4 * unit) for stride in first.stride()[:2])
+    how = {"UNIT": unit, "SHARED": keep.dim() == 1, "BLOCK": BLOCK, "WORDS": WORDS, "num_warps": 4, "num_stages": 1}
     _move_rows[(len(rows), first.shape[0], triton.cdiv(words, WORDS))](
-        pointers,
-        keep,
-        kept,
-        first.stride(0) * size // (4 * unit),
-        first.stride(1) * size // (4 * unit),
-        words // unit,
-        len(rows) // len(keep),
-        UNIT=unit,
-        SHARED=keep.dim() == 1,
-        BLOCK=BLOCK,
-        WORDS=WORDS,
-        num_warps=4,
-        num_stages=1,
+        pointers, keep, kept, *strides, words // unit, len(rows) // len(keep), **how
     )
 
 

@@ -38,19 +38,16 @@ def decode_attention(
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
     part, peak, total, logits = scratch(query, chunks, capacity if return_mass else 1)
-    shape = {"GROUP": q_heads // kv_heads, "DIM": head_dim, "DIM_PADDED": padded(head_dim), "CHUNK": CHUNK}
+    group = q_heads // kv_heads
+    how = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK, "BLOCK": block(query.dtype)}
+    how |= {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
+    how |= {"num_warps": 4, "num_stages": 2}
     _attend_chunk[(slots, kv_heads, chunks)](
         *(query, keys, values, per_head, part, peak, total, logits, scaling, capacity),
-        *keys.stride()[:3],
-        *per_head.stride(),
-        **shape,
-        GROUP_PADDED=1 << (shape["GROUP"] - 1).bit_length(),
-        BLOCK=block(query.dtype),
+        *(*keys.stride()[:3], *per_head.stride()),
+        **how,
         MASS=return_mass,
-        UPCAST=upcast(query.dtype),
         SOFTCAP=softcap,
-        num_warps=4,
-        num_stages=2,
     )
     return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
 
@@ -77,27 +74,20 @@ def join(
     """
     slots, q_heads, chunks, head_dim = part.shape
     kv_heads = lengths.shape[1]
-    shape = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK}
+    how = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK, "num_warps": 4, "num_stages": 1}
     output, norm = torch.empty_like(query), torch.empty_like(peak[..., 0])
     _join_chunks[(slots, q_heads)](
         *(part, peak, total, lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride()),
         *(chunks, q_heads),
-        **shape,
+        **how,
         SINKS=sinks is not None,
         DIM=head_dim,
         DIM_PADDED=padded(head_dim),
-        num_warps=4,
-        num_stages=1,
     )
     if logits is None:
         return output, None
     mass = torch.empty(slots, kv_heads, logits.shape[-1], dtype=torch.float32, device=query.device)
-    _sum_group[(slots, kv_heads, chunks)](
-        *(logits, norm, lengths, mass, *lengths.stride(), logits.shape[-1]),
-        **shape,
-        num_warps=4,
-        num_stages=1,
-    )
+    _sum_group[(slots, kv_heads, chunks)](logits, norm, lengths, mass, *lengths.stride(), logits.shape[-1], **how)
     return output, mass
 
 

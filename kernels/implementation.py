@@ -11,11 +11,7 @@ Operations = ModuleType
 
 
 def check_installed(impl: str) -> None:
-    """Refuse an implementation that no machine with these packages can run.
-
-    Raises:
-        ValueError: an unknown name, or Triton where it is not installed.
-    """
+    """Raise a ValueError for an unknown implementation, or for Triton where it is not installed."""
     if impl not in ("torch", "triton"):
         raise ValueError(f"impl={impl} is unknown: choose torch or triton.")
     if impl == "triton" and find_spec("triton") is None:
@@ -23,11 +19,7 @@ def check_installed(impl: str) -> None:
 
 
 def check_available(impl: str) -> None:
-    """Refuse an implementation that this machine cannot run.
-
-    Raises:
-        ValueError: `check_installed` refuses it, or Triton has neither a GPU nor its interpreter here.
-    """
+    """As `check_installed`, and raise a ValueError where Triton has neither a GPU nor its interpreter."""
     check_installed(impl)
     if impl == "torch" or os.environ.get("TRITON_INTERPRET") == "1":
         return
@@ -38,11 +30,7 @@ def check_available(impl: str) -> None:
 
 
 def operations(impl: Implementation = "torch") -> Operations:
-    """Import the operations of one implementation.
-
-    Raises:
-        ValueError: `check_available` refuses it.
-    """
+    """Import the operations of one implementation; a ValueError where `check_available` refuses it."""
     check_available(impl)
     if impl == "torch":
         from kvsweep.kernels import reference

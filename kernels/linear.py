@@ -26,15 +26,10 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     inputs = inputs.contiguous()
     tokens, outs = len(inputs), len(weight)
     output = torch.empty(tokens, outs, dtype=inputs.dtype, device=inputs.device)
-    how = tile(weight)
+    how = {**tile(weight), "TOKENS": TOKENS, "BIAS": bias is not None, "UPCAST": upcast(inputs.dtype)}
+    how |= {"num_warps": 4, "num_stages": STAGES}
     _multiply[(triton.cdiv(outs, how["COLUMNS"]), triton.cdiv(tokens, TOKENS))](
-        *(inputs, weight, weight if bias is None else bias, output, tokens, outs, inputs.shape[1], weight.stride(0)),
-        **how,
-        TOKENS=TOKENS,
-        BIAS=bias is not None,
-        UPCAST=upcast(inputs.dtype),
-        num_warps=4,
-        num_stages=STAGES,
+        inputs, weight, weight if bias is None else bias, output, tokens, outs, inputs.shape[1], weight.stride(0), **how
     )
     return output
 

@@ -31,17 +31,9 @@ def observation_scores(
     scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)
     if not past:
         return scores
-    how = {
-        "WINDOW": window,
-        "WINDOW_PADDED": padded(window),
-        **row_tile(keys.dtype, head_dim),
-        "GROUP": group,
-        "MERGED": group if pool_logits else 1,
-        "BLOCK": BLOCK,
-        "UPCAST": upcast(keys.dtype),
-        "num_warps": 4,
-        "num_stages": stages(keys.dtype),
-    }
+    how = {**row_tile(keys.dtype, head_dim), "WINDOW": window, "WINDOW_PADDED": padded(window), "BLOCK": BLOCK}
+    how |= {"GROUP": group, "MERGED": group if pool_logits else 1, "UPCAST": upcast(keys.dtype)}
+    how |= {"num_warps": 4, "num_stages": stages(keys.dtype)}
     _window_norms[(kv_heads, members)](
         queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **how
     )

@@ -1,8 +1,7 @@
 """R-KV's similarity score without a square matrix: the Triton kernel of `kernels.reference.redundancy`.
 
-The sum of a column of cosines is the product of its key with the sum of all keys. From it the method subtracts one
-entry per row. A scan finds these entries from the newest key backwards; a block of rows stops scanning as soon as each
-of its rows has met a similar key.
+The sum of a column of cosines is the product of its key with the sum of all keys, less one entry per row. A scan finds
+these entries from the newest key backwards; a block of rows stops as soon as each of its rows has met a similar key.
 """
 
 import torch

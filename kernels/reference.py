@@ -1,6 +1,5 @@
 """The cache operations in plain torch: the specification that the Triton kernels are tested against.
 
-Shapes: query [slots, q_heads, head_dim]; keys and values [slots, kv_heads, capacity, head_dim]; lengths [slots].
 A slot's rows at or beyond its length are dead and never change a result. They must be finite, because attention gives
 them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
@@ -79,8 +78,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 def attention_weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
     """The probabilities of each query's rows, [..., rows], in float32 at least.
 
-    `sinks` is a logit beside each query's rows (gpt-oss), broadcast over [..., 1]. It takes a part of the probability,
-    so that the sum over the rows is below 1.
+    `sinks` is a logit beside each query's rows (gpt-oss), broadcast over [..., 1]. It takes a part of the probability.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     if sinks is None:
@@ -102,18 +100,11 @@ def decode_attention(
 ) -> Attended:
     """Attention of one new token per slot over that slot's live rows.
 
-    Args:
-        query: [slots, q_heads, head_dim]; q_heads is a multiple of kv_heads (grouped queries share a key head).
-        keys: [slots, kv_heads, capacity, head_dim].
-        values: as keys.
-        lengths: [slots] or [slots, kv_heads], each from 1 to capacity.
-        scaling: factor on the logits, usually head_dim ** -0.5.
-        return_mass: also return the probabilities summed over each group of query heads.
-        sinks: a logit of each query head's sink, [q_heads], or None.
-        softcap: as in `capped`, or None.
-
-    Returns:
-        output [slots, q_heads, head_dim] and mass [slots, kv_heads, capacity] or None.
+    query [slots, q_heads, head_dim], where q_heads is a multiple of kv_heads (grouped queries share a key head); keys
+    and values [slots, kv_heads, capacity, head_dim]; lengths [slots] or [slots, kv_heads], each from 1 to capacity.
+    `scaling`, usually head_dim ** -0.5, multiplies the logits; `sinks` [q_heads] are logits beside each query head's
+    rows; `softcap` as in `capped`. Returns output [slots, q_heads, head_dim], and with `return_mass` the probabilities
+    summed over each group of query heads, [slots, kv_heads, capacity].
     """
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
@@ -202,18 +193,16 @@ def packed_attention(
 
     Args:
         query: [slots, q_heads, head_dim].
-        keys: the bytes of the first `counts` keys, [slots, kv_heads, capacity, bytes].
-        values: the bytes of as many values.
+        keys, values: the bytes of the first `counts` keys and values, [slots, kv_heads, capacity, bytes].
         newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim]; the row of the token at
             position p lies at p % residual.
         positions: the position of each row in its text, [slots, kv_heads, capacity].
         counts: packed rows, [slots, kv_heads].
         lengths: [slots], each from 1 to capacity.
         forms: the bytes of a packed key and of a packed value.
-        how: the keywords of `decode_attention`.
+        how: the keywords of `decode_attention`, which says what is returned.
 
-    Returns:
-        As `decode_attention`. The bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
+    The bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
     """
 
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -291,13 +280,9 @@ def whole_kivi_rows(
 ) -> tuple[Tensor, Tensor]:
     """The rows of a cache whose keys are packed channel by channel, [slots, kv_heads, capacity, head_dim] each.
 
-    Args:
-        keys: the bytes of a channel of each group of keys, [slots, kv_heads, groups, head_dim, bytes].
-        values: the bytes of as many values, [slots, kv_heads, rows, bytes].
-        newest: keys and values of the rows from `counts` on, [slots, 2, kv_heads, room, head_dim]; row i lies at
-            i % room, and all numbers are finite.
-        counts: packed rows, whole groups, [slots].
-        forms: the bytes of a channel and of a value.
+    `keys` are the bytes of a channel of each group, [slots, kv_heads, groups, head_dim, bytes], `values` those of as
+    many rows, [slots, kv_heads, rows, bytes]. The rows from `counts` on (whole groups, [slots]) lie in `newest`,
+    [slots, 2, kv_heads, room, head_dim], row i at i % room; all its numbers are finite.
     """
     room = newest.shape[3]
     channels = unpack_rows(keys, forms[0]).to(newest.dtype).transpose(-1, -2)
@@ -328,10 +313,8 @@ def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> N
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     """Move the kept rows of one slot to its front in all layers, in place and in order, over the rows that lay there.
 
-    Args:
-        rows: as many tensors for each layer in turn, such as its keys and its values, [kv_heads, capacity, width],
-            changed in place.
-        keep: sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
+    `rows` are as many tensors for each layer in turn, such as its keys and its values, [kv_heads, capacity, width];
+    `keep` are the sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
     """
     kept = keep.shape[-1]
     for index, tensor in enumerate(rows):
@@ -354,17 +337,14 @@ def observation_scores(
 ) -> Tensor:
     """Mean attention that the queries of the newest tokens pay to the rows before them, pooled over neighbouring rows.
 
+    queries [q_heads, window, head_dim] of the newest `window` rows, oldest first; keys [kv_heads, length, head_dim],
+    one slot's live rows, the window's own at the end. Returns [kv_heads, group, length - window], float32 at least.
+
     Args:
-        queries: [q_heads, window, head_dim], the queries of the newest `window` rows, oldest first.
-        keys: [kv_heads, length, head_dim], one slot's live rows, the window's own at the end.
-        scaling: factor on the logits.
         past_only: softmax over the rows before the window (R-KV), not over all rows that a query may see (SnapKV).
-        pool_logits: take the largest logit of each group of query heads before the softmax (R-KV).
+        pool_logits: take the largest logit of each group of query heads before the softmax (R-KV); group is then 1.
         pooling: number of rows pooled, odd; zeros pad both ends.
         pool: whether a pooled score is the mean (SnapKV) or the maximum (R-KV) of its rows.
-
-    Returns:
-        [kv_heads, group, length - window]; group is 1 with `pool_logits`. Float32 at least.
     """
     kv_heads, length, head_dim = keys.shape
     window = queries.shape[1]
@@ -385,16 +365,10 @@ def observation_scores(
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     """How much each key repeats other keys (R-KV, 2505.24133, released code): softmax of its mean cosine similarity.
 
-    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold: the
-    newest of several similar tokens is not counted as a repetition. In a row with no cosine above the threshold,
-    column 0 counts as zero.
-
-    Args:
-        keys: [kv_heads, length, head_dim].
-        threshold: cosine above which two keys count as similar.
-
-    Returns:
-        [kv_heads, length], float32 at least, summing to 1 per head.
+    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold, from
+    which two keys count as similar: the newest of several similar tokens is no repetition. In a row with no cosine
+    above the threshold, column 0 counts as zero. keys [kv_heads, length, head_dim]; returns [kv_heads, length], float32
+    at least, summing to 1 per head.
     """
     unit = torch.nn.functional.normalize(_wide(keys), dim=-1, eps=1e-8)
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
@@ -405,14 +379,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
 
 
 def _reduce_columns(
-    query: Tensor,
-    key: Tensor,
-    *,
-    scaling: float,
-    first_query: int,
-    min_distance: int,
-    largest: bool,
-    block: int,
+    query: Tensor, key: Tensor, *, scaling: float, first_query: int, min_distance: int, largest: bool, block: int
 ) -> Tensor:
     """Sum or maximum of each column of causal attention, over the queries from `first_query` on and over each group.
 
@@ -478,18 +445,9 @@ def importance_labels(
     Two passes over tiles of `block` x `block` logits: the log-sum-exp of each query's row, then the column sums or
     maxima of exp(logit - log-sum-exp). Extra memory is a few times q_heads * (block * block + length) floats.
 
-    Args:
-        query: [q_heads, length, head_dim], rotated.
-        key: [kv_heads, length, head_dim], rotated.
-        kind: the label to compute.
-        scaling: factor on the logits.
-        answer_start: position of the answer's first token, for `answer` alone.
-        min_distance: positions between a token and the nearest query that counts, for `far_max` and `later`.
-        block: queries and keys per tile.
-        reduce_columns: the function that sums or maximises the columns; the Triton kernel passes its own.
-
-    Returns:
-        [kv_heads, length], float32 at least; for `far_max` and `later` NaN at tokens with no query far enough away.
+    query [q_heads, length, head_dim] and key [kv_heads, length, head_dim] are rotated; `answer` alone needs
+    `answer_start`, the position of the answer's first token; `reduce_columns` sums or maximises the columns. Returns
+    [kv_heads, length], float32 at least; for `far_max` and `later` NaN where no query is far enough away.
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)

@@ -13,13 +13,8 @@ class RowFormat:
     A number is zero + step * level. 8 // bits levels share a byte, the first one in its lowest bits. Step and zero are
     float16. A group of 4 or 2 bits thus is a row of fbgemm's, which torch unpacks on the CPU.
 
-    Attributes:
-        bits: of a level: 8, 4 or 2.
-        group: neighbouring numbers that share a zero and a step.
-        head_dim: numbers in a row.
-
-    Raises:
-        ValueError: a head that does not divide into groups, or a group whose levels do not fill whole words of 4 bytes.
+    A level has `bits` (8, 4 or 2), a row `head_dim` numbers, of which `group` neighbours share a zero and a step. A
+    ValueError refuses a head that does not divide into groups, and groups that do not fill whole words of 4 bytes.
     """
 
     bits: int
@@ -47,8 +42,7 @@ class RowFormat:
         return self.head_dim // self.group * self.group_bytes
 
     @property
-    def top(self) -> int:
-        """The highest level."""
+    def top(self) -> int:  # the highest level
         return 2**self.bits - 1
 
 

@@ -11,7 +11,7 @@ def upcast(dtype: torch.dtype) -> bool:
     """True if a kernel must convert `dtype` to float32 right after loading.
 
     A GPU multiplies half-precision inputs itself and accumulates in float32. Triton's interpreter multiplies bfloat16
-    wrongly without an error, so in the interpreter every input is converted first.
+    wrongly without an error, so there every input is converted first.
     """
     return INTERPRETED or dtype == torch.float32
 
@@ -21,14 +21,13 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def depth(dtype: torch.dtype, width: int) -> int:
-    """Columns per `tl.dot`: whole rows on tensor cores; 16 in float32, where registers hold the operands."""
-    return 16 if dtype == torch.float32 else padded(width)
-
-
 def row_tile(dtype: torch.dtype, width: int) -> dict[str, int]:
-    """The constants with which a kernel multiplies rows of `width` numbers, DEPTH numbers at a time."""
-    return {"DIM": width, "DIM_PADDED": padded(width), "DEPTH": depth(dtype, width)}
+    """The constants with which a kernel multiplies rows of `width` numbers, DEPTH numbers at a time.
+
+    DEPTH is a whole row on tensor cores; 16 in float32, where registers hold the operands.
+    """
+    depth = 16 if dtype == torch.float32 else padded(width)
+    return {"DIM": width, "DIM_PADDED": padded(width), "DEPTH": depth}
 
 
 def stages(dtype: torch.dtype) -> int:

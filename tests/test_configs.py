@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from kvsweep.base.errors import UserError
-from kvsweep.compression.policies.oracle import save_labels
+from kvsweep.compression.policies.dynts import save_labels
 from kvsweep.compression.policy import Policy
 from kvsweep.compression.predictor import ImportancePredictor, save_predictor
 from kvsweep.harness.benchmarks.config import BenchmarkConfig

@@ -1,1 +1,1 @@
-"""One module per compression policy."""
+"""The compression policies, one module for each or for a few of a kind."""

@@ -1,23 +1,24 @@
-"""DynTS (arXiv 2601.18383): keep the thinking tokens that a small head predicts the answer will look at."""
+"""DynTS (arXiv 2601.18383): keep the thinking tokens that a small head predicts the answer will look at.
+
+Its ablations each change one part of the rule (one more is in `compression.policies.random`); the oracle knows labels.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from kvsweep.compression import artifacts
 from kvsweep.compression.policy import BudgetPolicy, CacheView, Question
 from kvsweep.compression.signals import PredictedImportance, Signal
-from kvsweep.kernels.lazy_torch import Tensor
+from kvsweep.kernels.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynTS(BudgetPolicy):
     """Question and answer tokens first, then thinking tokens by predicted importance (paper section 4, released code).
 
-    The predictor scores no question token. A question that is neither pinned nor on top scores 0, as in the authors'
-    ablation without question (dynts-noque).
-
-    Attributes:
-        predictor: directory of a saved importance predictor for this model.
+    `predictor` is the directory of a saved importance predictor for this model, which scores no question token. A
+    question that is neither pinned nor on top scores 0, as in the authors' ablation without question (dynts-noque).
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep-predictor train"}
@@ -28,16 +29,82 @@ class DynTS(BudgetPolicy):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        return (self._importance,)
+        return (PredictedImportance(str(self.predictor)),)
 
     def scores(self, view: CacheView) -> Tensor:
-        """The answer pinned, predicted importance for the thinking, 0 for the question."""
         return self.importance(view).masked_fill(view.question, 0.0).masked_fill(view.answer, float("inf"))
 
     def importance(self, view: CacheView) -> Tensor:
         """[length] predicted importance, NaN at prompt tokens."""
-        return view.signals[self._importance]
+        return view.signals[self.signals[0]]
 
-    @property
-    def _importance(self) -> PredictedImportance:
-        return PredictedImportance(str(self.predictor))
+
+@dataclass(frozen=True, kw_only=True)
+class NoQuestion(DynTS):
+    """The question's tokens score 0, below every predicted importance, and are the first to go."""
+
+    QUESTION: ClassVar[Question] = "free"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.question_rule != "free":
+            raise ValueError(
+                f"policy.question={self.question_rule} contradicts policy={self.name}, which evicts the question: "
+                "choose free, or leave the policy out."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoWindow(DynTS):
+    """Only the last token is certain to stay; the window's room goes to the predictor's choice."""
+
+    newest_kept = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bottom(DynTS):
+    """The lowest scores stay.
+
+    In the authors' code question and answer, whose scores are infinite, are thus the first to go (`question="free"`).
+    With the question pinned or on top, question and answer stay and the order of the thinking tokens alone is reversed.
+    """
+
+    QUESTION: ClassVar[Question] = "free"
+
+    def scores(self, view: CacheView) -> Tensor:
+        end = -float("inf") if self.question_rule == "free" else float("inf")
+        return self.importance(view).neg().masked_fill(view.question | view.answer, end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle(DynTS):
+    """DynTS with the true importance of the full cache's text for the same problem and draw in place of predictions.
+
+    An eviction changes the text that follows, and labels are known of the full cache's text alone. Tokens from the
+    first difference on, and texts without labels (wrong, cut off, never closed), have the head's score. `labels` is a
+    file of `kvsweep-predictor oracle`: texts and labels, 0 to 1 as the head's targets.
+    """
+
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {**DynTS.ARTIFACTS, "labels": "kvsweep-predictor oracle"}
+
+    labels: str | None
+
+    def importance(self, view: CacheView) -> Tensor:
+        """[length] true importance where the text is the labelled one and labelled, predicted importance elsewhere."""
+        predicted, tensors = super().importance(view), artifacts.load_once(str(self.labels))
+        pair = f"{view.problem_id}/{view.draw}"
+        if f"ids/{pair}" not in tensors:
+            return predicted
+        ids, label = (tensors[f"{part}/{pair}"].to(predicted.device) for part in ("ids", "labels"))
+        common = min(len(ids), len(view.text_ids))
+        same = int((ids[:common] == view.text_ids[:common]).long().cumprod(dim=0).sum())
+        true = label[view.positions.clamp(max=len(label) - 1)].to(predicted.dtype)
+        known = (view.positions < same) & ~true.isnan()
+        return torch.where(known, true, predicted)
+
+
+def save_labels(place: str, traces: Mapping[str, tuple[Tensor, Tensor]], card: Mapping[str, Any]) -> None:
+    """Write `{problem_id/draw: (token ids [length], labels [length], NaN where there is none)}`."""
+    tensors = {f"ids/{pair}": ids for pair, (ids, _) in traces.items()}
+    tensors |= {f"labels/{pair}": labels.float() for pair, (_, labels) in traces.items()}
+    artifacts.save("labels", place, tensors, card)

@@ -53,18 +53,14 @@ class KVPress(HeadPolicy):
     kvpress` installs it. How sure: the code that scores is kvpress's own.
 
     A press that reads attention weights gets what each row has received so far, summed over the heads of a group, and
-    one that reads hidden states gets the newest queries before rotation. A press that wants more is refused, such as
-    KVzapPress: nothing records the hidden states of each layer.
+    one that reads hidden states gets the newest queries before rotation. A ValueError refuses a press that wants more,
+    such as KVzapPress the hidden states of each layer, and one that draws random numbers.
 
     Attributes:
         press: the class's name, such as KeyDiffPress.
         press_args: its arguments. Its compression_ratio is set at each eviction to what goes.
         queries: newest queries for a press that reads hidden states; kvpress's DecodingPress holds as many states.
         statistics: file of `kvsweep-predictor statistics`, which has the model's rotation, for such a press.
-
-    Raises:
-        ValueError: kvpress is not installed, has no such press, or the press needs more than is recorded, or draws
-            random numbers of its own.
     """
 
     press: str

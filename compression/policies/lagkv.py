@@ -1,7 +1,6 @@
 """LagKV (arXiv 2504.04704): rows whose keys and values stand out from those of the part of the text that follows."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsweep.compression.policy import CacheView, Count, HeadPolicy
 from kvsweep.kernels.lazy_torch import Tensor, torch
@@ -9,18 +8,15 @@ from kvsweep.kernels.lazy_torch import Tensor, torch
 
 @dataclass(frozen=True, kw_only=True)
 class LagKV(HeadPolicy):
-    """Parts of `lag` rows, each ranked by its spread after scaling to the range of the next part; no attention needed.
+    """Parts of `lag` rows, each ranked by its spread after scaling to the range of the next part; needs no attention.
 
     Equation 5 to 8 and kvpress lagkv_press.py. A part's keys are scaled, channel by channel, so that the next part's
     lie in [0, 1]; the deviation over channels goes through a softmax over the part; keys and values are averaged. A
     row's score is its rank within its part, from 0 to below 1. Sinks, the last whole part and what follows it score 1.
     A cache too short for two parts keeps its newest rows. Held to kvpress's code.
-
-    Attributes:
-        lag: rows of a part.
     """
 
-    SINKS: ClassVar[int] = 4
+    SINKS = 4
 
     lag: Count = 128
 

@@ -18,9 +18,6 @@ class RaaS(HeadPolicy):
     so that the threshold is passed more easily than by one query head. Rows stay alone here, in pages of 16 there; many
     rows go at the budget here, one page there. Since a step uses many rows, the local window stays here. How sure: the
     rule of the paper's first version, from summaries; in the final one a step uses half of the rows.
-
-    Attributes:
-        threshold: attention from which a row counts as used.
     """
 
     QUESTION: ClassVar[Question] = "pinned"

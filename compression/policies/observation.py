@@ -22,11 +22,7 @@ Pooling = Annotated[int, Field(ge=1), AfterValidator(_odd)]
 
 @dataclass(frozen=True, kw_only=True)
 class Observation(BudgetPolicy):
-    """Scores from the queries of an observation window.
-
-    Attributes:
-        observation_window: newest tokens whose queries score the others.
-    """
+    """Scores from the queries of the newest `observation_window` tokens."""
 
     observation_window: Count
 
@@ -49,11 +45,7 @@ class Observation(BudgetPolicy):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationPolicy(HeadPolicy, Observation):
-    """Scores per layer and head; the observation window's own rows stay for certain.
-
-    Attributes:
-        pooling: width over which neighbouring scores are pooled, odd.
-    """
+    """Scores per layer and head, pooled over `pooling` neighbours; the window's own rows stay for certain."""
 
     pooling: Pooling
 
@@ -74,8 +66,7 @@ class ObservationPolicy(HeadPolicy, Observation):
 class DynTSCodeObservation(Observation):
     """Scores as the DynTS code has them: one per token; the local window stays for certain.
 
-    That code starts to sum one query early: it takes one more than `observation_window` at the first eviction and two
-    more at later ones.
+    That code starts to sum one query early: it takes one more than the window's at the first eviction, later two more.
     """
 
     def summed_attention(self, view: CacheView) -> Tensor:

@@ -1,8 +1,8 @@
-"""Random tokens beside the window: the ablation that any scoring must beat."""
+"""Chance, which any scoring must beat: once for all heads, or for each alone (Random Attention, arXiv 2609.03430)."""
 
 from dataclasses import dataclass
 
-from kvsweep.compression.policy import BudgetPolicy, CacheView
+from kvsweep.compression.policy import BudgetPolicy, CacheView, HeadPolicy
 from kvsweep.kernels.lazy_torch import Tensor
 
 
@@ -17,3 +17,16 @@ class Random(BudgetPolicy):
     def scores(self, view: CacheView) -> Tensor:
         numbers = view.uniform()
         return numbers if self.question_rule == "free" else numbers.masked_fill(view.answer, float("inf"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomHead(HeadPolicy):
+    """Uniform numbers, drawn anew at every eviction for each layer and key head (released code, mode random_pp).
+
+    The question and the newest rows stay. How sure: read in the released code; the numbers come from a counter here.
+    """
+
+    QUESTION = "pinned"
+
+    def scores(self, view: CacheView) -> Tensor:
+        return view.uniform()

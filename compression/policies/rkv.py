@@ -1,20 +1,28 @@
-"""R-KV (arXiv 2505.24133): rows that the newest queries attend to and that repeat no other row."""
+"""R-KV (arXiv 2505.24133): rows that the newest queries attend to and that repeat no other row.
 
+G-KV (arXiv 2512.00504) is R-KV whose rows remember how much attention they had at earlier evictions.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvsweep.compression.policies.observation import DynTSCodeObservation, Observation, ObservationPolicy, Pooling
+from kvsweep.compression.policies.observation import (
+    DynTSCodeObservation,
+    Observation,
+    ObservationPolicy,
+    Pooling,
+    newest_attention,
+)
 from kvsweep.compression.policy import CacheView, Count, Fraction
+from kvsweep.compression.signals import RowMemory, Signal
 from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class LessRedundancy(Observation):
-    """Scores mix * importance - (1 - mix) * redundancy.
+    """Scores mix * importance - (1 - mix) * redundancy; mix is the paper's lambda.
 
-    Attributes:
-        pooling: width over which neighbouring importances are pooled, odd.
-        mix: weight of importance (the paper's lambda).
-        threshold: cosine above which two keys count as similar.
+    Importances are pooled over `pooling` neighbours. Two keys count as similar above a cosine of `threshold`.
     """
 
     observation_window: Count = 8
@@ -25,8 +33,7 @@ class LessRedundancy(Observation):
     def mixed(self, importance: Tensor, redundancy: Tensor) -> Tensor:
         return self.mix * importance - (1 - self.mix) * redundancy
 
-    def redundancy(self, view: CacheView) -> Tensor:
-        """[layers, kv_heads, length] `kernels.reference.redundancy` of all keys."""
+    def redundancy(self, view: CacheView) -> Tensor:  # [layers, kv_heads, length]
         return torch.stack([view.operations.redundancy(keys, threshold=self.threshold) for keys in view.keys])
 
     def max_pooled(self, scores: Tensor) -> Tensor:
@@ -60,3 +67,41 @@ class RKVDynTSCode(LessRedundancy, DynTSCodeObservation):
         outside = view.length - (self.local_window if self.local_window < view.length else 0)
         attention = self.summed_attention(view)[None, :outside] / self.observation_window
         return self.mixed(self.max_pooled(attention)[0], self.redundancy(view).mean(dim=(0, 1))[:outside])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GKV(LessRedundancy, ObservationPolicy):
+    """mix * memory - (1 - mix) * redundancy, per layer and head (gkv/model/compression/score_based.py).
+
+    Importance is the attention of the window's queries over all rows that each sees: the largest of each group of
+    heads, averaged over the queries, divided by the largest row's. A row's memory is its importance, or `decay` times
+    what it remembers from the eviction before if that is more. Redundancy is R-KV's, divided by the largest row's. Held
+    to the released code with its similarity in plain torch; its Triton kernel spares one similar row per block instead.
+    """
+
+    MEMORY = RowMemory("gkv")
+
+    observation_window: Count = 16
+    pooling: Pooling = 1
+    mix: Fraction = 0.5
+    decay: Fraction = 0.8
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        return (*super().signals, self.MEMORY)
+
+    def scores(self, view: CacheView) -> Tensor:
+        redundancy = self.redundancy(view)[..., : -self.observation_window]
+        return self.mixed(self.max_pooled(self._remembered(view)), redundancy / redundancy.amax(dim=-1, keepdim=True))
+
+    def written(self, view: CacheView) -> Mapping[Signal, Tensor]:
+        """The memory of the rows outside the window, before pooling; those in the window remember nothing yet."""
+        return {self.MEMORY: functional.pad(self._remembered(view), (0, self.observation_window), value=float("nan"))}
+
+    def _remembered(self, view: CacheView) -> Tensor:
+        attention = newest_attention(view, self._queries, self.observation_window)
+        grouped = attention.unflatten(1, (view.keys[0].shape[0], -1)).amax(dim=2)
+        importance = grouped.mean(dim=2)[..., : -self.observation_window]
+        importance = importance / importance.amax(dim=-1, keepdim=True)
+        # fmax takes the importance where nothing is remembered, which is NaN.
+        return importance.fmax(self.decay * view.signals[self.MEMORY][..., : -self.observation_window])

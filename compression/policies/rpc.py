@@ -1,10 +1,10 @@
 """RPC (arXiv 2505.13866): a cache that grows with the text, as the newest queries choose."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 from kvsweep.compression.policies.observation import ObservationPolicy, Pooling
-from kvsweep.compression.policy import CacheView, Count, Question
+from kvsweep.compression.policy import CacheView, Count
 from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 
@@ -21,17 +21,15 @@ class RPC(ObservationPolicy):
     code, which counts the newest query twice and leaves out the oldest of the window.
     """
 
-    QUESTION: ClassVar[Question] = "on_top"
+    QUESTION = "on_top"
 
     observation_window: Count = 32
     pooling: Pooling = 7
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
-        """Cache length at which eviction fires: the rows that earlier evictions added, and one budget's text."""
         return self.budget + self._on_top(question_length) + evictions * self._growth
 
     def length_after(self, length: int, question_length: int, evictions: int = 0) -> int:
-        """Rows right after an eviction: those that earlier evictions added, and the common size."""
         grown = evictions * self._growth
         return super().length_after(length - grown, question_length) + grown
 
@@ -51,17 +49,12 @@ class RPC(ObservationPolicy):
 
     def scores(self, view: CacheView) -> Tensor:
         """[layers, kv_heads, rows outside the window] pooled attention, the same for all heads of a layer."""
-        layers = []
+        how = {"scaling": view.scaling, "past_only": True, "pooling": self.pooling}
+        score, layers = partial(view.operations.observation_scores, **how), []
         for layer, (queries, keys) in enumerate(zip(view.signals[self._queries], view.keys, strict=True)):
             kept = 0 if self.question_rule == "free" else int(view.question[layer, 0].sum())
             apart = min(kept, view.length - self.observation_window)
-            scores = view.operations.observation_scores(
-                torch.cat([queries[:, 1:], queries[:, -1:]], dim=1),
-                keys[:, apart:],
-                scaling=view.scaling,
-                past_only=True,
-                pooling=self.pooling,
-            )
+            scores = score(torch.cat([queries[:, 1:], queries[:, -1:]], dim=1), keys[:, apart:])
             layers.append(functional.pad(scores.mean(dim=(0, 1)), (apart, 0)).expand(len(keys), -1))
         return torch.stack(layers)
 

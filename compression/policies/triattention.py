@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.policy import CacheView, HeadPolicy, Question
+from kvsweep.compression.policy import CacheView, HeadPolicy
 from kvsweep.kernels.lazy_torch import Tensor, torch
 
 # Distances of the future queries, in tokens from the next one (released code, build_geometric_offsets).
@@ -32,7 +32,7 @@ class TriAttention(HeadPolicy):
     """
 
     ARTIFACTS: ClassVar[Mapping[str, str]] = {"statistics": "kvsweep-predictor statistics"}
-    QUESTION: ClassVar[Question] = "pinned"
+    QUESTION = "pinned"
 
     statistics: str | None
     share_layers: bool = True
@@ -51,10 +51,8 @@ class TriAttention(HeadPolicy):
         for layer, keys in enumerate(view.keys):
             wide = keys.float()
             size = torch.stack(wide.chunk(2, dim=-1)).norm(dim=0)  # [kv_heads, length, pairs]
-            logits = [
-                torch.matmul(of.unflatten(0, (len(keys), -1)), rows.transpose(-1, -2))
-                for of, rows in ((query[layer], wide), (stray[layer], size))
-            ]
+            pairs = (query[layer], wide), (stray[layer], size)
+            logits = (torch.matmul(of.unflatten(0, (len(keys), -1)), rows.transpose(-1, -2)) for of, rows in pairs)
             layers.append(stats["attention_scaling"].float() * sum(logits))
         scores = self._standardised(torch.stack(layers), view).amax(dim=2)
         return scores.mean(dim=0, keepdim=True).expand_as(scores) if self.share_layers else scores

@@ -1,7 +1,6 @@
 """VaSE (arXiv 2606.03928): rows whose values are large always stay; chance, led by attention, picks the rest."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kvsweep.compression.policies.observation import ObservationPolicy, Pooling
 from kvsweep.compression.policy import CacheView, Count, Fraction
@@ -14,14 +13,12 @@ class VaSE(ObservationPolicy):
 
     Released code, mode range_sink_sample_attn: a value's size is its range (largest less smallest component); the sinks
     count as largest; attention is the softmax over the rows before the window, averaged over queries, smoothed,
-    averaged over each group of heads. The draw alone is made otherwise here: by exponential races on counter-based
-    numbers, which draw with the same probabilities.
-
-    Attributes:
-        large: share of all rows that stay that goes to large values; a quarter in the authors' scripts.
+    averaged over each group of heads. Of all rows that stay, the share `large` goes to large values, a quarter in the
+    authors' scripts. The draw alone is made otherwise here: by exponential races on counter-based numbers, which draw
+    with the same probabilities.
     """
 
-    SINKS: ClassVar[int] = 4
+    SINKS = 4
 
     observation_window: Count = 64
     pooling: Pooling = 5

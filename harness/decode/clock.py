@@ -8,16 +8,12 @@ import torch
 
 
 class Clock:
-    """Seconds and counts of one engine's work so far.
-
-    On a GPU the seconds of a part are measured on the device. The time in which the device waits for the host is in
-    `host`, together with all that the host does alone.
+    """Seconds and counts of one engine's work so far. On a GPU the seconds of a part are measured on the device.
 
     Attributes:
-        prefill, forward, sampling: seconds of these parts.
+        prefill, forward, sampling, eviction: seconds of these parts; those of an eviction move rows.
         scoring: seconds of the predictor at every step (in `forward` if the step was captured), and of the policies'
             selection at an eviction.
-        eviction: seconds of moving rows.
         wall: seconds of all the engine's work, without its caller's work between two completions.
         first_token: wall seconds until the first step had drawn its tokens.
         steps: decode steps.
@@ -32,13 +28,12 @@ class Clock:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @property
-    def decode(self) -> float:
-        """Wall seconds without the prefill."""
+    def decode(self) -> float:  # wall seconds
         return self.wall - self.prefill
 
     @property
     def host(self) -> float:
-        """Seconds outside all parts: bookkeeping, and the time in which a GPU waits for it."""
+        """Seconds outside all parts: what the host does alone, and the time in which a GPU waits for it."""
         return self.wall - self.prefill - self.forward - self.sampling - self.scoring - self.eviction
 
     @contextmanager

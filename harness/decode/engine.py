@@ -36,8 +36,7 @@ from kvsweep.kernels.implementation import Implementation
 def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, impl: Implementation) -> bool:
     """The setting, or its default: true on the CPU, where its cost is known; false on a GPU and for experts.
 
-    Raises:
-        UserError: true for products whose bits depend on the number of slots.
+    A UserError refuses true for products whose bits depend on the number of slots.
     """
     on_cpu = device.type == "cpu"
     if setting and spec.experts:
@@ -58,15 +57,13 @@ _MOST_FED, _MOST_FED_AT_ONCE = 512, 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """Known tokens that a step of `Engine.replay` has fed.
+    """Known tokens of a request's text that a step of `Engine.replay` has fed, for the cells that share them.
 
     Attributes:
-        request: the request whose text they belong to.
-        cell_ids: the cells that share them.
         start: index of the first token that the states predict, in the request's `forced`.
         hidden: last hidden states, [tokens, hidden_size].
         since: for each of these tokens, the tokens fed since the last eviction; None before the first one.
-        evictions: the evictions of the text so far.
+        evictions: how many the text has had.
     """
 
     request: Request
@@ -84,13 +81,10 @@ class Engine:
     ended gets one token too many, which is dropped. The host waits only for an eviction and at the length limit.
 
     Args:
-        model: the model that decodes.
-        decoding: sampling and length limit.
         seed: first part of the key of every sequence's random numbers.
         slots: sequences decoded at once.
         capacity: rows per slot, at least what any request's policy needs.
         policies: the policies of all requests to come, whose signals the cache then records.
-        impl: the implementation of the cache's operations.
         invariant: whether a completion is bit for bit the same whatever else is decoded with it; None: on the CPU.
         cache: the precision of the stored rows.
     """
@@ -143,10 +137,7 @@ class Engine:
         cache: CacheConfig = UNPACKED,
         **options: Any,
     ) -> Self:
-        """Make an engine with the capacity, the signals and, unless given, the number of slots for the requests.
-
-        The other options are those of `Engine`.
-        """
+        """Make an engine with the capacity, signals and, unless given, slots for the requests, and other options."""
         model.check_length(max(len(request.prompt_ids) for request in requests) + decoding.max_new_tokens)
         capacity = needed_capacity(requests, decoding)
         branches = [branch for request in requests for branch in request.branches]
@@ -226,17 +217,12 @@ class Engine:
             texts[slot] = self.table[slot].request.forced[start : start + count]
         found = []
         for slot, hidden in self.feed(texts).items() if texts else ():
-            state = self.table[slot]
-            last = state.evictions[-1].step if state.evictions else None
+            state, start = self.table[slot], begun[slot]
+            cells, count = tuple(branch.cell_id for branch in state.branches), len(state.evictions)
+            last = state.evictions[-1].step if count else None
+            since = None if last is None else range(start - last, start - last + len(hidden))
             found.append(
-                Fed(
-                    request=state.request,
-                    cell_ids=tuple(branch.cell_id for branch in state.branches),
-                    start=begun[slot],
-                    hidden=hidden,
-                    since=None if last is None else range(begun[slot] - last, begun[slot] - last + len(hidden)),
-                    evictions=len(state.evictions),
-                )
+                Fed(request=state.request, cell_ids=cells, start=start, hidden=hidden, since=since, evictions=count)
             )
         for slot in reversed(begun):
             if self.table.generated[slot] == len(self.table[slot].request.forced):

@@ -19,13 +19,9 @@ Step = Callable[[int], Tensor]
 class StepGraphs:
     """Runs a step eagerly or by replaying its graph.
 
-    The first step of a bucket runs eagerly, which also compiles its kernels. The second is captured.
-
-    Args:
-        step: takes a number of slots, feeds one token to each of the first so many, and returns logits
-            [slots, vocabulary]; it never waits for the device and writes its results in place.
-        slots: number of slots in the cache.
-        timer: times a replay; an eager step times itself.
+    The first step of a bucket runs eagerly, which also compiles its kernels. The second is captured. `step` takes a
+    number of slots, feeds one token to each of the first so many, and returns logits [slots, vocabulary]; it never
+    waits for the device and writes its results in place. `timer` times a replay; an eager step times itself.
     """
 
     def __init__(
@@ -37,7 +33,6 @@ class StepGraphs:
 
     @staticmethod
     def can_capture(model: LoadedModel, cache: SlotCache) -> bool:
-        """True if the decode steps of a model over a cache can be captured."""
         return model.device.type == "cuda" and cache.ragged and model.capturable
 
     def __call__(self, live: int, room: int) -> Tensor:

@@ -29,14 +29,7 @@ class AutoSlots:
 
 
 def auto_slots(model: LoadedModel, *, capacity: int, requests: int, config: CacheConfig = UNPACKED) -> AutoSlots:
-    """As many slots as fit into the free memory, at most one per request and at most the number beyond which few gain.
-
-    Args:
-        model: gives the shape of the rows and the device.
-        capacity: rows per slot.
-        requests: completions that are wanted.
-        config: the precision of the stored rows.
-    """
+    """As many slots of `capacity` rows as fit into the free memory, at most one per request and `_MOST_SLOTS`."""
     one, free = SlotCache.bytes_per_slot(model.shape, capacity, config), free_memory(model.device)
     fitting, most = int(free * _MEMORY_SHARE) // one, _MOST_SLOTS[model.device.type]
     reason = (

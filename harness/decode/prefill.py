@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.rows import PaddedPrefill, Prefill
@@ -16,26 +17,20 @@ _Ids = tuple[int, ...]
 class Prefiller:
     """Prefills at most `step_tokens` tokens per call: several short prompts side by side, or a chunk of a long one.
 
-    The requests for one problem follow each other, so that its draws and cells share one prefill.
-
-    Args:
-        model: the model that prefills.
-        keep_queries: whether some recorder needs the prompts' queries.
-        alone: whether each prompt is prefilled alone: where its rows must not depend on the prompts beside it, since
-            products of other numbers of tokens may round otherwise, and where linear layers would read the padding.
-        step_tokens: tokens per call, padding included.
+    The tokens of a call include padding. The requests for one problem follow each other, so that its draws and cells
+    share one prefill. `keep_queries`: whether some recorder needs the prompts' queries. `alone`: whether each prompt is
+    prefilled alone, because its rows must not depend on the prompts beside it (products of other numbers of tokens may
+    round otherwise), or because linear layers would read the padding.
     """
 
     def __init__(
         self, model: LoadedModel, *, keep_queries: bool, alone: bool = False, step_tokens: int = STEP_TOKENS
     ) -> None:
-        self.model, self.keep_queries, self.step_tokens = model, keep_queries, step_tokens
-        self.alone = alone
+        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, step_tokens
         self.done: dict[_Ids, Prefill] = {(): Prefill()}
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 
     def keep(self, wanted: Iterable[_Ids]) -> None:
-        """Forget all prefills but the wanted ones."""
         wanted = {(), *wanted}
         self.done = {ids: prefill for ids, prefill in self.done.items() if ids in wanted}
 
@@ -61,18 +56,14 @@ class Prefiller:
     def _side_by_side(self, prompts: list[_Ids]) -> None:
         prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
         lengths = list(map(len, prompts))
-        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
-        for row, ids in zip(padded, prompts, strict=True):
-            row[: len(ids)] = torch.tensor(ids)
-        self._run(padded, 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
+        padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
+        self.model.read(padded, 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
         self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
         start = prefill.length
         prefill.begin_chunk()
-        self._run(torch.tensor([ids[start : start + self.step_tokens]]), start, prefill, cache)
+        chunk = torch.tensor([ids[start : start + self.step_tokens]], device=self.model.device)
+        self.model.read(chunk, start, prefill, cache)
         if prefill.length == len(ids):
             self.done[ids], self._begun = prefill, None
-
-    def _run(self, ids: torch.Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache) -> None:
-        self.model.read(ids.to(self.model.device), start, prefill, cache)

@@ -53,11 +53,9 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """The sampling and the length limit of completions.
+    """The sampling of completions, and where they are cut off.
 
-    Attributes:
-        max_new_tokens: tokens after which a completion is cut off.
-        stop_on_loop: cut a completion off as soon as it ends in a loop (`base.loops.find_loop`).
+    That is after `max_new_tokens`, and with `stop_on_loop` as soon as a text ends in a loop (`base.loops.find_loop`).
     """
 
     name: str
@@ -109,7 +107,6 @@ class Request:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Problem and draw, which identify a completion within its cell."""
         return (self.problem_id, self.draw)
 
     @cached_property
@@ -117,26 +114,19 @@ class Request:
         """The prompt without its last token, which the first step feeds."""
         return self.prompt_ids[:-1]
 
-    def split(self) -> Iterator[Self]:
-        """Yield a request for each branch, for an engine that has no room to fork."""
+    def split(self) -> Iterator[Self]:  # for an engine that has no room to fork
         return (replace(self, branches=(branch,)) for branch in self.branches)
 
 
 def is_untouched(completion: Completion, policy: Policy) -> bool:
-    """True if nothing was evicted from a completion and this policy would have evicted nothing either.
-
-    The completion then is what the policy's own cell would have written.
-    """
+    """True if a completion is what this policy's own cell would have written: neither evicts anything from it."""
     trigger = policy.trigger(completion.prompt_tokens)
     # The last step evicts nothing. The step before it found peak_length - 2 rows, and evicts if it found `trigger`.
     return not completion.evictions and (trigger is None or completion.peak_length <= trigger + 1)
 
 
 def grows(policy: Policy, longest: int, limit: int) -> bool:
-    """True if a text may need every row, or more rows than its first eviction finds.
-
-    The text has at most `limit` tokens behind a question of `longest`.
-    """
+    """True if a text of `limit` tokens behind a question of `longest` may need all rows, or more than first evicted."""
     capacity, trigger = policy.capacity(longest, limit), policy.trigger(longest)
     return capacity == longest + limit or trigger is None or capacity > max(trigger, longest) + 1
 

@@ -1,8 +1,7 @@
 """Drawing the next token: one uniform number per token, and one inverse CDF.
 
-The number is a pure function of (seed, problem, draw, position). It does not depend on the cell, the slot or the batch,
-so two cells write the same tokens until one of them evicts, and a completion is the same after a resume, in any order
-of requests, with any number of slots.
+The number is a pure function of (seed, problem, draw, position). So two cells write the same tokens until one of them
+evicts, and a completion is the same after a resume, in any order of requests, with any number of slots.
 """
 
 import hashlib

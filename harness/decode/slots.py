@@ -28,11 +28,9 @@ class SlotState:
 
     @property
     def is_trunk(self) -> bool:
-        """True while several branches share the sequence."""
         return len(self.branches) > 1
 
     def trigger(self, branch: Branch) -> int:
-        """Cache length at which the branch's policy evicts."""
         trigger = branch.policy.trigger(len(self.request.prompt_ids), len(self.evictions))
         return _NEVER if trigger is None else trigger
 
@@ -103,7 +101,6 @@ class SlotTable:
 
     @property
     def free(self) -> int:
-        """Number of slots that hold no sequence."""
         return self.slots - self.cache.live - self.waiting
 
     def due(self) -> np.ndarray:
@@ -123,8 +120,8 @@ class SlotTable:
     def has_room(self, request: Request) -> bool:
         """True if a slot is free and, for a request of several branches, the branches will find room to fork.
 
-        Trunks take at most half of the slots, so that forks always find room in the end. No trunk begins while the
-        trunks in the table have enough branches to fill every slot.
+        Trunks take at most half of the slots, so that forks always find room in the end, and none begins while those in
+        the table have enough branches to fill every slot.
         """
         if not self.free or len(request.branches) == 1:
             return self.free > 0
@@ -196,8 +193,7 @@ class SlotTable:
         self[slot].evictions.append(eviction)
         self._seat(slot, self[slot])
 
-    def text(self, slot: int) -> Tensor:
-        """The tokens written in a slot so far, [generated]."""
+    def text(self, slot: int) -> Tensor:  # [generated]
         return self.written[slot, : self.generated[slot]]
 
     def release(self, slot: int) -> None:
@@ -218,9 +214,9 @@ class SlotTable:
         self.waiting += 1
 
     def fork(self) -> int | None:
-        """Make a due branch of the lowest parked trunk live, or the trunk itself; return its slot, None without room.
+        """Make a due branch of the lowest parked trunk live, or the trunk if one branch is left of it or none is due.
 
-        The trunk itself becomes live where one branch is left of it or none is due.
+        Return its slot, None without room.
         """
         parked, slot = self.slots - self.waiting, self.cache.live
         trunk = self[parked]

@@ -16,13 +16,9 @@ def view_slot(
 ) -> CacheView:
     """Make the view of a slot that its policy selects from.
 
-    Args:
-        model: gives separators and the scaling of attention logits.
-        policy: decides which signals are read, and whether positions are per layer and head.
-        text_ids: prompt and text so far, [text length]; the last token is not fed yet.
-        stream: key of the policy's random numbers (`harness.decode.sampling.sequence_key`).
-        named: the fields of `CacheView` that a cache does not know: problem_id, draw, question_length, answer_start,
-            evictions.
+    `text_ids` [text length] are prompt and text so far, of which the last token is not fed yet; `stream` is the key of
+    the policy's random numbers (`harness.decode.sampling.sequence_key`); `named` are the fields of `CacheView` that a
+    cache does not know: problem_id, draw, question_length, answer_start, evictions.
     """
     length = int(cache.lengths[slot])
     positions = cache.positions[slot, ..., :length]

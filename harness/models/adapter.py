@@ -57,7 +57,6 @@ def add_adapter(network: "PreTrainedModel", folder: str) -> None:
 
 
 def _scale(folder: str, config: Path) -> float:
-    """The factor of the product: lora_alpha / r."""
     try:
         fields: dict[str, Any] = json.loads(config.read_text())
         rank, alpha = fields["r"], float(fields["lora_alpha"])

@@ -75,7 +75,6 @@ class ModelConfig:
 
     @property
     def tags(self) -> ThinkTags:
-        """The tags around the thinking."""
         return ThinkTags(start=self.think_start, end=self.think_end)
 
     @property
@@ -115,14 +114,8 @@ class ModelConfig:
         # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         bare = {"chat_template": "none"} if self.chat_template == "none" else {}
-        return {
-            "weights": weights,
-            "dtype": self.dtype,
-            "random_weights": self.random_weights,
-            "think_end": self.think_end,
-            **forced,
-            **bare,
-        }
+        run = {"dtype": self.dtype, "random_weights": self.random_weights, "think_end": self.think_end}
+        return {"weights": weights, **run, **forced, **bare}
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in cell.yaml: names, identity, and the tags by which grading finds the answer."""

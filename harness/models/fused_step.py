@@ -1,11 +1,9 @@
 """One decode step of a Llama-like model over a slot cache, in a third of the operations of transformers' modules.
 
 The time of a small model's step, and of any step that is not captured in a graph, is the time to launch its operations.
-So one product computes queries, keys and values, another gate and up, and a step computes nothing else that it does not
-need.
+So one product computes queries, keys and values, another gate and up, and nothing is computed that is not needed.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,16 +13,19 @@ from torch.nn import functional
 from kvsweep.compression.cache import SlotCache
 
 
-@dataclass(frozen=True)
 class _Layer:
-    norm: nn.Module
-    qkv: Tensor  # [(q_heads + 2 kv_heads) * head_dim, hidden_size]
-    qkv_bias: Tensor | None
-    head_norms: tuple[nn.Module, nn.Module] | None  # Qwen3's, of queries and keys
-    out: nn.Linear
-    mlp_norm: nn.Module
-    gate_up: Tensor  # [2 * intermediate_size, hidden_size]
-    down: nn.Linear
+    """A decoder layer's modules, some with their weights fused."""
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv = _shared(projections, "weight")  # [(q_heads + 2 kv_heads) * head_dim, hidden_size]
+        self.qkv_bias = None if projections[0].bias is None else _shared(projections, "bias")
+        self.gate_up = _shared([mlp.gate_proj, mlp.up_proj], "weight")  # [2 * intermediate_size, hidden_size]
+        self.out, self.down = attention.o_proj, mlp.down_proj
+        self.norm, self.mlp_norm = layer.input_layernorm, layer.post_attention_layernorm
+        # Qwen3's, of queries and keys.
+        self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
 
 
 class FusedStep:
@@ -39,13 +40,12 @@ class FusedStep:
         self.head_dim, self.scaling = attention.head_dim, float(attention.scaling)
         self.q_heads = network.config.num_attention_heads
         self.kv_heads = network.config.num_key_value_heads
-        self.layers = [_fuse(layer) for layer in base.layers]
+        self.layers = [_Layer(layer) for layer in base.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of a step's tokens, tokens and positions [tokens].
+        """Last hidden states [tokens, hidden_size] of tokens, at positions [tokens], of a step that `cache` has begun.
 
-        The cache must have begun the step (`SlotCache.begin_step`, `begin_chunks`). Tokens beyond it are computed for
-        nothing.
+        Tokens beyond the step are computed for nothing.
         """
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
@@ -72,22 +72,6 @@ class FusedStep:
         cache.layers[index].update(key[:, :, None], heads[:, rotated:, None])
         mixed = cache.layers[index].attend(query, {"scaling": self.scaling}).flatten(1)
         return cache.linear(mixed, layer.out.weight, layer.out.bias)
-
-
-def _fuse(layer: Any) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    with_bias = projections[0].bias is not None
-    return _Layer(
-        norm=layer.input_layernorm,
-        qkv=_shared(projections, "weight"),
-        qkv_bias=_shared(projections, "bias") if with_bias else None,
-        head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,
-        out=attention.o_proj,
-        mlp_norm=layer.post_attention_layernorm,
-        gate_up=_shared([mlp.gate_proj, mlp.up_proj], "weight"),
-        down=mlp.down_proj,
-    )
 
 
 def _shared(modules: list[nn.Linear], name: str) -> Tensor:

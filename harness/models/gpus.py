@@ -4,16 +4,13 @@ import os
 import re
 import shutil
 import subprocess
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def named_gpus() -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names: by number, or by the id of a GPU or of a part of one (MIG).
-
-    None where the variable is not set.
-    """
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by number or by the id of a GPU or part (MIG); None if it is unset."""
     if (named := os.environ.get(VISIBLE)) is None:
         return None
     # CUDA sees none of the names from the first on that is no GPU's.
@@ -27,11 +24,6 @@ def visible_gpus() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
-    gpus: list[list[str]] = []
-    for line in listed.stdout.splitlines() if listed.returncode == 0 else []:
-        if found := re.search(r"\(UUID: ([^)]+)\)", line):
-            if found[1].startswith("MIG") and gpus:
-                gpus[-1].append(found[1])
-            else:
-                gpus.append([found[1]])
-    return [name for gpu in gpus for name in gpu[1:] or gpu]
+    ids = re.findall(r"\(UUID: ([^)]+)\)", listed.stdout) if listed.returncode == 0 else []
+    # A divided GPU stands in front of its parts.
+    return [one for one, after in pairwise([*ids, ""]) if one.startswith("MIG") or not after.startswith("MIG")]

@@ -39,10 +39,7 @@ def is_reachable() -> bool:
 
 
 def from_place(load: Callable[..., Loaded], place: str, revision: str | None) -> Loaded:
-    """What `load` reads from a folder, from the hub's cache on this disk where a commit pins it, else from the hub.
-
-    `load` takes the keyword arguments that transformers' `from_pretrained` takes.
-    """
+    """What `load`, a `from_pretrained`, reads from a folder, from the hub's cache if a commit pins it, or the hub."""
     if Path(place).is_dir():
         return load()
     if not _ID.fullmatch(place):
@@ -75,10 +72,7 @@ def cached_file(place: str, revision: str | None, name: str) -> Path | None:
 
 
 def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> None:
-    """Raise a ValueError for a checkpoint of other tensors than the model's: transformers only warns of them.
-
-    It draws what is missing at random and leaves out what has no place.
-    """
+    """Raise a ValueError where a checkpoint has other tensors than the model: transformers draws or drops them."""
     for names, what in ((missing, "lacks tensors of"), (surplus, "has tensors that are not of")):
         if names:
             raise ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}")

@@ -39,7 +39,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_MMAP = -1, -3, 32 << 20
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
-    """Load weights and tokenizer and move them to the device."""
+    """Load weights and tokenizer, check that slots decode them, and move them to the device."""
     from transformers import AutoModelForCausalLM, logging
 
     if config.threads is not None:
@@ -56,18 +56,11 @@ def load_model(config: ModelConfig) -> LoadedModel:
             with torch.device(device_of(config)):  # a CPU takes minutes to draw the weights of a large model
                 network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
+            how = {"revision": config.revision, "dtype": dtype, "config": architecture, "trust_remote_code": False}
+            how |= {"key_mapping": _KEYS.get(architecture.model_type), "output_loading_info": True}
+            how |= {"use_safetensors": config.safetensors_only or None}
             # With `output_loading_info` transformers returns a pair, which its types do not say.
-            load: partial[Any] = partial(
-                AutoModelForCausalLM.from_pretrained,
-                config.checkpoint,
-                revision=config.revision,
-                dtype=dtype,
-                config=architecture,
-                key_mapping=_KEYS.get(architecture.model_type),
-                use_safetensors=config.safetensors_only or None,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
+            load: partial[Any] = partial(AutoModelForCausalLM.from_pretrained, config.checkpoint, **how)
             network, told = from_place(load, config.checkpoint, config.revision)
             others = [name for name in told["unexpected_keys"] if not name.startswith(_OTHER_PARTS)]
             check_tensors(told["missing_keys"], others)
@@ -76,7 +69,11 @@ def load_model(config: ModelConfig) -> LoadedModel:
     except Exception as error:  # a damaged file: each library raises what it likes
         raise cannot_load(config, error) from error
     if config.is_built:
-        _check_vocabulary(config, len(tokenizer))
+        vocabulary = int((config.config or {})["vocab_size"])
+        if vocabulary < len(tokenizer):
+            raise UserError(
+                f"model.config.vocab_size={vocabulary} is below the stand-in tokenizer's {len(tokenizer)}: raise it."
+            )
         # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
     if config.adapter is not None:
@@ -140,14 +137,7 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     return from_place(load, config.checkpoint, config.revision)
 
 
-def _check_vocabulary(config: ModelConfig, tokens: int) -> None:
-    vocabulary = int((config.config or {})["vocab_size"])
-    if vocabulary < tokens:
-        raise UserError(f"model.config.vocab_size={vocabulary} is below the stand-in tokenizer's {tokens}: raise it.")
-
-
 def device_of(config: ModelConfig) -> torch.device:
-    """The device that a model of this configuration is loaded to."""
     if torch.cuda.is_available():
         return torch.device("cuda" if config.device == "auto" else config.device)
     if config.device.startswith("cuda"):

@@ -37,20 +37,14 @@ class LoadedModel:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """The facts of the model's config."""
         return ModelSpec.of(self.network.config)
 
     @cached_property
     def shape(self) -> CacheShape:
-        """Shape of the model's key-value rows."""
         return self.spec.cache_shape(self.config.dtype)
 
     def check_length(self, tokens: int) -> None:
-        """Refuse a text of so many tokens where the model's own code would decode it otherwise than a slot cache.
-
-        Raises:
-            UserError: the text is longer than the model's rotary embeddings, table of positions or window reach.
-        """
+        """Raise a UserError for a text that exceeds the model's rotary embeddings, table of positions or window."""
         if self.spec.limited and self.spec.positions is not None and tokens > self.spec.positions:
             raise UserError(
                 f"a text may take {tokens} tokens, prompt and completion, and {self.config.name} can be decoded over "
@@ -59,19 +53,16 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
         return next(self.network.parameters()).device
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """Token ids that end a completion."""
         eos = self.network.generation_config.eos_token_id
         eos = self.tokenizer.eos_token_id if eos is None else eos
         return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
 
     @cached_property
-    def scaling(self) -> float:
-        """Factor of the attention logits."""
+    def scaling(self) -> float:  # of the attention logits
         prefill = Prefill()
         with torch.inference_mode():
             self.read(torch.zeros(1, 1, dtype=torch.int64, device=self.device), 0, prefill, self.new_cache())
@@ -89,11 +80,7 @@ class LoadedModel:
 
     @cached_property
     def think_end_ids(self) -> tuple[int, ...]:
-        """Token ids of the tag that closes the thinking; none where the model thinks nothing aloud.
-
-        Raises:
-            UserError: the tokenizer cannot write the tag.
-        """
+        """Token ids of the tag that closes the thinking, if any; a UserError where the tokenizer cannot write it."""
         tag = self.config.think_end
         if tag is None:
             return ()
@@ -112,7 +99,6 @@ class LoadedModel:
 
     @property
     def thinks(self) -> bool:
-        """True if the model thinks aloud."""
         return self.config.think_end is not None
 
     def thinking_tokens(self, ids: list[int]) -> int | None:
@@ -149,7 +135,6 @@ class LoadedModel:
         return self.config.think_start is not None and text.rstrip().endswith(self.config.think_start)
 
     def decode(self, ids: list[int]) -> str:
-        """The text of token ids, thinking tags included."""
         return str(self.tokenizer.decode(ids))
 
     @cached_property
@@ -173,24 +158,21 @@ class LoadedModel:
         return self.network.base_model(input_ids=ids, position_ids=at, **given).last_hidden_state[:, 0]
 
     def new_cache(self) -> DynamicCache:
-        """An empty cache of transformers, for `read`."""
         return DynamicCache(config=self.network.config)
 
     def read(self, ids: Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache | None) -> Tensor:
         """Read prompts, or the next chunk of one, from position `start` on: last hidden states, after the final norm.
 
-        ids [prompts, tokens]; `prefill` observes; `cache` carries what was read from one chunk to the next, and may be
-        None for a model without linear layers.
+        ids [prompts, tokens]; `prefill` observes; `cache` (`new_cache`) carries what was read from one chunk to the
+        next, and may be None for a model without linear layers.
         """
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(len(ids), -1)
         given = {"past_key_values": cache, "prefill": prefill, "slot_shape": self.shape, "use_cache": cache is not None}
         hidden: Tensor = self.network.base_model(input_ids=ids, position_ids=positions, **given).last_hidden_state
-        linears: list[Any] = (
-            [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"] if cache else []
-        )
-        if linears:
+        if cache is not None and "linear" in self.shape.kinds:
             assert len(ids) == 1, "a linear layer would read the padding of a shorter prompt"
             first = prefill.parts[0][0] if isinstance(prefill, PaddedPrefill) else prefill
+            linears: list[Any] = [cache.layers[i] for i, kind in enumerate(self.shape.kinds) if kind == "linear"]
             kept = [(layer.conv_states[0], layer.recurrent_states[0]) for layer in linears]
             first.states = [[state[0] for state in states if state is not None] for states in kept]
         return hidden

@@ -20,11 +20,7 @@ _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 @torch.inference_mode()
 def check_steps(model: LoadedModel) -> None:
-    """Compare the logits of two decode steps, the second after an eviction, with those of the network's own code.
-
-    Raises:
-        UserError: shapes or logits differ, or the network fails.
-    """
+    """Hold two decode steps, the second after an eviction, to the network's own code; a UserError where they differ."""
     ids = torch.arange(3, 3 + 7 * TOKENS, 7, device=model.device)[None] % model.spec.vocab_size
     try:
         found, expected = _steps(model, ids), _own_logits(model, ids)
@@ -62,11 +58,9 @@ def _steps(model: LoadedModel, ids: Tensor) -> Tensor:
 def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
     """Refuse a network whose layers compute rows of other shapes than its config says."""
     heads = {"q": model.shape.q_heads, "k": model.shape.kv_heads, "v": model.shape.kv_heads}
-    rows = [
-        {"q": query, "k": key, "v": value} for query, (key, value) in zip(prefill.queries, prefill.rows, strict=True)
-    ]
-    rows += [{"k": key, "v": value} for key, value in prefill.windows]
-    for name, tensor in (pair for layer in rows for pair in layer.items()):
+    rows = [("q", query) for query in prefill.queries]
+    rows += [pair for layer in (*prefill.rows, *prefill.windows) for pair in zip("kv", layer, strict=True)]
+    for name, tensor in rows:
         found, expected = (tensor.shape[0], tensor.shape[2]), (heads[name], model.shape.head_dim)
         if found != expected:
             raise _refused(model, f"has {name} of (heads, width) {found}, not {expected}")
@@ -95,17 +89,10 @@ def _masks(network: Any, shape: CacheShape) -> Any:
     later = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=network.device).triu(1)
     evicted = later.clone()
     evicted[-1, [i for i in range(TOKENS - 1) if i not in _KEPT]] = True
-    hidden: dict[LayerKind, Tensor] = {
-        "full": evicted,
-        "window": later | ~later.new_ones(later.shape).triu(1 - shape.window),
-    }
-    lowest = torch.finfo(network.dtype).min
-    masks: dict[LayerKind, Tensor | None] = {"linear": None}
-    for kind, mask in hidden.items():
-        masks[kind] = torch.zeros(1, 1, TOKENS, TOKENS, dtype=network.dtype, device=later.device).masked_fill(
-            mask, lowest
-        )
-    kinds = set(shape.layer_kinds)
-    if len(kinds) == 1:
-        return masks[kinds.pop()]
+    beyond = later | ~later.new_ones(later.shape).triu(1 - shape.window)
+    zeros, lowest = later.new_zeros(1, 1, TOKENS, TOKENS, dtype=network.dtype), torch.finfo(network.dtype).min
+    full, window = (zeros.masked_fill(hidden, lowest) for hidden in (evicted, beyond))
+    masks: dict[LayerKind, Tensor | None] = {"full": full, "window": window, "linear": None}
+    if len(set(shape.layer_kinds)) == 1:
+        return masks[shape.layer_kinds[0]]
     return {name: masks[kind] for name, kind in zip(network.config.layer_types, shape.layer_kinds, strict=True)}

@@ -20,13 +20,8 @@ from kvsweep.harness.models.hub import cached_file, from_place, reason
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
 
-_KINDS: dict[str, LayerKind] = {
-    "full_attention": "full",
-    "attention": "full",
-    "sliding_attention": "window",
-    "linear_attention": "linear",
-    "conv": "linear",
-}
+_KINDS: dict[str, LayerKind] = {"full_attention": "full", "attention": "full", "sliding_attention": "window"}
+_KINDS |= {"linear_attention": "linear", "conv": "linear"}
 # The families whose config.json names every size, once it has these fields.
 _PLAIN = {"llama", "qwen2", "qwen3"}
 _SIZES = (
@@ -57,9 +52,7 @@ class ModelSpec:
 
     Attributes:
         family: the config's model_type.
-        layer_kinds: the kind of each layer's attention.
-        window: rows that a window layer sees, 0 without one.
-        states: the sizes of a linear layer's states (`compression.rows.CacheShape`).
+        layer_kinds, window, states: as in `compression.rows.CacheShape`; the window is 0 where no layer has one.
         positions: tokens of the longest text that the model was made for, None where its config names no number.
         limited: whether a text longer than `positions` would be decoded otherwise than by the model's own code.
         plain_head: whether the logits are one product of the last hidden states.
@@ -84,11 +77,7 @@ class ModelSpec:
 
     @classmethod
     def of(cls, config: Any) -> ModelSpec:
-        """The spec of a transformers config, or of the fields of a plain family's config.json.
-
-        Raises:
-            UserError: a slot cache does not serve such a model.
-        """
+        """The spec of a transformers config or plain config.json; a UserError where no slot cache serves the model."""
         facts = _Facts(config)
         family = str(facts["model_type"])
         for field, what in _REFUSED_FIELDS.items():
@@ -109,6 +98,7 @@ class ModelSpec:
         if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
+        fusable = family in _PLAIN and facts["hidden_act"] in (None, "silu")
         limited = not ropes <= _FIXED_ROPES or family in _TABLES or (not acts and "sliding_attention" in named)
         return cls(
             family=family,
@@ -123,39 +113,26 @@ class ModelSpec:
             positions=positions,
             limited=limited,
             plain_head=family in _PLAIN,
-            fusable=family in _PLAIN
-            and not limited
-            and facts["hidden_act"] in (None, "silu")
-            and not facts["mlp_bias"],
+            fusable=fusable and not limited and not facts["mlp_bias"],
             experts=any(facts[name] for name in ("num_experts_per_tok", "moe_topk", "moe_k")),
         )
 
     @property
-    def layers(self) -> int:
-        """The number of layers of full attention, whose rows policies see."""
+    def layers(self) -> int:  # of full attention, whose rows policies see
         return self.layer_kinds.count("full")
 
     def fixed_bytes(self, dtype: str) -> int:
         """Bytes that a slot takes in windows and linear layers, in a precision such as "float32"."""
-        row = 2 * self.kv_heads * self.head_dim * BYTES[dtype]
-        return fixed_bytes(self.layer_kinds, row, self.window, self.states, BYTES[dtype])
+        return fixed_bytes(self, BYTES[dtype])
 
     def cache_shape(self, dtype: str) -> CacheShape:
-        """The shape of the key-value rows in a precision such as "float32"."""
         import torch
 
         from kvsweep.compression.rows import CacheShape
 
-        return CacheShape(
-            layers=self.layers,
-            kinds=self.layer_kinds if self.layers < len(self.layer_kinds) else (),
-            window=self.window,
-            states=self.states,
-            q_heads=self.q_heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            dtype=getattr(torch, dtype),
-        )
+        kinds = self.layer_kinds if self.layers < len(self.layer_kinds) else ()
+        same = ("layers", "window", "states", "q_heads", "kv_heads", "head_dim")
+        return CacheShape(kinds=kinds, dtype=getattr(torch, dtype), **{name: getattr(self, name) for name in same})
 
 
 _REFUSED_FIELDS = {
@@ -223,10 +200,8 @@ def read_spec(config: ModelConfig) -> ModelSpec:
 
     It comes from the checkpoint's config.json where that file lies on this disk, in a folder or in the hub's cache;
     for an id on the hub that was never downloaded, from `config`, which `load_model` compares with the download. A
-    config that does not name all sizes is read by transformers, which takes seconds to import.
-
-    Raises:
-        UserError: the config cannot be had, or describes a model that a slot cache does not serve.
+    config that does not name all sizes is read by transformers, which takes seconds to import. A config that cannot be
+    had, or of a model that a slot cache does not serve, raises a UserError.
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
@@ -253,11 +228,7 @@ def _is_plain(fields: Any) -> bool:
 
 
 def read_architecture(config: ModelConfig) -> Any:
-    """The transformers config of a model: made of `config` if the model is built from that, else of its config.json.
-
-    Raises:
-        UserError: it cannot be read or built, or a slot cache does not serve such a model.
-    """
+    """The transformers config of a model, built from `config` or read; a UserError where `ModelSpec` refuses it."""
     from transformers import AutoConfig
 
     try:
@@ -280,11 +251,6 @@ def read_architecture(config: ModelConfig) -> Any:
 
 
 def _build_architecture(config: ModelConfig) -> Any:
-    """Build the architecture that `config` describes.
-
-    Raises:
-        UserError: transformers does not know the architecture, or its fields do not fit each other.
-    """
     from transformers import AutoConfig
 
     values = dict(config.config or {})
@@ -311,6 +277,5 @@ def _build_architecture(config: ModelConfig) -> Any:
 
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:
-    """The sentence for a model that cannot be read."""
     why = reason(config.place, config.revision, error)
     return UserError(f"model={config.name} cannot be loaded from {config.place}: {why}.")

@@ -1,6 +1,7 @@
 """The stand-in tokenizer of a model that is built with random weights, without a download."""
 
 from collections.abc import Mapping
+from string import Template
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -8,9 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from kvsweep.harness.models.config import ROLES
 
 # As in R1: beginning of text, user, message, assistant, and the opening tag of the thinking.
-_CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}USER{{ message['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}ASSISTANTTHINK\n{% endif %}"
+_CHAT_TEMPLATE = Template(
+    "{{ bos_token }}{% for message in messages %}${user}{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}${assistant}${think}\n{% endif %}"
 )
 
 
@@ -27,15 +28,12 @@ def stand_in_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(dict.fromkeys(special_tokens[role] for role in ROLES)))
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (think_start, think_end) if tag])
-    template = _CHAT_TEMPLATE
-    names = {"USER": special_tokens["user"], "ASSISTANT": special_tokens["assistant"], "THINK": think_start or ""}
-    for name, token in names.items():
-        template = template.replace(name, token)
+    roles = {role: special_tokens[role] for role in ("user", "assistant")}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=special_tokens["bos"],
         eos_token=special_tokens["eos"],
         pad_token=special_tokens["eos"],
-        chat_template=template,
+        chat_template=_CHAT_TEMPLATE.substitute(roles, think=think_start or ""),
         clean_up_tokenization_spaces=False,
     )

@@ -18,8 +18,7 @@ class ThinkTags:
     def closing(self, text: str) -> int | None:
         """Character at which the tag begins that ends the thinking of a completion; None if the thinking never ends.
 
-        The tag is the first closing one behind the last opening one, so a text that opens its thinking again and
-        never closes it has no answer.
+        It is the first closing tag behind the last opening one: a thinking that is opened again must be closed again.
         """
         if self.end is None:
             return None

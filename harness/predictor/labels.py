@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import replacing
-from kvsweep.compression.policies.oracle import save_labels
+from kvsweep.compression.policies.dynts import save_labels
 from kvsweep.compression.rows import Prefill
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe

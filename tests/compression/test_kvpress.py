@@ -9,10 +9,10 @@ import torch
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policies import kvpress_adapter
-from kvsweep.compression.policies.keydiff import KeyDiff
+from kvsweep.compression.policies.keys import KeyDiff
 from kvsweep.compression.policies.kvpress_adapter import KVPress
 from kvsweep.compression.policies.lagkv import LagKV
-from kvsweep.compression.policies.streaming_llm import StreamingLLM
+from kvsweep.compression.policies.window import StreamingLLM
 from kvsweep.compression.signals import AttentionMass
 from kvsweep.harness.decode.prefill import Prefiller
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from kvsweep.compression.artifacts import load
-from kvsweep.compression.policies.caote import CAOTE
-from kvsweep.compression.policies.gkv import GKV
 from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.last_use import LazyEviction
-from kvsweep.compression.policies.longflow import LongFlow
+from kvsweep.compression.policies.newest_query import LongFlow
+from kvsweep.compression.policies.rkv import GKV
 from kvsweep.compression.policies.rpc import RPC
+from kvsweep.compression.policies.snapkv import CAOTE
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
 from kvsweep.compression.policy import CacheView
 from kvsweep.compression.signals import LastUse, RecentQueries

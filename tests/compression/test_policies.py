@@ -12,31 +12,21 @@ import pytest
 import torch
 
 from kvsweep.base.errors import UserError
-from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
-from kvsweep.compression.policies.caote import CAOTE
-from kvsweep.compression.policies.dynts import DynTS
+from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion, NoWindow, Oracle, save_labels
 from kvsweep.compression.policies.full import FullCache
-from kvsweep.compression.policies.gkv import GKV
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
-from kvsweep.compression.policies.inertia import Inertia
-from kvsweep.compression.policies.keydiff import KeyDiff
-from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia
+from kvsweep.compression.policies.keys import KeyDiff, KNorm
 from kvsweep.compression.policies.kvpress_adapter import KVPress
 from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.last_use import LazyEviction, RaaS
-from kvsweep.compression.policies.longflow import LongFlow
-from kvsweep.compression.policies.oracle import Oracle, save_labels
-from kvsweep.compression.policies.random import Random
-from kvsweep.compression.policies.random_head import RandomHead
-from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
+from kvsweep.compression.policies.newest_query import TOVA, LongFlow
+from kvsweep.compression.policies.random import Random, RandomHead
+from kvsweep.compression.policies.rkv import GKV, RKV, RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.sepllm import SepLLM, SepLLMDynTSCode
-from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
-from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
-from kvsweep.compression.policies.tova import TOVA
+from kvsweep.compression.policies.snapkv import CAOTE, SnapKV, SnapKVDynTSCode
 from kvsweep.compression.policies.triattention import TriAttention, read_statistics, save_statistics
 from kvsweep.compression.policies.vase import VaSE
-from kvsweep.compression.policies.window import Window
+from kvsweep.compression.policies.window import SepLLM, SepLLMDynTSCode, StreamingLLM, StreamingLLMDynTSCode, Window
 from kvsweep.compression.policy import BudgetPolicy, CacheView, size_of
 from kvsweep.compression.predictor import ImportancePredictor, save_predictor
 from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries

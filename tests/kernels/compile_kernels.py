@@ -42,7 +42,7 @@ def power(number):
 
 
 def shape_of(dim, dtype="fp32"):
-    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": tiles.depth(getattr(torch, NAMES[dtype]), dim)}
+    return {"DIM": dim, "DIM_PADDED": power(dim), "DEPTH": tiles.row_tile(getattr(torch, NAMES[dtype]), dim)["DEPTH"]}
 
 
 def variants():

@@ -8,12 +8,10 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from kvsweep.compression.policies.full import FullCache
-from kvsweep.compression.policies.gkv import GKV
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
-from kvsweep.compression.policies.inertia import Inertia
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia
 from kvsweep.compression.policies.last_use import LazyEviction
 from kvsweep.compression.policies.random import Random
-from kvsweep.compression.policies.rkv import RKVDynTSCode
+from kvsweep.compression.policies.rkv import GKV, RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
 from kvsweep.compression.policies.snapkv import SnapKV
 from kvsweep.compression.policies.window import Window

@@ -17,28 +17,19 @@ from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache,
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import held_percents
 from kvsweep.compression.attention import use_slot_attention
-from kvsweep.compression.policies.ablations import Bottom, NoQuestion, NoWindow
-from kvsweep.compression.policies.caote import CAOTE
-from kvsweep.compression.policies.dynts import DynTS
-from kvsweep.compression.policies.gkv import GKV
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
-from kvsweep.compression.policies.inertia import Inertia
-from kvsweep.compression.policies.keydiff import KeyDiff
-from kvsweep.compression.policies.knorm import KNorm
+from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion, NoWindow
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia
+from kvsweep.compression.policies.keys import KeyDiff, KNorm
 from kvsweep.compression.policies.lagkv import LagKV
 from kvsweep.compression.policies.last_use import LazyEviction, RaaS
-from kvsweep.compression.policies.longflow import LongFlow
-from kvsweep.compression.policies.random import Random
-from kvsweep.compression.policies.random_head import RandomHead
-from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
+from kvsweep.compression.policies.newest_query import TOVA, LongFlow
+from kvsweep.compression.policies.random import Random, RandomHead
+from kvsweep.compression.policies.rkv import GKV, RKV, RKVDynTSCode
 from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.sepllm import SepLLM
-from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
-from kvsweep.compression.policies.streaming_llm import StreamingLLM, StreamingLLMDynTSCode
-from kvsweep.compression.policies.tova import TOVA
+from kvsweep.compression.policies.snapkv import CAOTE, SnapKV, SnapKVDynTSCode
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
 from kvsweep.compression.policies.vase import VaSE
-from kvsweep.compression.policies.window import Window
+from kvsweep.compression.policies.window import SepLLM, StreamingLLM, StreamingLLMDynTSCode, Window
 from kvsweep.compression.policy import CacheView
 from kvsweep.compression.predictor import ImportancePredictor, load_predictor, save_predictor
 from kvsweep.compression.signals import AttentionMass, LastUse, RecentQueries, RowMemory

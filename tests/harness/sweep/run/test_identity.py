@@ -17,7 +17,7 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.files import digests
 from kvsweep.base.records import COMPLETIONS_FILE, read_grades
 from kvsweep.compression.artifacts import read_card
-from kvsweep.compression.policies.oracle import save_labels
+from kvsweep.compression.policies.dynts import save_labels
 from kvsweep.harness.inspect.text import of_cell
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import compose_config
