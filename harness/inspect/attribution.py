@@ -39,8 +39,8 @@ def removal(
     """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
 
     A positive number means that the step supports the token. The later tokens keep their positions. `token_ids` are
-    prompt, thinking and answer; `answer_start` is the position of the closing tag, the first token that is read without
-    the step, and the result's rows are the tokens behind it; `steps` are text positions below it, removed `slots` at
+    prompt, thinking and answer; `answer_start` is the position of the closing tag's last token, the first that is read
+    without the step, and the result's rows are the tokens behind it; `steps` are text positions below it, removed `slots` at
     once.
     """
     prefill = Prefill(keep_queries=False)

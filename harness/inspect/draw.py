@@ -83,14 +83,15 @@ def draw_attribution(options: argparse.Namespace, text: InspectedText) -> Iterat
     trace, model = text.trace, text.model
     if not trace.answered:
         raise NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
-    start = trace.think_start
+    # The tag's last token is the first that is read without the step.
+    start, start_of_answer = trace.think_start, trace.answer_start - 1
     steps = [range(start + step.start, start + step.stop) for step in attributed_steps(options, text)]
     if options.method == "removal":
-        print(cost(model, len(trace.token_ids), trace.think_end, len(steps), options.slots), file=sys.stderr)
-        found = removal(model, trace.token_ids, trace.think_end, steps, slots=options.slots)
+        print(cost(model, len(trace.token_ids), start_of_answer, len(steps), options.slots), file=sys.stderr)
+        found = removal(model, trace.token_ids, start_of_answer, steps, slots=options.slots)
     else:
-        found = grad_x_input(model, trace.token_ids, trace.think_end, steps)
-    values, tokens = found.double().numpy(force=True), text.pieces[trace.think_end + 1 :]
+        found = grad_x_input(model, trace.token_ids, start_of_answer, steps)
+    values, tokens = found.double().numpy(force=True), text.pieces[trace.answer_start :]
     columns = ["".join(text.pieces[step.start : step.stop]) for step in steps]
     name = _name("attribution", text)
     yield _table(attribution_table(values, tokens, columns), options.out, name)

@@ -151,7 +151,7 @@ def of_completion(
     model = build(ModelConfig, "model", config.model)
 
     def read(loaded: LoadedModel) -> InspectedText:
-        trace = trace_of(completion, loaded.prompt_ids(question))
+        trace = trace_of(completion, loaded, loaded.prompt_ids(question))
         return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting_of(own), grade=grade)
 
     return TextSource(model=model, config=config, read=read)
@@ -207,5 +207,5 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
     ((_, completion),) = engine_of(job, [request], model, slots=1).generate([request])
     with Grader(workers=1) as grader:
         [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
-    trace, setting = trace_of(completion, prompt), setting_of(cell.policy.identity())
+    trace, setting = trace_of(completion, model, prompt), setting_of(cell.policy.identity())
     return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)

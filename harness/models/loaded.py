@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,6 +109,13 @@ class LoadedModel:
         # A tag of several tokens may begin and end within one: the number of whole tokens in the text before it.
         count = bisect_right(range(len(ids) + 1), found, key=lambda size: len(self.decode(ids[:size]))) - 1
         return None if found < 0 else count
+
+    def tag_tokens(self, ids: list[int], thinking: int) -> int:
+        """Tokens of the tag behind a thinking of so many tokens, up to its end; 1 where there is no such tag."""
+        if self.think_end_id is not None or self.config.think_end is None or thinking == len(ids):
+            return 1
+        end = self.decode(ids).find(self.config.think_end) + len(self.config.think_end)
+        return bisect_left(range(len(ids) + 1), end, key=lambda size: len(self.decode(ids[:size]))) - thinking
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Token ids of one user message in the chat template, up to where the model begins to think."""

@@ -76,7 +76,7 @@ def label_trace(
     impl: Implementation = "torch",
 ) -> tuple[Tensor, dict[LabelKind, Tensor]]:
     """The thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN where a token has none."""
-    labels = LabelPass(trace.think_end + 1, min_distance, kinds, impl)
+    labels = LabelPass(trace.answer_start, min_distance, kinds, impl)
     hidden = read_whole(model, trace.token_ids, labels)
     thinking = slice(trace.think_start, trace.think_end)
     return hidden[thinking], {kind: label[thinking] for kind, label in labels.result().items()}

@@ -37,6 +37,7 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
         token_ids: the whole text, without its stop token, which is never fed.
         think_start: position of the first thinking token, which is the length of the question.
         think_end: position of the closing tag; the end of the text where the thinking is never closed.
+        tag_tokens: tokens of the closing tag.
     """
 
     sealed: ClassVar[bool] = False
@@ -44,10 +45,16 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
     token_ids: list[int]
     think_start: int
     think_end: int
+    tag_tokens: int = 1
+
+    @property
+    def answer_start(self) -> int:
+        """Position of the first token behind the closing tag."""
+        return self.think_end + self.tag_tokens
 
     @property
     def answered(self) -> bool:
-        return self.think_end + 1 < len(self.token_ids)
+        return self.answer_start < len(self.token_ids)
 
 
 def make_traces(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> int:
@@ -92,19 +99,20 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             prompt, gold = asked[completion.problem_id]
             row = Job(text=completion.text, stop_reason=completion.stop_reason, gold=gold, kind=kind)
-            yield graded_trace(completion, prompt, judges.verdict(row)[1] == "correct")
+            yield graded_trace(completion, model, prompt, judges.verdict(row)[1] == "correct")
 
 
-def trace_of(completion: Completion, prompt: Sequence[int]) -> Trace:
+def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
     (name, draw), start = completion.key, len(prompt)
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
-    end = start + min(completion.thinking_tokens, len(ids))
-    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], think_start=start, think_end=end)
+    thinking = min(completion.thinking_tokens, len(ids))
+    where = {"think_start": start, "think_end": start + thinking, "tag_tokens": model.tag_tokens(ids, thinking)}
+    return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **where)
 
 
-def graded_trace(completion: Completion, prompt: Sequence[int], correct: bool) -> Trace:
+def graded_trace(completion: Completion, model: LoadedModel, prompt: Sequence[int], correct: bool) -> Trace:
     """The trace of a completion. It is kept if the completion is correct, thinks, answers, and evicted nothing."""
-    trace = trace_of(completion, prompt)
+    trace = trace_of(completion, model, prompt)
     if correct and trace.answered and trace.think_end - trace.think_start > 1 and not completion.evictions:
         return trace
     closed = trace.think_end < len(trace.token_ids)
@@ -150,7 +158,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
     if source.is_dir():
         for question, completion, grade in read_graded(source):
             if grade is not None:
-                yield graded_trace(completion, model.prompt_ids(question), grade.correct == 1)
+                yield graded_trace(completion, model, model.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
     with Pool(workers=1) as judges:
@@ -184,6 +192,6 @@ def trace_of_text(
     prompt, draw = model.prompt_ids(row["problem"]), int(row.get("draw", 0))
     thought, said = (model.tokenizer(part, add_special_tokens=False).input_ids for part in (thinking, answer))
     ids, start = [*prompt, *thought, *model.think_end_ids, *said], len(prompt)
-    end = start + len(thought)
-    trace = Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=ids, think_start=start, think_end=end)
+    where_it_thinks = {"think_start": start, "think_end": start + len(thought), "tag_tokens": len(model.think_end_ids)}
+    trace = Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=ids, **where_it_thinks)
     return trace, answer

@@ -91,8 +91,8 @@ def replay(
                 _compare(model, references, step, tallies)
         for (cell_id, pair), tally in tallies.items():
             question, text = requests[pair].prompt_ids, list(requests[pair].forced)
-            thinking = model.thinking_tokens(text)  # before the closing tag, behind which the answer begins
-            answer_start = len(text) if thinking is None else thinking + 1
+            thinking = model.thinking_tokens(text)
+            answer_start = len(text) if thinking is None else thinking + model.tag_tokens(text, thinking)
             yield cell_id, _row(pair, len(question), answer_start, tally, references[pair])
 
 

@@ -39,14 +39,14 @@ def main() -> None:
     for problem in problems("chain", options.problems):
         text = write_completion("chain", problem.question, Random(problem.id))
         row = {"problem": problem.question, "text": text, "gold": str(problem.answer)}
-        trace = trace_of_text(row, problem.id, model.config.tags, model, problem.id)
+        trace, _ = trace_of_text(row, problem.id, model.config.tags, model, problem.id)
         inspected = InspectedText(model=model, trace=trace)
         thinking = inspected.thinking
-        answer = inspected.pieces[trace.think_end + 1 :]
+        answer = inspected.pieces[trace.answer_start :]
         matches = list(re.finditer(_STEP, "".join(thinking)))
         ranges = [token_range(thinking, *m.span()) for m in matches]
         steps = [range(trace.think_start + r.start, trace.think_start + r.stop) for r in ranges]
-        found = attribute(model, trace.token_ids, trace.think_end, steps)
+        found = attribute(model, trace.token_ids, trace.answer_start - 1, steps)
         names = [m.group(1) for m in matches]
         right = []
         for fact in list(re.finditer(r"([a-p]) is (\d)", "".join(answer)))[:3]:

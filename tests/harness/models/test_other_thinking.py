@@ -16,6 +16,7 @@ from kvsweep.harness.grading.grader import read_standard
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.predictor.traces import trace_of_text
 
 
 def of_folder(folder: Path, **fields: Any) -> LoadedModel:
@@ -42,8 +43,12 @@ def test_the_thinking_ends_where_the_text_of_the_tag_begins(tag: str) -> None:
         assert found is not None
         assert model.decode(ids[:found]) == before
         assert model.decode(ids[found:]).startswith(tag)
+        assert model.decode(ids[: found + model.tag_tokens(ids, found)]) == before + tag
     assert model.thinking_tokens(write("p=4+2", add_special_tokens=False)) is None
     assert (len(model.think_end_ids) == 1) == (tag == "</think>")
+    row = {"problem": "1+2?", "text": f"1+2=3{tag}7"}
+    trace, answer = trace_of_text(row, "p", model.config.tags, model, "the text")
+    assert model.decode(trace.token_ids[trace.answer_start :]) == answer == "7"
 
 
 def test_a_model_without_a_tag_thinks_nothing(tiny_model_dir: Path) -> None:
