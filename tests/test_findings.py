@@ -109,6 +109,20 @@ def test_bits_and_rows_on_a_real_model() -> None:
     assert sorted(two) == [0, 0, 0.15625]
 
 
+def test_protection_on_a_real_model() -> None:
+    scores = pd.read_csv(PUBLISHED / "protection" / "smol" / "scores.csv").set_index(["policy", "protected"])[
+        "pass_at_1"
+    ]
+    costs = {name: 100 * (scores[name, "question"] - scores[name, "nothing"]) for name in ("keydiff", "gkv", "caote")}
+    assert costs == pytest.approx({"keydiff": -43.75, "gkv": -37.5, "caote": -34.375})
+    assert 100 * scores["dynts", "question+sinks+window"] == pytest.approx(43.75)
+    closing = pd.read_csv(PUBLISHED / "protection" / "smol" / "closing.csv").set_index(["policy", "question"])
+    h2o = closing.loc[("h2o", "free")]
+    assert h2o["never_closed"] == h2o["completions"]
+    assert h2o["last_box_right"] / h2o["completions"] == pytest.approx(0.42, abs=0.005)
+    assert "42% of its texts" in said("protection/smol/README.md")
+
+
 def test_what_a_head_should_be_taught() -> None:
     table = pd.read_csv(PUBLISHED / "labels" / "differences.csv").set_index(["policy", "model", "keep_ratio"])
     answer, oracle = table.loc["dynts_answer"], table.loc["oracle_far_max"]
