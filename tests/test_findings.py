@@ -116,6 +116,8 @@ def test_protection_on_a_real_model() -> None:
     costs = {name: 100 * (scores[name, "question"] - scores[name, "nothing"]) for name in ("keydiff", "gkv", "caote")}
     assert costs == pytest.approx({"keydiff": -43.75, "gkv": -37.5, "caote": -34.375})
     assert 100 * scores["dynts", "question+sinks+window"] == pytest.approx(43.75)
+    kl = pd.read_csv(PUBLISHED / "protection" / "smol" / "kl.csv").set_index(["policy", "protected"])["kl"]
+    assert scores.corr(kl, method="spearman") == pytest.approx(-0.88, abs=0.005)
     closing = pd.read_csv(PUBLISHED / "protection" / "smol" / "closing.csv").set_index(["policy", "question"])
     h2o = closing.loc[("h2o", "free")]
     assert h2o["never_closed"] == h2o["completions"]
