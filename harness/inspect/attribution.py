@@ -40,8 +40,8 @@ def removal(
 
     A positive number means that the step supports the token. The later tokens keep their positions. `token_ids` are
     prompt, thinking and answer; `answer_start` is the position of the closing tag's last token, the first that is read
-    without the step, and the result's rows are the tokens behind it; `steps` are text positions below it, removed `slots` at
-    once.
+    without the step, and the result's rows are the tokens behind it; `steps` are text positions below it, of which
+    `slots` are removed at once.
     """
     prefill = Prefill(keep_queries=False)
     read_whole(model, token_ids[:answer_start], prefill)

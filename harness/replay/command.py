@@ -15,7 +15,8 @@ from kvsweep.base import records
 from kvsweep.base.command_line import GOES_ON, one_sentence
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import replace_text
-from kvsweep.harness.replay.job import ReplayConfig, ReplayJob, read_jobs
+from kvsweep.harness.replay.job import ReplayJob, read_jobs
+from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.settings import build, build_target, compose_config
 from kvsweep.harness.sweep.launch.launcher import Launcher, launch, split
 from kvsweep.harness.sweep.plan.cell import Cell

@@ -12,7 +12,8 @@ from pathlib import Path
 import pandas as pd
 from replay_study import replay_timed
 
-from kvsweep.harness.replay.job import ReplayConfig, ReplayJob
+from kvsweep.harness.replay.job import ReplayJob
+from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import make_job
 

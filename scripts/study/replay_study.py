@@ -38,7 +38,8 @@ def jobs(
     """The replay of each panel, after its full cache has written the texts."""
     from dataclasses import replace
 
-    from kvsweep.harness.replay.job import ReplayConfig, ReplayJob
+    from kvsweep.harness.replay.job import ReplayJob
+    from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
     from kvsweep.harness.sweep.plan.job import make_job
     from kvsweep.harness.sweep.run.execute import run
@@ -88,7 +89,8 @@ def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, s
 
 def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Decode each panel's whole grid with forks, then replay it three times, in one process; note CPU seconds."""
-    from kvsweep.harness.replay.job import ReplayConfig, ReplayJob
+    from kvsweep.harness.replay.job import ReplayJob
+    from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
     from kvsweep.harness.sweep.plan.job import make_job
 

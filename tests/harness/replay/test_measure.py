@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.replay.job import Text
 from kvsweep.harness.replay.measure import replay
+from kvsweep.harness.replay.texts import Text
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import make_job
 from kvsweep.harness.toy.paths import WEIGHTS

@@ -1,0 +1,114 @@
+"""The texts of a replay: the full cache's own, or those of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from kvsweep.base import records
+from kvsweep.base.errors import UserError
+from kvsweep.base.files import digests
+from kvsweep.base.records import Completion, Pair, Problem, Row, read_rows
+from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.sweep.plan.job import Job
+
+if TYPE_CHECKING:
+    from kvsweep.harness.models.loaded import LoadedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """What is replayed: the first `limit` texts, and the first `tokens` tokens of each; None for all.
+
+    `texts` is a file of lines with id, problem and text; None for the full cache's texts of the same sweep.
+    """
+
+    texts: str | None = None
+    limit: Annotated[int, Field(ge=1, description="a number of texts")] | None = 20
+    tokens: Annotated[int, Field(ge=1, description="a number of tokens")] | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of the cells' file of rows. Other texts have another file, so that rows are never mixed."""
+        parts = [] if self.texts is None else [Path(self.texts).stem, _digest(self.texts)]
+        parts += [] if self.tokens is None else [f"first{self.tokens}"]
+        stem, suffix = records.REPLAY_FILE.split(".")
+        return f"{'_'.join([stem, *parts])}.{suffix}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A question and the text that follows it: token ids, or the words of a file."""
+
+    pair: Pair
+    prompt: str
+    token_ids: tuple[int, ...] = ()
+    words: str = ""
+
+    def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
+        """The request that replays the text's first tokens, at most `tokens`, in each branch."""
+        ids = self.token_ids or tuple(model.tokenizer(self.words, add_special_tokens=False).input_ids)
+        (name, draw), prompt_ids = self.pair, model.prompt_ids(self.prompt)
+        known: dict[str, Any] = {"forced": ids[:tokens], "replayed": True}
+        return Request(problem_id=name, draw=draw, prompt_ids=prompt_ids, branches=tuple(branches), **known)
+
+
+class _Line(Row, frozen=True, kw_only=True):
+    id: str
+    problem: str
+    text: str
+
+
+def read_texts(job: Job, config: ReplayConfig) -> list[Text]:
+    """The texts of the replay's file, else of the full cache of the job's own conditions."""
+    path, limit = config.texts, config.limit
+    found = _of_file(Path(path))[:limit] if path is not None else _of_full_cache(job, limit)
+    if len({text.pair for text in found}) < len(found):
+        raise UserError(f"texts={path} has two lines of the same id: give each an id of its own.")
+    return found
+
+
+def _of_file(path: Path) -> list[Text]:
+    if not path.is_file():
+        raise UserError(f"texts={path} is no file: name a file of lines with id, problem and text.")
+    texts = [Text(pair=(line.id, 0), prompt=line.problem, words=line.text) for line in read_rows(path, _Line)]
+    if not texts or any(not text.words.strip() for text in texts):
+        raise UserError(f"texts={path} holds no text, or an empty one: give every line a text.")
+    return texts
+
+
+def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
+    """The first draw of the first problems, as the full cache of the job's own conditions wrote them."""
+    folder = _full_cell(job)
+    questions = {problem.id: problem.prompt for problem in read_rows(folder / records.PROBLEMS_FILE, Problem)}
+    wanted = set(islice(job.problem_ids, limit))
+    rows = records.read_shards(folder, records.COMPLETIONS_FILE, Completion)
+    found = {row.problem_id: row for row in rows if row.draw == 0 and row.problem_id in wanted}
+    if lacking := wanted - found.keys():
+        unwritten = f"the full cache has not written {len(lacking)} of the {len(wanted)} texts yet"
+        mend = "run its cell first (policy=full), lower limit=, or give texts=FILE"
+        raise UserError(f"{job.name}: {unwritten}: {mend}.")
+    texts = {name: tuple(found[name].token_ids) for name in job.problem_ids if name in wanted}
+    return [Text(pair=(name, 0), prompt=questions[name], token_ids=ids) for name, ids in texts.items()]
+
+
+def _full_cell(job: Job) -> Path:
+    condition = job.cells[0].describe()["condition"]
+    for folder, cell in records.read_cells(job.run_directory):
+        if cell["condition"] == condition and cell["policy"]["name"] == "full" and "cache" not in cell:
+            return folder
+    lacking = "holds no full cache's cell of the same conditions, whose texts could be replayed"
+    mend = "run that cell first (policy=full), or give texts=FILE"
+    raise UserError(f"{job.name}: {job.run_directory} {lacking}: {mend}.")
+
+
+def _digest(path: str) -> str:
+    try:
+        return digests([Path(path)])[0][:8]
+    except OSError as error:
+        raise UserError(f"texts={path} cannot be read ({error.strerror or error}): name a file of lines.") from error
