@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,13 +51,12 @@ def in_words(table: pd.DataFrame) -> str:
     """
     clear = table[table["p_holm"] < 0.05]
     largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
-    rows: Any = largest.head(MAX_LISTED).iloc[::-1].itertuples()
     lines = [
         f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}\n"
         f"    {format.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
         f"{format.interval(row.low, row.high, signed=True)}, p {format.p_value(row.p)}, "
         f"Holm {format.p_value(row.p_holm)}"
-        for row in rows
+        for row in format.rows(largest.head(MAX_LISTED).iloc[::-1])
     ]
     return "\n".join([*lines, "", *_summary(table)]).strip()
 

@@ -1,7 +1,7 @@
 """How numbers, settings and names are written, the same in pictures, tables and the terminal."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -107,6 +107,11 @@ class Look:
 
 
 DEFAULT_LOOK = Look()
+
+
+def rows(table: Any) -> Iterator[Any]:
+    """The rows of a data frame as named tuples, whose fields may be of any type."""
+    return table.itertuples()
 
 
 def missing(value: Any) -> bool:

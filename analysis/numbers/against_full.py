@@ -74,14 +74,11 @@ def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[s
     if plan.rounds:
         found = margin_test.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
         # A cell whose draws were completed after its decision is judged by all of them, at the level of a last round.
-        later = [name for name, one in found.items() if one.draws < plan.rounds[-1] and _complete(family[name], plan)]
+        last = plan.rounds[-1]
+        later = [name for name, one in found.items() if one.draws < last and margin_test.complete(family[name], last)]
         options: dict[str, Any] = {"family": len(family), "looks": len(plan.rounds), "margin": plan.margin}
         return found | margin_test.decide_grid({name: family[name] for name in later}, full, **options)
     return margin_test.decide_grid(family, full, margin=plan.margin)
-
-
-def _complete(scores: Floats, plan: Plan) -> bool:
-    return scores.shape[1] >= plan.rounds[-1] and not np.isnan(scores[:, : plan.rounds[-1]]).any()
 
 
 def _chains(cells: pd.DataFrame) -> list[list[str]]:

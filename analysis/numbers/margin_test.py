@@ -160,8 +160,8 @@ def decide_rounds(
     found: dict[Id, Decision] = {}
     waiting = dict(cells)
     for draws in rounds:
-        seen = {name: cell[:, :draws] for name, cell in waiting.items() if _complete(cell, draws)}
-        if not seen or not _complete(full, draws):
+        seen = {name: cell[:, :draws] for name, cell in waiting.items() if complete(cell, draws)}
+        if not seen or not complete(full, draws):
             break
         # A settled cell that lost leaves Holm's family; one that holds stays, for its hypothesis was not rejected.
         gone = sum(one.settled and one.high < 0 for one in found.values())
@@ -234,7 +234,8 @@ def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, leve
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
 
 
-def _complete(scores: Floats, draws: int) -> bool:
+def complete(scores: Floats, draws: int) -> bool:
+    """Say if each problem has a score for each of the first `draws` draws."""
     return scores.shape[1] >= draws and not np.isnan(scores[:, :draws]).any()
 
 

@@ -66,7 +66,7 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
         lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
         ranked = cells.sort_values("diff_to_full", ascending=False)
         for decision, (_, heading) in LABELS.items():
-            rows: Any = ranked[ranked["decision"] == decision].itertuples()
+            rows = format.rows(ranked[ranked["decision"] == decision])
             if named := "; ".join(f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows):
                 lines.append(f"{heading.capitalize()}, with the difference to the full cache in points: {named}.")
         found.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
@@ -97,10 +97,9 @@ def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> 
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     names = [_policy(row) for row in rows.itertuples()]
     texts = np.full((len(rows), len(rows)), "", dtype=object)
-    listed: Any = tests.itertuples()
     texts[above, below] = [
         f"{_signed(test.difference)}{'*' * shown} ({format.p_value(test.p_holm)})"
-        for test, shown in zip(listed, differ.tolist(), strict=True)
+        for test, shown in zip(format.rows(tests), differ.tolist(), strict=True)
     ]
     alike = [names[j] for j in below[(above == 0) & ~differ]]
     best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"

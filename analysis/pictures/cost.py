@@ -1,7 +1,6 @@
 """The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs."""
 
 import json
-from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,10 +80,9 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     titles = ["cache length (tokens)", "KV memory, full ÷ this"]
     titles += ["FLOPs of a step, full ÷ this"] if shape else []
     columns = len(titles) if look.width > 5 else 1
-    figure = style.new_figure((look.width, 1.9 * ceil(len(titles) / columns) + 0.9))
-    axes = dict(zip(titles, style.panels(figure, len(titles), columns), strict=True))
-    _lines(list(axes.values()), curves, shape)
-    for title, one in axes.items():
+    figure, axes = style.panels(look.width, len(titles), columns, row=1.9, rest=0.9)
+    _lines(axes, curves, shape)
+    for title, one in zip(titles, axes, strict=True):
         one.set_title(title)
         style.tidy(one)
         one.set_xlabel("decoding step")

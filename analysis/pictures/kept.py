@@ -109,8 +109,7 @@ def retention_figure(
             left.plot(rows["eviction"], rows["retained"], markersize=3.5, linewidth=1, **looks.get(str(name), rest))
         left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
         left.xaxis.get_major_locator().set_params(integer=True)
-        policies: Any = table.itertuples()
-        for row in policies:
+        for row in format.rows(table):
             label = row.policy if row.policy in looks else None
             look = looks.get(row.policy, rest)
             middle.plot(row.retained, 100 * row.pass1, linestyle="none", markersize=5, label=label, **look)

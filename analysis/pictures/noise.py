@@ -1,7 +1,5 @@
 """The noise figure: the scores of each grid in ascending order, beside those that are tied with the best."""
 
-from math import ceil
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,9 +23,8 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     verdicts must have a floor.
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
-    rows = ceil(len(verdicts) / columns)
-    figure = style.new_figure((look.width, min(1.8 * rows, MOST_HIGH) + 0.5))
-    for axes, verdict in zip(style.panels(figure, len(verdicts), columns), verdicts, strict=True):
+    figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.5, most=MOST_HIGH)
+    for axes, verdict in zip(grid, verdicts, strict=True):
         _panel(axes, verdict, look.width / columns)
     figure.supylabel("Pass@1 (%)", fontsize=8)
     note = "one dot per setting, in ascending order: blue where settings matter, orange where that is not shown;"

@@ -1,6 +1,5 @@
 """Bars of the policies that ran with one setting: Pass@1 per benchmark, and the cache length."""
 
-from math import ceil
 from typing import Any
 
 import matplotlib
@@ -48,9 +47,8 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     columns = min(columns, len(views) + 1)
     # Each panel has all policies, in the same places.
     views = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in views]
-    lines = ceil((len(views) + 1) / columns)
-    figure = style.new_figure((look.width, lines * (BAR * len(bars) + 0.55) + 1.0))
-    axes = style.panels(figure, len(views) + 1, columns, sharey=True)
+    height = BAR * len(bars) + 0.55
+    figure, axes = style.panels(look.width, len(views) + 1, columns, row=height, rest=1.0, sharey=True)
     for one, (title, rows) in zip(axes, views, strict=False):
         _bars(one, title, rows)
     _lengths(axes[-1], views[0][1])

@@ -68,8 +68,8 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         full: str | None = None
         twins: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
-        ordered: Any = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable").itertuples()
-        for cell in ordered:
+        ordered = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
+        for cell in format.rows(ordered):
             if (rows := groups.get(cell.cell_id)) is None:
                 continue
             places = [telling.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
@@ -102,8 +102,7 @@ def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, 
 def _draws(
     rows: pd.DataFrame, texts: dict[Pair, Completion], twins: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    ordered: Any = rows.sort_values(["problem_id", "draw"]).itertuples()
-    for row in ordered:
+    for row in format.rows(rows.sort_values(["problem_id", "draw"])):
         key = (row.problem_id, row.draw)
         entry = {
             "problem": row.problem_id,
@@ -133,14 +132,8 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
 
 def common_length(first: _Part, second: _Part) -> int:
     """Count the equal items at the beginning of two texts or lists."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((count for count, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | None:
@@ -205,15 +198,10 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
         table = ours.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
         problems, draws = (sorted(ours[name].unique().tolist()) for name in ("problem_id", "draw"))
         table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
-        shown: Any = cells.itertuples()
         named = [
-            {
-                "id": cell.cell_id,
-                "name": format.setting(cell),
-                "full": cell.policy == "full",
-                "outcomes": "".join(table.loc[cell.cell_id]),
-            }
-            for cell in shown
+            {"id": cell.cell_id, "name": format.setting(cell), "full": cell.policy == "full"}
+            | {"outcomes": "".join(table.loc[cell.cell_id])}
+            for cell in format.rows(cells)
         ]
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
         maps.append({"title": title, "problems": problems, "draws": draws, "cells": named})

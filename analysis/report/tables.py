@@ -84,7 +84,6 @@ def headline_verdict(row: Any) -> str:
 
 def headline_text(metrics: pd.DataFrame) -> str:
     """`headline` for the terminal; empty if nothing can be compared yet."""
-    chosen: Any = headline(metrics).itertuples()
     rows = [
         {
             "model": row.model_title,
@@ -95,7 +94,7 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "memory saved": f"{format.percent(1 - row.kept_memory)}%",
             "best setting": format.setting(row),
         }
-        for row in chosen
+        for row in format.rows(headline(metrics))
     ]
     return pd.DataFrame(rows).to_string(index=False) if rows else ""
 
