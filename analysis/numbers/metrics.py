@@ -27,28 +27,26 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
 
     `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
     """
-    from kvsweep.analysis.numbers.against_full import decide_cells
-    from kvsweep.analysis.numbers.kv_bytes import with_bytes
-    from kvsweep.analysis.numbers.looping import looping
+    from kvsweep.analysis.numbers import against_full, kv_bytes, looping
 
     graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [
         score_intervals(graded),
         several_draws(graded),
         difference_to_full(run.cells, graded),
-        decide_cells(run.cells, graded, run.provenance, margin),
+        against_full.decide_cells(run.cells, graded, run.provenance, margin),
         _outcome_shares(graded),
         _tokens_spent(graded),
         _completion_means(run),
         _kept_of_full(run.cells, with_fixed_rows(run)),
-        looping(run),
+        looping.looping(run),
         _throughput(run.stats),
     ]
     table = run.cells.set_index("cell_id").join(parts).reset_index()
     for column in ("graded", "problems", "diff_problems"):
         table[column] = table[column].fillna(0).astype("int64")
     table["ungraded"] = (table["completions"] - table["graded"]).where(~table["random_weights"], 0)
-    return with_bytes(table, run.provenance)
+    return kv_bytes.with_bytes(table, run.provenance)
 
 
 def cell_scores(run: Run) -> pd.DataFrame:

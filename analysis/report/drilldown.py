@@ -32,8 +32,6 @@ LETTERS = {"correct": "c", "wrong": "w", "no_answer": "n", "truncated": "t", "gr
 UNGRADED, ABSENT = "u", "-"
 
 _Part = TypeVar("_Part", str, list[int])
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -143,30 +141,22 @@ def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | N
     """
     if tokenizer is None:
         return None
-    pieces = list(map(_pieces(tokenizer).__getitem__, row.token_ids))
+    pieces = list(map(_decoder(tokenizer), row.token_ids))
     if "".join(pieces) != row.text:
         # A token's text depends on the tokens before it: some characters take several tokens.
         stream = DecodeStream(skip_special_tokens=True)
         pieces = [stream.step(tokenizer, token) or "" for token in row.token_ids]
-    return list(map(_UNITS.__getitem__, pieces)) if "".join(pieces) == row.text else None
-
-
-class _Computed(dict[_K, _V]):
-    """A mapping that computes what it lacks. A lookup costs half as much as the call of a cached function."""
-
-    def __init__(self, compute: Callable[[_K], _V]) -> None:
-        self._compute = compute
-
-    def __missing__(self, key: _K) -> _V:
-        return self.setdefault(key, self._compute(key))
+    return list(map(_units, pieces)) if "".join(pieces) == row.text else None
 
 
 @cache
-def _pieces(tokenizer: Tokenizer) -> _Computed[int, str]:
-    return _Computed(lambda token: tokenizer.decode([token]))
+def _decoder(tokenizer: Tokenizer) -> Callable[[int], str]:
+    return cache(lambda token: tokenizer.decode([token]))
 
 
-_UNITS: _Computed[str, int] = _Computed(lambda piece: len(piece.encode("utf-16-le", "surrogatepass")) // 2)
+@cache
+def _units(piece: str) -> int:
+    return len(piece.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def _model_path(run: Run, cell_id: str) -> str:

@@ -14,20 +14,12 @@ from kvsweep.analysis.numbers.grids import missing_cells
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import beside_published
 from kvsweep.analysis.question import TITLES
+from kvsweep.analysis.report import tables
 from kvsweep.analysis.report.board import cell_data, heatmaps, policy_tables
 from kvsweep.analysis.report.drilldown import outcome_maps
 from kvsweep.analysis.report.fidelity import fidelity_table
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.report.tables import (
-    headline,
-    headline_verdict,
-    holding_tables,
-    progress,
-    score_table,
-    seconds_table,
-    unanswered,
-)
 from kvsweep.base.escape import in_one_line, visible
 from kvsweep.base.records import Screened, content_hash, leaves, read_screen
 
@@ -64,12 +56,12 @@ def run_page(
         "heatmap-data": {"grids": heatmaps(found), "tables": policy_tables(found)},
         "outcome-data": outcome_maps(run),
     }
-    best = {(row.model_title, row.benchmark_title): row for row in headline(metrics).itertuples()}
+    best = {(row.model_title, row.benchmark_title): row for row in tables.headline(metrics).itertuples()}
     return render(
         "report.html.jinja",
         format=format,
         best=best,
-        verdict_of=headline_verdict,
+        verdict_of=tables.headline_verdict,
         models=metrics["model_title"].unique().tolist(),
         benchmarks=metrics["benchmark_title"].unique().tolist(),
         matter=[verdict.title for verdict in found.verdicts if verdict.floor and verdict.floor.signal],
@@ -91,13 +83,13 @@ def run_page(
         progress=_progress(found),
         failures=_failures(run, metrics),
         fidelity=fidelity_table(run),
-        seconds=seconds_table(found),
+        seconds=tables.seconds_table(found),
         grade=f"kvsweep-grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
         concerns=_concerns(found),
         facts=_facts(run, metrics),
         published=beside_published(metrics) if len(run.completions) else None,
-        scores=[score_table(metrics, model) for model in found.models],
-        holdings=[holding_tables(metrics, model) for model in found.models],
+        scores=[tables.score_table(metrics, model) for model in found.models],
+        holdings=[tables.holding_tables(metrics, model) for model in found.models],
         embedded=embedded,
         data={key: script_json(value) for key, value in data.items()},
     )
@@ -146,14 +138,14 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     conditions = metrics.drop_duplicates("condition")
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
     concerns = [
-        ("Unfinished cells", [f"{_cell(row)}: {progress(row)} completions" for row in partial.itertuples()]),
+        ("Unfinished cells", [f"{_cell(row)}: {tables.progress(row)} completions" for row in partial.itertuples()]),
         (
             "Screened out, not decoded",
             [f"{_cell(row)}: {_reason(screen[str(row.cell_id)])}" for row in out.itertuples()],
         ),
         ("Missing cells", _missing(found)),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
-        ("Without answers", unanswered(found.run)),
+        ("Without answers", tables.unanswered(found.run)),
         ("No full-cache cell to compare with", list(alone["model_title"] + " | " + alone["benchmark_title"])),
         ("Settings without a bar chart, there are too many", [one.title for one in found.settings[MAX_COMPARED:]]),
         ("Notices from reading the files", found.run.notices),
