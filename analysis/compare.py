@@ -45,10 +45,7 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The comparison as plain text: the settings that differ, the largest differences first, and a summary at the end.
-
-    So the summary and the settings that matter most stand on the last screen, however many settings there are.
-    """
+    """The comparison as plain text; the largest differences and the summary come last, on the last screen."""
     clear = table[table["p_holm"] < 0.05]
     largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
     lines = [

@@ -35,10 +35,7 @@ def in_one_line(value: Any) -> Any:
 
 
 def csv_cell(value: Any) -> Any:
-    """The value of a CSV cell; a text that a spreadsheet would run as a formula gets an apostrophe before it.
-
-    Such a text begins with =, +, - or @ and is neither a number nor that character alone.
-    """
+    """A CSV cell; a text that a spreadsheet would run as a formula (=, +, - or @, no number) gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 

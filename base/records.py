@@ -507,10 +507,8 @@ def decode(data: bytes, kind: type[_T]) -> _T:
 
 
 # What `Cell.describe` writes, beside the check.
-_CELL_FIELDS = {
-    *("schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl", "seed"),
-    "cache",
-}
+_CELL_FIELDS = {"schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl"}
+_CELL_FIELDS |= {"seed", "cache"}
 
 
 def read_cell(folder: Path) -> Any:
@@ -535,10 +533,7 @@ def read_cell(folder: Path) -> Any:
 
 
 def read_cells(run_directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folder and the contents of every cell of a run directory; a broken cell is passed over.
-
-    A cell that was written with another schema raises an OtherSchemaError.
-    """
+    """Yield each cell's folder and contents, but no broken cell's; another schema raises an OtherSchemaError."""
     for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
         try:
             cell = read_cell(path.parent)

@@ -133,10 +133,7 @@ def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda pa
 
 
 def job_file(run_directory: Path, task: str) -> Path:
-    """The file that names the SLURM jobs of a task, a line each; the task itself writes its status file.
-
-    A task of a sequential sweep has a job for each round.
-    """
+    """The file that names a task's SLURM jobs, a line each; in a sequential sweep a job for each round."""
     return TaskStatus.path(run_directory, task).with_suffix(".job")
 
 

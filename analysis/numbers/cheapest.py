@@ -10,10 +10,9 @@ from kvsweep.analysis.numbers.metrics import SETTING, mean_over_benchmarks
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
-    """One row per setting of a model, cheapest first: Pass@1 and its error over benchmarks, bits, bytes, holds.
+    """A model's settings, cheapest first: Pass@1 and its error over benchmarks, bits, bytes, and if all its cells hold.
 
-    A setting holds if its cells of all benchmarks do. Settings that lack a benchmark or whose bytes are unknown are
-    left out.
+    Settings that lack a benchmark or whose bytes are unknown are left out.
     """
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     ours = ours.assign(holds=ours["decision"] == "holds")

@@ -17,10 +17,9 @@ MAX_COMPARED = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers.
+    """A run with its numbers: the verdicts on all grids' panels, `policies` those of a run without grids.
 
-    The verdicts are those of all grids' panels, `policies` those of a run without grids; `pairs` compares the policies
-    with each other in the first `MAX_COMPARED` settings that they share.
+    `pairs` compares the policies with each other in the first `MAX_COMPARED` settings that they share.
     """
 
     run: Run

@@ -83,10 +83,7 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
 
 
 def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Test each row of `differences` [cells, problems] against mean zero by random signs; return two-sided p-values.
-
-    A missing difference counts as zero. `resamples` is the number of random patterns of signs, and `seed` their seed.
-    """
+    """Test rows of `differences` [cells, problems], missing ones 0, against mean zero by random signs; two-sided p."""
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
@@ -242,8 +239,7 @@ def _draws(difference: float, variance: float, problems: int) -> float:
 def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
     """Estimate pass@k without bias, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-    `right` holds c, the correct draws of each problem, and `draws` n, all its draws. The value of a problem with fewer
-    than k draws is missing.
+    `right` holds c of each problem, its correct draws, and `draws` n, all its draws; missing where n < k.
     """
     from scipy import stats
 

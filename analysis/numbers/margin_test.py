@@ -224,10 +224,7 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """Count the problems `like_these` with which a cell as good as the full cache holds with that probability.
-
-    The count is for as many draws per problem as the scores have.
-    """
+    """Count the problems `like_these` that `draws_to_hold`'s cell needs, with as many draws each as the scores have."""
     lead, _, counts = _counts(cell, full)
     means = lead / counts
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
@@ -295,10 +292,7 @@ def _counts(cell: Floats, full: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def p_these(lead: Floats, discordant: Floats, counts: Floats, value: float) -> Floats:
-    """The p-values of the hypothesis that the true difference is `value` or less, for tables [..., problems].
-
-    A table counts at most as much as each better one.
-    """
+    """p of a true difference of `value` or less, of tables [..., problems]; each counts at most as a better one."""
     draws = counts.min()
     pairs = draws * len(counts)
     return p_of_sums(better_sums(lead, discordant, counts), -value * pairs, pairs, draws).max(-1)

@@ -23,10 +23,7 @@ HOLDINGS += ["kept_memory", "kept_rows", "kept_memory_own", "kept_rows_own"]
 
 
 def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
-    """The cells of a run with all columns of cells.csv, one row each, in the order of `run.cells`.
-
-    `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
-    """
+    """The rows of `run.cells` with all columns of cells.csv; `margin` (a fraction) takes the place of the run's own."""
     from kvsweep.analysis.numbers import against_full, kv_bytes, looping
 
     graded = graded_rows(run)
@@ -68,10 +65,7 @@ def graded_rows(run: Run) -> pd.DataFrame:
 
 
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
-    """Pass@1 per cell: the mean over problems of the mean over draws; every outcome but "correct" counts 0.
-
-    `mean_and_error` says what the standard error is. With one problem it is missing.
-    """
+    """Pass@1 per cell, the mean over problems of the mean over draws, with the error of `mean_and_error`."""
     draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
     cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
@@ -128,10 +122,7 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def majority(graded: pd.DataFrame) -> pd.Series:
-    """The chance per (cell, problem) that the most frequent answer is right; equally frequent answers share it.
-
-    A completion without an answer has no vote; a problem without any answer is not solved.
-    """
+    """The chance per (cell, problem) that the most frequent answer is right; equals share it, missing ones never win."""
     key = ["cell_id", "problem_id"]
     votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
     tally = votes.groupby([*key, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
@@ -169,10 +160,7 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
 
 
 def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """The rows of cells and of the full cache of their condition, and the full cache's `names` for the same pairs.
-
-    `full` is the cell_id of that full cache, and its columns end in _full.
-    """
+    """The rows of cells and full caches, with `full` (its cell_id) and the full cache's `names` of the same pair."""
     key, is_full = ["problem_id", "draw"], cells["policy"] == "full"
     baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
     others = cells[~is_full].set_index("cell_id")["condition"].map(baseline).dropna()

@@ -30,10 +30,7 @@ LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PanelVerdict:
-    """The verdict on one model and benchmark: sentences, of which the first sums up; none where only scores are known.
-
-    `cells` are rows of metrics. With too little data there is no `floor`.
-    """
+    """Sentences on a model and benchmark, the first sums up; none for mere scores. Too little data has no `floor`."""
 
     title: str
     cells: pd.DataFrame

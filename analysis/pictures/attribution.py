@@ -75,10 +75,7 @@ def attribution_figure(
 
 
 def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
-    """Select the rows (axis 1) or columns (axis 0) with the largest absolute values, at most so many, in order.
-
-    A column whose values are faint beside the largest of all is left out; no row is.
-    """
+    """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order; faint columns are left out."""
     strength = np.abs(values).max(axis=axis)
     ranked = np.argsort(-strength, kind="stable")[:most]
     if axis == 0:

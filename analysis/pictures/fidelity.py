@@ -16,10 +16,7 @@ MOST, MOST_IN_A_COLUMN = 60, 40
 
 @matplotlib.rc_context(style.STYLE)
 def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw a model's KL per setting, those nearest to the full cache first, beside the KL of its cells by both bins.
-
-    `table` has the names of `Run.cells` and the numbers of `fidelity`; `bins` are those of `fidelity_bins`.
-    """
+    """Draw a model's KL per setting (a `fidelity` table), nearest first, beside that of cells by `fidelity_bins`."""
     # A budget that all settings share stands in the title.
     budgets = table["budget"].dropna().unique()
     named = table.assign(setting=[format.setting(row, budget=len(budgets) > 1) for row in table.itertuples()])

@@ -45,10 +45,9 @@ class Panel:
 
 
 def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per benchmark of one model.
+    """Draw one panel per benchmark; differences to the full cache bear a mark where the setting holds or loses.
 
-    `metrics` has all cells of the run, for the titles and the full-cache scores. Differences to the full cache bear a
-    mark where the setting holds or loses.
+    `metrics` has all cells of the run, for the titles and the full-cache scores.
     """
     panels = []
     for benchmark in grid.benchmarks:
@@ -73,10 +72,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
 def published_figure(
     grid: PolicyGrid, model: str, metrics: pd.DataFrame, published: pd.DataFrame, look: Look = DEFAULT_LOOK
 ) -> Figure:
-    """Draw a row per benchmark: the published scores, those of a run's grid on the same scale, and ours minus theirs.
-
-    `published` is that of `reference.published_grid`.
-    """
+    """Draw per benchmark the scores of `reference.published_grid`, ours on the same scale, and ours minus theirs."""
     panels = []
     for benchmark, theirs in published.groupby("benchmark", sort=False):
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]

@@ -73,8 +73,8 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
 def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
     """Spearman's rho of `retained` and `pass1` over the policies, its p, and how many policies have both.
 
-    p comes from a permutation test, exact for up to 7 policies, because the usual approximation needs more policies.
-    rho and p are NaN for fewer than three policies, or if all policies have the same value.
+    p is that of a permutation test, exact for up to 7 policies: the usual approximation needs more of them. rho and p
+    are NaN for fewer than three policies, or if all policies have the same value.
     """
     ranks = table[["retained", "pass1"]].dropna().rank()
     if len(ranks) < 3 or (ranks.nunique() == 1).any():

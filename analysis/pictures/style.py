@@ -185,11 +185,7 @@ def heat_table(
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
-    """Write a figure as PNG (200 dpi), SVG and PDF; the same figure gives the same bytes.
-
-    Returns:
-        The written path per format.
-    """
+    """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes; return the path of each format."""
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS}
     dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):

@@ -25,10 +25,7 @@ Drawn = tuple[Figure | None, str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure as the page shows it: `address` holds its SVG as a data URL, so that the page needs no other file.
-
-    `width` is the figure's, as a share of a page's.
-    """
+    """A figure on the page: `address` holds its SVG as a data URL, `width` is its share of a page's."""
 
     caption: str
     name: str

@@ -43,10 +43,7 @@ def run_page(
     files: dict[str, str],
     reload: float | None = None,
 ) -> str:
-    """The HTML page of a run; `embedded` and `files` are those of `drilldown.drill_data`.
-
-    While the sweep runs, an open page loads itself again after `reload` seconds.
-    """
+    """The HTML page of a run, with what `drill_data` gives; while the sweep runs it reloads after `reload` seconds."""
     metrics, run = found.metrics, found.run
     name = run.directory.resolve().name
     costs = [picture for picture in pictures if picture.name.startswith(("cost", "speed"))]
