@@ -34,6 +34,5 @@ def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     asked = cells["question"] != ""
     if cells[asked].groupby("policy")["question"].nunique().max() <= 1 or not asked.any():
         return [("", cells)]
-    return [
-        (place, cells[~asked | (cells["question"] == place)]) for place in TITLES if (cells["question"] == place).any()
-    ]
+    places = [place for place in TITLES if (cells["question"] == place).any()]
+    return [(place, cells[~asked | (cells["question"] == place)]) for place in places]

@@ -57,9 +57,9 @@ def say(program: str, message: str, code: int) -> int:
     return code
 
 
-def counted(count: int, noun: str) -> str:
-    """The count and its noun: "1 cell", "2 cells"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def counted(count: int | str, noun: str) -> str:
+    """The count, which may be written already, and its noun: "1 cell", "2 cells"."""
+    return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

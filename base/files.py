@@ -36,10 +36,9 @@ def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bo
         OSError: no such file, no permission.
         UnusableFileError: a link, a pipe, a device, a folder; to write, also a file with a second name.
     """
+    flags = _FLAGS[mode] | os.O_NONBLOCK | os.O_CLOEXEC | (0 if linked else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(
-            path, _FLAGS[mode] | os.O_NONBLOCK | os.O_CLOEXEC | (0 if linked else os.O_NOFOLLOW), 0o666
-        )
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise UnusableFileError(f"{path} is a link, a pipe or a device: put a plain file there.") from error

@@ -96,21 +96,10 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     elsewhere = margin_test.decide(*seen, margin=plan.margin, level=level, population="like_these")
     planners = margin_test.draws_to_hold, margin_test.problems_to_hold
     needed = [plan_for(*seen, margin=plan.margin, level=level) for plan_for in planners]
-    return [
-        decision.label if finished else "open",
-        plan.margin,
-        family,
-        " ".join(map(str, plan.rounds)),
-        looks > 1 and decision.settled and decision.draws < plan.rounds[-1],
-        decision.low,
-        decision.high,
-        decision.p_holds,
-        decision.p_loses,
-        elsewhere.low,
-        elsewhere.high,
-        *needed,
-        *_where_lost(cell, full),
-    ]
+    label, rounds = decision.label if finished else "open", " ".join(map(str, plan.rounds))
+    stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
+    tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
+    return [label, plan.margin, family, rounds, stopped_early, *tests, *needed, *_where_lost(cell, full)]
 
 
 def _where_lost(cell: Floats, full: Floats) -> list[float]:

@@ -30,11 +30,9 @@ def cheapest_in_words(settings: pd.DataFrame) -> str:
     if rest.empty:
         return "By bytes, no setting is shown to hold."
     row: Any = next(rest.itertuples())
-    share = (
-        "" if full.empty else f", {format.percent(row.kv_bytes_mean / full['kv_bytes_mean'].iloc[0])}% of the full's"
-    )
+    shares = [f", {format.percent(row.kv_bytes_mean / mean)}% of the full's" for mean in full["kv_bytes_mean"].head(1)]
     return (
         f"By bytes, the cheapest setting that holds is {format.setting(row)}: {size(row.kv_bytes_mean)} of keys and "
-        f"values a text in the mean over its steps{share}, {size(row.kv_bytes_peak)} at the peak, beside "
+        f"values a text in the mean over its steps{''.join(shares)}, {size(row.kv_bytes_peak)} at the peak, beside "
         f"{size(row.weight_bytes)} of weights."
     )

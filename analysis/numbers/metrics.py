@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis.load import COUNTS, Run
+from kvsweep.analysis.load import Run
 from kvsweep.analysis.numbers.inference import LEVEL, pass_at_k
 from kvsweep.analysis.numbers.pass_at_1 import mean_and_error
 from kvsweep.base.records import OUTCOMES
@@ -122,7 +122,7 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def majority(graded: pd.DataFrame) -> pd.Series:
-    """The chance per (cell, problem) that the most frequent answer is right; equals share it, missing ones never win."""
+    """The chance per (cell, problem) that the most frequent answer is right; ties share it, missing ones never win."""
     key = ["cell_id", "problem_id"]
     votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
     tally = votes.groupby([*key, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
@@ -261,9 +261,8 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
 def _completion_means(run: Run) -> pd.DataFrame:
     completions = with_fixed_rows(run)
     fixed_rows = completions["fixed_rows"]
-    unpacked = (
-        completions["cell_id"].astype("str").map(run.cells.set_index("cell_id")["unpacked_rows"]).astype("float64")
-    )
+    unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
+    unpacked = completions["cell_id"].astype("str").map(unpacked_rows).astype("float64")
     rows = completions.assign(
         packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
@@ -272,22 +271,16 @@ def _completion_means(run: Run) -> pd.DataFrame:
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
-    table = rows.groupby("cell_id", observed=True).agg(
-        hit_limit=("hit_limit", "mean"),
-        mean_tokens=("num_tokens", "mean"),
-        **{f"mean_{name}": (name, "mean") for name in COUNTS if name not in ("num_tokens", "prompt_tokens")},
-        max_peak_length=("peak_length", "max"),
-        mean_evictions=("evictions", "mean"),
-        evicted=("evicted", "mean"),
-        packed=("packed", "mean"),
-        full_length=("full_length", "mean"),
-        own_length=("own_length", "mean"),
-    )
+    groups = rows.groupby("cell_id", observed=True)
+    shares, counts = ["evicted", "packed", "full_length", "own_length"], ["thinking_tokens", "peak_length", "evictions"]
+    table = groups[["hit_limit", "num_tokens", *counts, *shares]].mean()
+    table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
+    table.insert(4, "max_peak_length", groups["peak_length"].max())
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
     peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
     table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum()
     counted = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
-    sums = rows.groupby("cell_id", observed=True)[counted].sum()
+    sums = groups[counted].sum()
     sums = sums.where(sums > 0)  # a mean over nothing is missing
     table["mean_length_before"] = sums["length_before_sum"] / sums["evictions"]
     table["mean_length_after"] = sums["length_after_sum"] / sums["evictions"]

@@ -140,7 +140,7 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     known = cells[cells["decision"].notna()]
     if known.empty:
         return ["There is no full cache to compare with."]
-    less = f"less than {_points(known['margin'].iloc[0])} against the full cache"
+    less = f"less than {counted(format.number(100 * known['margin'].iloc[0]), 'point')} against the full cache"
     chosen, labels = recommended(known), set(known["decision"])
     if chosen is not None:
         cost = ", a cost that is shown" if chosen["decision"] == "costs" else ""
@@ -181,10 +181,6 @@ def _levels(cells: pd.DataFrame) -> str:
     )
 
 
-def _points(margin: float) -> str:
-    return f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
-
-
 def _difference(row: Any) -> str:
     return f"difference {_signed(row['diff_to_full'])} points, {_interval(row)}"
 
@@ -197,7 +193,7 @@ def _interval(row: Any) -> str:
 def _size(cells: pd.DataFrame, what: str = "settings") -> str:
     draws = (cells["graded"] / cells["problems"]).round().astype("int64")
     each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
-    size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {each} draw{'' if each == '1' else 's'} each"
+    size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {counted(each, 'draw')} each"
     rounds = cells["rounds"].iloc[0].split()
     if not rounds:
         return size
@@ -211,7 +207,7 @@ def _to_show(row: Any) -> str:
     """What would show that a setting holds."""
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
     return (
-        f"If it is as good as the full cache, {draws} draw{'' if draws == '1' else 's'} per problem would show it, or "
+        f"If it is as good as the full cache, {counted(draws, 'draw')} per problem would show it, or "
         f"{problems} problems like these with as many draws as here (90% power)."
     )
 
@@ -245,10 +241,8 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     others = int(floor.tied.sum()) - 1
     few = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}" if others else "No other setting is"
     draws, bound = inference.draws_to_separate(scores[best], scores[second])
-    gap = (
-        f"If the gap between the best two is real, {'up to' if bound else 'about'} {draws:,.0f} "
-        f"draw{'' if draws == 1 else 's'} per problem would show it (80% power)."
-    )
+    need = f"{'up to' if bound else 'about'} {counted(f'{draws:,.0f}', 'draw')} per problem would show it (80% power)"
+    gap = f"If the gap between the best two is real, {need}."
     gap = "The second best scores the same." if np.isinf(draws) else "" if np.isnan(draws) else gap
     return (
         f"The best score is {format.percent(floor.scores[best])} ({format.axes(cells.iloc[best][POINT])}). {few} "
@@ -288,9 +282,8 @@ def read_summary(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read as CSV ({error}); give a table of scores or a run directory."
-        ) from error
+        reason = f"{path} cannot be read as CSV ({error})"
+        raise UserError(f"{reason}; give a table of scores or a run directory.") from error
     lacking = [name for name in SUMMARY_COLUMNS if name not in table]
     if lacking:
         raise UserError(f"{path} lacks the columns {', '.join(lacking)}; a table of scores has {SUMMARY_COLUMNS}.")

@@ -9,11 +9,10 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis import format
 from kvsweep.analysis.format import PAGE_WIDTH, Look
+from kvsweep.analysis.numbers import reference, seconds
 from kvsweep.analysis.numbers.findings import MAX_COMPARED, Findings
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import model_title
-from kvsweep.analysis.numbers.reference import published_grid
-from kvsweep.analysis.numbers.seconds import timings
 from kvsweep.analysis.pictures import cost, heatmap, noise, policies, tradeoffs
 from kvsweep.analysis.pictures.style import save_figure
 from kvsweep.analysis.report.fidelity import drawn_fidelity
@@ -48,7 +47,7 @@ def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Itera
     title, metrics = grid.title, found.metrics
     name = (model, grid.policy, "" if format.missing(grid.budget) else format.number(grid.budget), grid.variant)
     yield heatmap.grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
-    published = published_grid(grid, model)
+    published = reference.published_grid(grid, model)
     if published is not None and len(found.run.completions):
         figure = heatmap.published_figure(grid, model, metrics, published, look)
         yield figure, f"{title}, beside the published scores", ("published", *name)
@@ -72,7 +71,11 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     yield tradeoffs.accuracy_memory_figure(metrics, model, look), "Pass@1 against memory", ("memory", model)
     yield tradeoffs.bytes_figure(metrics, model, look), "Pass@1 against bytes", ("bytes", model)
     yield cost.cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
-    yield tradeoffs.speed_figure(timings(found.run), metrics, model, look), "Pass@1 against speed", ("speed", model)
+    yield (
+        tradeoffs.speed_figure(seconds.timings(found.run), metrics, model, look),
+        "Pass@1 against speed",
+        ("speed", model),
+    )
 
 
 def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:

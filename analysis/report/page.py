@@ -14,10 +14,7 @@ from kvsweep.analysis.numbers.grids import missing_cells
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import beside_published
 from kvsweep.analysis.question import TITLES
-from kvsweep.analysis.report import tables
-from kvsweep.analysis.report.board import cell_data, heatmaps, policy_tables
-from kvsweep.analysis.report.drilldown import outcome_maps
-from kvsweep.analysis.report.fidelity import fidelity_table
+from kvsweep.analysis.report import board, drilldown, fidelity, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.base.escape import in_one_line, visible
@@ -49,9 +46,9 @@ def run_page(
     costs = [picture for picture in pictures if picture.name.startswith(("cost", "speed"))]
     data = {
         "files": files,
-        "cell-data": cell_data(metrics),
-        "heatmap-data": {"grids": heatmaps(found), "tables": policy_tables(found)},
-        "outcome-data": outcome_maps(run),
+        "cell-data": board.cell_data(metrics),
+        "heatmap-data": {"grids": board.heatmaps(found), "tables": board.policy_tables(found)},
+        "outcome-data": drilldown.outcome_maps(run),
     }
     best = {(row.model_title, row.benchmark_title): row for row in tables.headline(metrics).itertuples()}
     return render(
@@ -79,7 +76,7 @@ def run_page(
         reload=reload if run.state in ("running", "waiting") else None,
         progress=_progress(found),
         failures=_failures(run, metrics),
-        fidelity=fidelity_table(run),
+        fidelity=fidelity.fidelity_table(run),
         seconds=tables.seconds_table(found),
         grade=f"kvsweep-grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
         concerns=_concerns(found),
@@ -136,10 +133,7 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
     concerns = [
         ("Unfinished cells", [f"{_cell(row)}: {tables.progress(row)} completions" for row in partial.itertuples()]),
-        (
-            "Screened out, not decoded",
-            [f"{_cell(row)}: {_reason(screen[str(row.cell_id)])}" for row in out.itertuples()],
-        ),
+        ("Screened out, not decoded", [f"{_cell(row)}: {_reason(screen[row.cell_id])}" for row in format.rows(out)]),
         ("Missing cells", _missing(found)),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
         ("Without answers", tables.unanswered(found.run)),
