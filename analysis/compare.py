@@ -33,9 +33,8 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
     shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
     if shared.empty:
-        raise UserError(
-            f"{first.directory} and {second.directory} share no cell; give runs of the same settings and problems."
-        )
+        runs = f"{first.directory} and {second.directory}"
+        raise UserError(f"{runs} share no cell; give runs of the same settings and problems.")
     graded = zip("ab", map(graded_rows, (first, second)), strict=True)
     rows = pd.concat([own.assign(cell_id=side + own["cell_id"].astype("str")) for side, own in graded])
     # One array, because the correction runs over all settings.

@@ -59,10 +59,9 @@ def decide_cells(
             family = {name: scores[name] for name in scores if plans[name] == plan}
             found = _decisions(family, full, plan)
             ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
-            known = {name: one for name, one in found.items() if not math.isnan(one.difference)}
-            rows |= {
-                name: _row(family[name], full, plan, one, len(family), name in ready) for name, one in known.items()
-            }
+            for name, one in found.items():
+                if not math.isnan(one.difference):
+                    rows[name] = _row(family[name], full, plan, one, len(family), name in ready)
             if len(ready) == len(found):
                 chains = _chains(group[group["cell_id"].isin(list(ready))])
                 recommendable |= margin_test.hold_in_search({name: one.p_holds for name, one in ready.items()}, chains)

@@ -31,8 +31,6 @@ def cheapest_in_words(settings: pd.DataFrame) -> str:
         return "By bytes, no setting is shown to hold."
     row: Any = next(rest.itertuples())
     shares = [f", {format.percent(row.kv_bytes_mean / mean)}% of the full's" for mean in full["kv_bytes_mean"].head(1)]
-    return (
-        f"By bytes, the cheapest setting that holds is {format.setting(row)}: {size(row.kv_bytes_mean)} of keys and "
-        f"values a text in the mean over its steps{''.join(shares)}, {size(row.kv_bytes_peak)} at the peak, beside "
-        f"{size(row.weight_bytes)} of weights."
-    )
+    mean = f"{size(row.kv_bytes_mean)} of keys and values a text in the mean over its steps{''.join(shares)}"
+    peak = f"{size(row.kv_bytes_peak)} at the peak, beside {size(row.weight_bytes)} of weights"
+    return f"By bytes, the cheapest setting that holds is {format.setting(row)}: {mean}, {peak}."

@@ -206,9 +206,8 @@ def pairs_to_hold(
 ) -> float:
     """About the pairs of answers with which `power` is `chance`, by the normal approximation."""
     implied = _implied(differ, margin, margin)
-    return float(
-        ((special.ndtri(chance) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)) / margin) ** 2
-    )
+    errors = special.ndtri(chance) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)
+    return float((errors / margin) ** 2)
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:

@@ -174,9 +174,8 @@ def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> p
 def _kept_of_full(cells: pd.DataFrame, completions: pd.DataFrame) -> pd.DataFrame:
     """The cells' cache lengths over those of the full cache's own run, on the pairs that both have, by cell_id."""
     sums = ["peak_length", "num_tokens", "held"]
-    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
-        held=cache_rows(completions)["held"], peak_length=completions["peak_length"] + completions["fixed_rows"]
-    )
+    held, peaks = cache_rows(completions)["held"], completions["peak_length"] + completions["fixed_rows"]
+    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(held=held, peak_length=peaks)
     pairs = _beside_full(cells, rows, sums)
     total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum()
     per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]

@@ -129,10 +129,8 @@ def _signed(difference: float) -> str:
 def _unfinished(cells: pd.DataFrame) -> str:
     stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
     of = "" if format.missing(expected) else f" of {expected:,.0f}"
-    return (
-        f"Unfinished: {stored:,}{of} completions are stored. Short texts end first, so the scores will move, and no "
-        "setting is recommended yet."
-    )
+    why = "Short texts end first, so the scores will move, and no setting is recommended yet."
+    return f"Unfinished: {stored:,}{of} completions are stored. {why}"
 
 
 def _against_full(cells: pd.DataFrame) -> list[str]:
@@ -151,18 +149,13 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
         )
     elif labels == {"loses"}:
         best = known.sort_values("diff_to_full").iloc[-1]
-        return [
-            f"Every setting loses accuracy; the best loses {format.percent(-best['diff_to_full'])} points "
-            f"({format.axes(best[POINT])}, {_interval(best)}).",
-            f"{_size(known)}.",
-        ]
+        least = f"{format.percent(-best['diff_to_full'])} points ({format.axes(best[POINT])}, {_interval(best)})"
+        return [f"Every setting loses accuracy; the best loses {least}.", f"{_size(known)}."]
     else:
         chosen = known.sort_values("these_low").iloc[-1]
         alone = " in a search through all of them" if labels & {"holds", "costs"} else ""
-        headline = (
-            f"No setting is shown to hold{alone}, that is, to lose {less}. The nearest is "
-            f"{format.axes(chosen[POINT])} ({_difference(chosen)}). {_to_show(chosen)}"
-        )
+        nearest = f"The nearest is {format.axes(chosen[POINT])} ({_difference(chosen)})."
+        headline = f"No setting is shown to hold{alone}, that is, to lose {less}. {nearest} {_to_show(chosen)}"
     return [headline, _counts(known), _levels(known), _population(chosen)]
 
 
@@ -175,10 +168,8 @@ def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
 def _levels(cells: pd.DataFrame) -> str:
     """The chance that a label is wrong, and of how many settings."""
     looks = ", all rounds together" if cells["rounds"].iloc[0] else ""
-    return (
-        f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss among the "
-        f"{cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation."
-    )
+    among = f"among the {cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation"
+    return f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss {among}."
 
 
 def _difference(row: Any) -> str:
@@ -197,29 +188,25 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
     rounds = cells["rounds"].iloc[0].split()
     if not rounds:
         return size
-    return (
-        f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more, so its score "
-        "leans the way of its label)"
-    )
+    lean = "a decided setting got no more, so its score leans the way of its label"
+    return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; {lean})"
 
 
 def _to_show(row: Any) -> str:
     """What would show that a setting holds."""
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
-    return (
-        f"If it is as good as the full cache, {counted(draws, 'draw')} per problem would show it, or "
-        f"{problems} problems like these with as many draws as here (90% power)."
-    )
+    either = f"{counted(draws, 'draw')} per problem would show it"
+    other = f"{problems} problems like these with as many draws as here (90% power)"
+    return f"If it is as good as the full cache, {either}, or {other}."
 
 
 def _population(row: Any) -> str:
     """The problems that the comparison with the full cache is about."""
     low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
     there = "holds for" if row["diff_low"] > -row["margin"] else "is not shown for"
-    return (
-        f"This is about these {row['problems']} problems, with new draws of the answers. It {there} other problems "
-        f"like these: there the 95% interval of {format.axes(row[POINT])} is {low} to {high}."
-    )
+    these = f"This is about these {row['problems']} problems, with new draws of the answers."
+    interval = f"there the 95% interval of {format.axes(row[POINT])} is {low} to {high}"
+    return f"{these} It {there} other problems like these: {interval}."
 
 
 def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
@@ -229,10 +216,8 @@ def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
     # Some settings may have more answers than others.
     where = "here" if (cells["graded"] == answers).all() else f"on the {answers:,.0f} answers that every setting has"
     low, _, high = (format.percent(value) for value in floor.expected_range)
-    return (
-        f"{matter} {where}: scores span {format.percent(floor.range)} points; chance alone would "
-        f"span {low} to {high} ({format.p_equals(floor.p)})."
-    )
+    chance = f"chance alone would span {low} to {high} ({format.p_equals(floor.p)})"
+    return f"{matter} {where}: scores span {format.percent(floor.range)} points; {chance}."
 
 
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
@@ -254,10 +239,8 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
 def _eviction(cells: pd.DataFrame) -> str:
     share = float(np.average(cells["evicted"], weights=cells["completions"]))
     if share < HARDLY_FIRES:
-        return (
-            f"Eviction acted in only {format.percent(share)}% of the completions: this panel mostly compares the full "
-            "cache with itself."
-        )
+        acted = f"Eviction acted in only {format.percent(share)}% of the completions"
+        return f"{acted}: this panel mostly compares the full cache with itself."
     differ = cells["untouched_differ"].sum()
     rest = f" {differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
     acted = f"Eviction acted in {format.percent(share)}% of the completions"

@@ -71,11 +71,8 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     yield tradeoffs.accuracy_memory_figure(metrics, model, look), "Pass@1 against memory", ("memory", model)
     yield tradeoffs.bytes_figure(metrics, model, look), "Pass@1 against bytes", ("bytes", model)
     yield cost.cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
-    yield (
-        tradeoffs.speed_figure(seconds.timings(found.run), metrics, model, look),
-        "Pass@1 against speed",
-        ("speed", model),
-    )
+    speed = tradeoffs.speed_figure(seconds.timings(found.run), metrics, model, look)
+    yield speed, "Pass@1 against speed", ("speed", model)
 
 
 def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:

@@ -145,10 +145,9 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
 
 
 def _reason(out: Screened) -> str:
-    return (
-        f"{out.rule} after {out.texts} replayed texts, which lose {out.loss:.4f} nats of log-likelihood per token (KL "
-        f"{out.kl:.4f}); the setting may still hold, docs/report.md says how often such a screen errs"
-    )
+    lost = f"{out.loss:.4f} nats of log-likelihood per token (KL {out.kl:.4f})"
+    doubt = "the setting may still hold, docs/report.md says how often such a screen errs"
+    return f"{out.rule} after {out.texts} replayed texts, which lose {lost}; {doubt}"
 
 
 def _missing(found: Findings) -> list[str]:
@@ -199,11 +198,8 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
 def _draws(metrics: pd.DataFrame) -> str:
     listed = _listed(metrics["draws"].sort_values().map(format.number))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if text]
-    if not rounds:
-        return listed
-    return (
-        f"{listed}; sequential: in rounds of {'; '.join(rounds)}, until a cell was decided, which leaves it fewer draws"
-    )
+    ends = "until a cell was decided, which leaves it fewer draws"
+    return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, {ends}" if rounds else listed
 
 
 def _listed(values: Iterable[Any]) -> str:
