@@ -26,8 +26,7 @@ MAX_LISTED = 8
 def compare(first: Run, second: Run) -> pd.DataFrame:
     """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
-    The columns are `MATCH`, cell_id_a, cell_id_b and those of `inference.paired_tests`, corrected over all settings.
-    Two runs that share no setting raise a UserError.
+    Columns: `MATCH`, cell_id_a, cell_id_b and `paired_tests` over all settings. No common setting is a UserError.
     """
     left, right = (run.cells.drop_duplicates(MATCH) for run in (first, second))
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]

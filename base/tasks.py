@@ -24,8 +24,7 @@ LOST_AFTER_S = 60.0
 class CellProgress(msgspec.Struct, kw_only=True):
     """One cell within a task: its names for people, and how many of its completions are stored.
 
-    A model with `random_weights` has no Pass@1, because its answers mean nothing. `packed` says whether a row of any
-    completion was packed; None where rows are never packed.
+    `random_weights`: no Pass@1, the answers mean nothing. `packed`: was any row packed; None where none ever is.
     """
 
     model: str

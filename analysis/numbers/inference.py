@@ -1,12 +1,11 @@
 """Tell signal from noise: paired tests over problems, and the spread that identical cells would show.
 
 Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
-independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples:
-the range over cells needs this, and one matrix product computes them. scipy's `permutation_test` takes one statistic at
-a time, so numpy resamples here, and the tests compare the results with scipy's.
+independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples,
+which the range over cells needs; scipy's `permutation_test` takes one statistic at a time, so numpy resamples here, and
+the tests compare the results with scipy's.
 
-scipy and statsmodels load slowly. They are imported where they are used, so that the summary at a sweep's end does
-without them.
+scipy and statsmodels load slowly: imported where they are used, they do not delay the summary at a sweep's end.
 """
 
 from collections.abc import Sequence
@@ -209,9 +208,8 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred:
 def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     """Count the draws per problem that tell two cells [problems, draws] apart, at the level 5% and with 80% power.
 
-    More draws shrink only the variance between draws, so this variance of the paired differences decides. With one
-    draw per problem it cannot be separated from the variance between problems; the whole variance then takes its
-    place. Returns the number, infinite if the two score the same, and True if it is an upper bound.
+    More draws shrink only the variance between draws, which decides; with one draw per problem, the whole variance of
+    the paired differences takes its place. Returns the number, infinite for equal scores, and True for an upper bound.
     """
     pairs = first - second
     means = problem_means(pairs[None])[0]

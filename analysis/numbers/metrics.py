@@ -217,12 +217,11 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd.DataFrame:
-    """Average each policy setting over `benchmarks`; a mean is missing where one of them is.
+    """Average each policy setting over `benchmarks`, each of the same weight; a mean is missing where one of them is.
 
-    Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. Each benchmark counts
-    alike. A length just after an eviction is missing where one of the benchmarks saw no eviction. A row has model_title
-    and `SETTING`, pass_at_1, se, status (done if all are), completions, and the `HOLDINGS` and the largest
-    max_peak_length that `metrics` has.
+    Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. A length just after
+    an eviction is missing where a benchmark saw none. A row has model_title and `SETTING`, pass_at_1, se, status (done
+    if all are), completions, and the `HOLDINGS` and the largest max_peak_length that `metrics` has.
     """
     chosen = metrics[metrics["benchmark"].isin(benchmarks)].drop_duplicates([*SETTING, "benchmark"])
     chosen = chosen.assign(variance=chosen["se"] ** 2, unfinished=chosen["status"] != "done")

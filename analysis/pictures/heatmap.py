@@ -30,8 +30,7 @@ class Panel:
     """One heatmap: its title, a line below it, and the cells, [windows descending, ratios ascending].
 
     A cell has a value in percent or points, NaN where missing, and a label. Panels of one `scale` have one colour
-    scale, which reaches to the scores of their full caches; that of differences lies around zero. `windows` are the
-    names of the rows; one whose published readings are doubted has a mark.
+    scale, which reaches to their full caches' scores; that of differences lies around zero. `windows` names the rows.
     """
 
     title: str

@@ -17,10 +17,9 @@ BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
 @matplotlib.rc_context(style.STYLE)
 def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per verdict: its settings' Pass@1 in ascending order, and a grey band below the best.
+    """Draw one panel per verdict, each with a floor: its settings' Pass@1 in ascending order, and a grey band.
 
-    The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best. All
-    verdicts must have a floor.
+    The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best.
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
     figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.5, most=MOST_HIGH)

@@ -32,9 +32,8 @@ FEWEST_IN_A_ROW = 4
 def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw Pass@1 per policy as bars with standard errors and numbers, the best first, and at the end the cache length.
 
-    The first panel is the mean over benchmarks, each further one a benchmark with the mark of each policy's verdict; a
-    narrow figure has the mean alone. The cache length is the mean over benchmarks of the mean over decoding steps
-    (`metrics.cache_rows`). A policy that lacks a benchmark has no mean. `metrics` gives the title.
+    The first panel is the mean over benchmarks, missing where one is; each further one is a benchmark with the marks of
+    the verdicts, which a narrow figure lacks. The length is the mean over benchmarks and steps (`metrics.cache_rows`).
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     ours = ours[ours["benchmark"].isin(compressed_benchmarks(ours))]

@@ -25,12 +25,8 @@ FORMATS = ("png", "svg", "pdf")
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
     "figure.titlesize": 9,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,

@@ -133,8 +133,7 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAU
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
     """Split one policy's settings into the series that a line goes through, each in order of mean_cache_length.
 
-    There is one series if one axis alone tells all settings apart; otherwise one for each value of the other axes,
-    along the axis with the most values.
+    That is one if an axis tells all settings apart, else one along the axis with most values per value of the others.
     """
     values = settings[list(AXES)].nunique()
     ordered = settings.sort_values("mean_cache_length", kind="stable")
@@ -200,8 +199,7 @@ def _name_points(axes: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
 def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw Pass@1 against mean bytes of a text's keys and values, a color per number of bits, a marker per policy.
 
-    Scores and bytes are means over the benchmarks. A step line is the Pareto front over all settings. There is no
-    figure if the run has a single number of bits.
+    Both are means over benchmarks; a step line is the Pareto front. A single number of bits has no figure.
     """
     points = settings_by_bytes(metrics, model)
     if points["bits"].nunique() < 2:

@@ -51,8 +51,7 @@ def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str]
 def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     """Yield cell_id and data, as JSON in zlib's format and base64, for each cell that has completions.
 
-    Every cell of a panel shows the same pairs, so that the full cache's are there to compare with: first those that
-    most cells lose, then those of the first draws.
+    A panel's cells show the same pairs, the full cache's among them: those that most cells lose, then the first draws.
     """
     limit = completions // max(1, len(run.cells))
     known = run.completions.assign(correct=graded_rows(run)["correct"])

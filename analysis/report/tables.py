@@ -126,8 +126,7 @@ def latex(metrics: pd.DataFrame) -> str:
 def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> pd.DataFrame:
     """Texts: a row per policy setting, a column per benchmark and their mean; the index is named by the model.
 
-    If `marked`, the best compressed score of each column stands between `BEST_BEGIN` and `BEST_END`, and a setting that
-    loses accuracy has a dagger.
+    If `marked`, each column's best compressed score is in `BEST_BEGIN` and `BEST_END`; a loss has a dagger.
     """
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     groups = ours.groupby("benchmark", sort=False)
