@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from kvsweep.base.escape import markdown_text
 
-# How the panels of a heatmap figure are coloured: each over its own values, all over the same values, or by the paired
-# difference to the full cache around zero.
+# The colours of heatmaps: each over its own values, all over the same, or by the paired difference to the full cache.
 Scale = Literal["own", "shared", "diff_from_full"]
 
 MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED = "–", "*", "?", "=", "§"

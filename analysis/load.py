@@ -159,10 +159,9 @@ def is_live(directory: Path) -> bool:
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
     """The cells of `load_run`, no completion read, with the problems' licence and the code's git revision or ""."""
     read = _read_cells(Path(directory), notify)
-    cells = _cell_table(read).drop(columns="completions")
-    cells["licence"] = [cell.settings["benchmark"].get("licence") or "" for cell in read]
-    cells["revision"] = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in read]
-    return in_order(cells)
+    licences = [cell.settings["benchmark"].get("licence") or "" for cell in read]
+    revisions = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in read]
+    return in_order(_cell_table(read).drop(columns="completions").assign(licence=licences, revision=revisions))
 
 
 class _Cell(NamedTuple):

@@ -115,11 +115,9 @@ def replace_text(path: Path, text: str) -> None:
 def digests(files: Sequence[Path], *, named: bool = False) -> list[str]:
     """For each file 16 digits of the SHA-256 of all contents up to its end, of the files one after the other.
 
-    `named` puts each file's name and size before its contents. Every byte is read, once: as long as all sizes, times
-    and inodes stay, a later call answers from memory, and of large files from a file in the user's cache folder.
-
-    Raises:
-        OSError: no such file; UnusableFileError also for a pipe, a device, or a file that is being written.
+    `named` puts each file's name and size before its contents. As long as all sizes, times and inodes stay, a later
+    call answers from memory, and of large files from the user's cache folder. Raises OSError for no such file,
+    UnusableFileError also for a pipe, a device, or a file that is being written.
     """
     key, stamps = json.dumps([named, *(os.path.realpath(path) for path in files)]), [stamp(path) for path in files]
     is_large = sum(size for size, *_ in stamps) >= MOST_BYTES

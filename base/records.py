@@ -20,8 +20,7 @@ import yaml
 from kvsweep.base.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.base.files import open_file, read_file, read_lines
 
-# The number of this layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread
-# raises it.
+# This layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread raises it.
 SCHEMA = 1
 StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
@@ -249,12 +248,10 @@ class Replay(PairRow, frozen=True, kw_only=True):
     """One known text read through a cell's cache, beside the full cache that reads the same tokens. Nats throughout.
 
     KL is that of the cell's next-token distribution from the full cache's. `change` is the text's log-likelihood minus
-    that with the full cache; `answer_change` is the same of the tokens behind the closing thinking tag, None without
-    them. `top1` is the share of tokens with equal most likely tokens, and `first_other` the first token without.
-
-    Attributes:
-        by_distance: a bin for each of REPLAY_DISTANCES, tokens since the last eviction; 0 stands before the first one.
-        by_entropy: a bin for each of REPLAY_ENTROPIES, the full cache's entropy.
+    that with the full cache; `answer_change` the same of the tokens behind the closing thinking tag, None without them.
+    `top1` is the share of tokens with equal most likely tokens, and `first_other` the first without. `by_distance` has
+    a bin for each of REPLAY_DISTANCES, tokens since the last eviction (0: before the first one), `by_entropy` one for
+    each of REPLAY_ENTROPIES, the full cache's entropy.
     """
 
     tokens: Tokens

@@ -176,9 +176,8 @@ def summary_noise_floor(
 ) -> NoiseFloor:
     """Estimate the noise floor where only the cells' scores are known, from binomial draws for each problem.
 
-    The problems' difficulties follow a Beta distribution around the grid's mean. All cells share the difficulties and
-    draw independently. `scores` are a fraction per cell, `draws` those of each problem, `between` is the share (0 to
-    1) of the variance of single answers that lies between problems.
+    All cells share the problems' difficulties, a Beta distribution around the grid's mean, and draw independently.
+    `scores` are fractions; the share `between` (0 to 1) of single answers' variance lies between problems.
     """
     rng = np.random.default_rng(seed)
     mean, size = float(np.mean(scores)), (1 - between) / between
@@ -220,18 +219,13 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     several = counts > 1
     bound = not several.any()
     variance = float(np.nanvar(means, ddof=1) if bound else np.nanvar(pairs[several], axis=-1, ddof=1).mean())
-    return _draws(abs(float(np.nanmean(means))), variance, problems), bound
-
-
-def _draws(difference: float, variance: float, problems: int) -> float:
-    if difference < _EPSILON:
-        return float("inf")
-    if variance < _EPSILON:
-        return 1.0
+    difference = abs(float(np.nanmean(means)))
+    if min(difference, variance) < _EPSILON:
+        return float("inf") if difference < _EPSILON else 1.0, bound
     from statsmodels.stats.power import NormalIndPower
 
     size = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)
-    return float(np.ceil(size / problems))
+    return float(np.ceil(size / problems)), bound
 
 
 def pass_at_k(right: Any, draws: Any, k: int) -> Floats:

@@ -1,8 +1,7 @@
-"""Bytes of a cell's keys and values.
+"""Bytes of a cell's keys and values; the weights are counted apart.
 
-The bytes of a text are those of a slot as long as the text's cache: bytes per row times rows, the newest rows that a
-packed cache holds beside them, and what windows and linear layers take whatever the length (compression/config.py has
-the formulas). The weights are counted apart.
+A text's are those of a slot as long as its cache: bytes per row times rows, the newest rows that a packed cache holds
+beside them, and what windows and linear layers take at any length (formulas: compression/config.py).
 """
 
 from typing import Any

@@ -147,14 +147,11 @@ def decide_rounds(
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid round by round; a settled cell keeps its decision and needs no more draws.
 
-    The decisions depend on the scores of the rounds and on nothing else, so every reader of the same rows decides
-    alike. A cell that lacks scores of a round is decided by the rounds before. With one round the decisions are those
-    of `decide_grid`.
+    The decisions depend on the rounds' scores alone, so every reader of the same rows decides alike. A cell that lacks
+    scores of a round is decided by the rounds before. With one round the decisions are those of `decide_grid`.
 
-    Args:
-        cells, full: scores [problems, draws]; a settled cell may lack the draws after its decision.
-        rounds: the draws per problem after each round, ascending, such as (2, 4, 8).
-        level: the error level of all rounds together.
+    `cells` and `full` are scores [problems, draws], where a settled cell may lack later draws; `rounds` the draws per
+    problem after each round, ascending, such as (2, 4, 8); `level` the error level of all rounds together.
     """
     options: dict[str, Any] = {"margin": margin, "level": level, "population": population, "looks": len(rounds)}
     found: dict[Id, Decision] = {}

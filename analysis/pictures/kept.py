@@ -95,8 +95,7 @@ def retention_figure(
 ) -> Figure:
     """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
 
-    `curves` and `table` are those of `retention.by_eviction` and `by_policy`; `lorenz` has, by label, the shares of the
-    tokens and of the importance that they carry.
+    `curves` and `table` are `retention.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
     """
     # More names leave no room for the curves: the best policies have a colour, the others are grey.
     best = list(table.nlargest(MAX_NAMED, "pass1")["policy"])

@@ -76,11 +76,10 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> None:
     if (score == 0).any():  # a bar of no length is a stroke
         stroke: dict[str, Any] = {"color": "0.25", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False}
         axes.plot(score[score == 0], rows.index[score == 0], "|", **stroke)
-    marks = rows["decision"].map(format.DECISION_MARKS).fillna("") if "decision" in rows else None
-    if marks is None:
-        _numbers(axes, [format.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)], 100)
-    else:
-        _numbers(axes, list(rows["pass_at_1"].map(format.percent) + marks), 100)
+    numbers = [format.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)]
+    if "decision" in rows:
+        numbers = list(rows["pass_at_1"].map(format.percent) + rows["decision"].map(format.DECISION_MARKS).fillna(""))
+    _numbers(axes, numbers, 100)
     axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
     axes.set_xticks([0, 50, 100])
 

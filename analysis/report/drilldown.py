@@ -6,10 +6,10 @@ A page opened from a disk may not fetch JSON, but it may load a script; so a cel
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 from tokenizers import Tokenizer
@@ -30,8 +30,6 @@ MAX_EMBEDDED_BYTES = 64_000_000
 # One letter per completion in a map of outcomes.
 LETTERS = {"correct": "c", "wrong": "w", "no_answer": "n", "truncated": "t", "grader_timeout": "g"}
 UNGRADED, ABSENT = "u", "-"
-
-_Part = TypeVar("_Part", str, list[int])
 
 
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -123,7 +121,7 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
     return data
 
 
-def common_length(first: _Part, second: _Part) -> int:
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
     """Count the equal items at the beginning of two texts or lists."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((count for count, (a, b) in pairs if a != b), min(len(first), len(second)))
