@@ -155,12 +155,11 @@ def _full_cache(full: pd.DataFrame) -> str:
 
 def _notes(look: Look) -> list[str]:
     """The footnote's entries on values and colours."""
-    if look.scale == "diff_from_full":
-        notes = ["Pass@1 minus the full cache's, in points, on the same pairs; one colour scale for all panels"]
-        return notes + (["below each value the interval of its verdict"] if look.interval else [])
-    scales = {"own": "each panel has its own colour scale", "shared": "one colour scale for all panels"}
-    notes = [f"Pass@1 in %; {scales[look.scale]}"]
-    return notes + (["below each value its 95% interval"] if look.interval else [])
+    difference = look.scale == "diff_from_full"
+    what = "Pass@1 minus the full cache's, in points, on the same pairs" if difference else "Pass@1 in %"
+    scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
+    below = f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"
+    return [f"{what}; {scale}", *([below] if look.interval else [])]
 
 
 @matplotlib.rc_context(style.STYLE)
