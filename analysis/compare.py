@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,16 +26,14 @@ MAX_LISTED = 8
 def compare(first: Run, second: Run) -> pd.DataFrame:
     """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
-    The columns are `MATCH`, cell_id_a, cell_id_b and those of `inference.paired_tests`, corrected over all settings.
-    Two runs that share no setting raise a UserError.
+    Columns: `MATCH`, cell_id_a, cell_id_b and `paired_tests` over all settings. No common setting is a UserError.
     """
     left, right = (run.cells.drop_duplicates(MATCH) for run in (first, second))
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
     shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
     if shared.empty:
-        raise UserError(
-            f"{first.directory} and {second.directory} share no cell; give runs of the same settings and problems."
-        )
+        runs = f"{first.directory} and {second.directory}"
+        raise UserError(f"{runs} share no cell; give runs of the same settings and problems.")
     graded = zip("ab", map(graded_rows, (first, second)), strict=True)
     rows = pd.concat([own.assign(cell_id=side + own["cell_id"].astype("str")) for side, own in graded])
     # One array, because the correction runs over all settings.
@@ -46,19 +43,15 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
 
 
 def in_words(table: pd.DataFrame) -> str:
-    """The comparison as plain text: the settings that differ, the largest differences first, and a summary at the end.
-
-    So the summary and the settings that matter most stand on the last screen, however many settings there are.
-    """
+    """The comparison as plain text; the largest differences and the summary come last, on the last screen."""
     clear = table[table["p_holm"] < 0.05]
     largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
-    rows: Any = largest.head(MAX_LISTED).iloc[::-1].itertuples()
     lines = [
         f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}\n"
         f"    {format.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
         f"{format.interval(row.low, row.high, signed=True)}, p {format.p_value(row.p)}, "
         f"Holm {format.p_value(row.p_holm)}"
-        for row in rows
+        for row in format.rows(largest.head(MAX_LISTED).iloc[::-1])
     ]
     return "\n".join([*lines, "", *_summary(table)]).strip()
 

@@ -109,13 +109,12 @@ def _claim(output: Path) -> None:
     """Mark the folder by a card; a folder with the mark may be overwritten, also if its export was cut short."""
     path, mark = output / CARD_FILE, f"- {TAG}\n"
     make_folder(output)
-    if path.exists() and mark.encode() in read_file(path):
-        make_folder(output / DATA_FOLDER)
-        return
-    if any(output.glob("*")):
+    is_marked = path.exists() and mark.encode() in read_file(path)
+    if not is_marked and any(output.glob("*")):
         raise UserError(f"{output} holds something else: give an empty or a new folder with --output.")
     make_folder(output / DATA_FOLDER)
-    replace_text(path, f"---\ntags:\n{mark}---\n\nNot finished.\n")
+    if not is_marked:
+        replace_text(path, f"---\ntags:\n{mark}---\n\nNot finished.\n")
 
 
 def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:

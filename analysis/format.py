@@ -1,15 +1,14 @@
 """How numbers, settings and names are written, the same in pictures, tables and the terminal."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from kvsweep.base.escape import markdown_text
 
-# How the panels of a heatmap figure are coloured: each over its own values, all over the same values, or by the paired
-# difference to the full cache around zero.
+# The colours of heatmaps: each over its own values, all over the same, or by the paired difference to the full cache.
 Scale = Literal["own", "shared", "diff_from_full"]
 
 MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED = "–", "*", "?", "=", "§"
@@ -107,6 +106,11 @@ class Look:
 
 
 DEFAULT_LOOK = Look()
+
+
+def rows(table: Any) -> Iterator[Any]:
+    """The rows of a data frame as named tuples, whose fields may be of any type."""
+    return table.itertuples()
 
 
 def missing(value: Any) -> bool:

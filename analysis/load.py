@@ -157,15 +157,11 @@ def is_live(directory: Path) -> bool:
 
 
 def load_settings(directory: Path | str, notify: _Notify) -> pd.DataFrame:
-    """The cells of `load_run` without the column completions; no completion is read.
-
-    Two more columns: licence (of the problems) and revision (of the code, by git), empty where unknown.
-    """
+    """The cells of `load_run`, no completion read, with the problems' licence and the code's git revision or ""."""
     read = _read_cells(Path(directory), notify)
-    cells = _cell_table(read).drop(columns="completions")
-    cells["licence"] = [cell.settings["benchmark"].get("licence") or "" for cell in read]
-    cells["revision"] = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in read]
-    return in_order(cells)
+    licences = [cell.settings["benchmark"].get("licence") or "" for cell in read]
+    revisions = [(cell.provenance.get("git") or {}).get("revision") or "" for cell in read]
+    return in_order(_cell_table(read).drop(columns="completions").assign(licence=licences, revision=revisions))
 
 
 class _Cell(NamedTuple):
@@ -295,10 +291,7 @@ def _status(cell: _Cell) -> str:
 
 
 def _cache(cell: dict[str, Any]) -> dict[str, Any]:
-    """The precision of the stored rows: 16 bits, the model's own, where cell.yaml names none; else bits and scheme.
-
-    `bits` is a number, or "4/2" for keys of 4 and values of 2 bits.
-    """
+    """Bits (16, the model's own, where cell.yaml names none; "4/2" for keys and values), scheme and sizes."""
     if not (stored := cell.get("cache")):
         return {"bits": 16}
     bits = stored["bits"] if "bits" in stored else f"{stored['key_bits']}/{stored['value_bits']}"
@@ -332,8 +325,7 @@ def _title(section: dict[str, Any]) -> str:
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
     """Each cell's settings that differ between cells of one model, benchmark and policy, as `field=value` text.
 
-    A grid's own axes are left out. A setting that differs only from benchmark to benchmark or from model to model (a
-    longer token limit, another model's predictor) is no variant.
+    A grid's own axes are left out, and what differs only between benchmarks or models (a longer token limit).
     """
     flat = [_settings(cell) for cell in settings]
     names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:2]]

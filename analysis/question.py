@@ -10,8 +10,7 @@ TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
 def question_title(cells: pd.DataFrame) -> str:
     """The place of the question in some cells: "question pinned", or which policies differ from the most.
 
-    Policies that treat the question differently are no equals: a title over them has to say so, as in "question pinned
-    for DynTS and SnapKV, free for the others".
+    For policies that differ are no equals, as in "question pinned for DynTS and SnapKV, free for the others".
     """
     asked = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
     places = asked["question"].value_counts()
@@ -34,6 +33,5 @@ def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     asked = cells["question"] != ""
     if cells[asked].groupby("policy")["question"].nunique().max() <= 1 or not asked.any():
         return [("", cells)]
-    return [
-        (place, cells[~asked | (cells["question"] == place)]) for place in TITLES if (cells["question"] == place).any()
-    ]
+    places = [place for place in TITLES if (cells["question"] == place).any()]
+    return [(place, cells[~asked | (cells["question"] == place)]) for place in places]

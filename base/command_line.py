@@ -24,10 +24,9 @@ _NO_WAY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errn
 def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[None]:
     """Let a command's body end as a command should; usable as `with one_sentence(...)` and as a decorator of `main`.
 
-    A UserError ends the process with its sentence and BAD_INPUT, or with the error's own `exit_code` where it has one;
-    so does a disk that is full or may not be written to; memory that does not suffice ends it with FAILED;
-    Ctrl-C ends it with the sentence `interrupted` and INTERRUPTED; a closed stdout ends it with FAILED and no word.
-    From here on stdout and stderr show control characters as escapes (`guard_streams`).
+    A UserError ends the process with its sentence and its `exit_code`, else BAD_INPUT; so does a disk that is full or
+    may not be written to; memory that does not suffice ends it with FAILED; Ctrl-C with the sentence `interrupted` and
+    INTERRUPTED; a closed stdout with FAILED and no word. stdout and stderr show escapes (`guard_streams`).
     """
     guard_streams()
     try:
@@ -57,9 +56,9 @@ def say(program: str, message: str, code: int) -> int:
     return code
 
 
-def counted(count: int, noun: str) -> str:
-    """The count and its noun: "1 cell", "2 cells"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def counted(count: int | str, noun: str) -> str:
+    """The count, which may be written already, and its noun: "1 cell", "2 cells"."""
+    return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -35,10 +35,7 @@ def in_one_line(value: Any) -> Any:
 
 
 def csv_cell(value: Any) -> Any:
-    """The value of a CSV cell; a text that a spreadsheet would run as a formula gets an apostrophe before it.
-
-    Such a text begins with =, +, - or @ and is neither a number nor that character alone.
-    """
+    """A CSV cell; a text that a spreadsheet would run as a formula (=, +, - or @, no number) gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
@@ -65,8 +62,6 @@ def folder_below(parent: str, name: str, setting: str) -> Path:
         raise UserError(f"{setting}={name} must name a folder below {parent}: leave out .. and the first slash.")
     # A scheduler takes % for the start of a pattern, and \\ for its end.
     if _HIDDEN.search(name) or {"%", "\\"} & set(name) or any(len(part.encode()) > LONGEST_NAME for part in parts):
-        raise UserError(
-            f"{setting}={visible(name):.80} is no name for a folder: take at most {LONGEST_NAME} bytes, and neither "
-            "control characters nor % nor \\."
-        )
+        allowed = f"take at most {LONGEST_NAME} bytes, and neither control characters nor % nor \\."
+        raise UserError(f"{setting}={visible(name):.80} is no name for a folder: {allowed}")
     return Path(parent) / name

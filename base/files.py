@@ -36,10 +36,9 @@ def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bo
         OSError: no such file, no permission.
         UnusableFileError: a link, a pipe, a device, a folder; to write, also a file with a second name.
     """
+    flags = _FLAGS[mode] | os.O_NONBLOCK | os.O_CLOEXEC | (0 if linked else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(
-            path, _FLAGS[mode] | os.O_NONBLOCK | os.O_CLOEXEC | (0 if linked else os.O_NOFOLLOW), 0o666
-        )
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise UnusableFileError(f"{path} is a link, a pipe or a device: put a plain file there.") from error
@@ -116,11 +115,9 @@ def replace_text(path: Path, text: str) -> None:
 def digests(files: Sequence[Path], *, named: bool = False) -> list[str]:
     """For each file 16 digits of the SHA-256 of all contents up to its end, of the files one after the other.
 
-    `named` puts each file's name and size before its contents. Every byte is read, once: as long as all sizes, times
-    and inodes stay, a later call answers from memory, and of large files from a file in the user's cache folder.
-
-    Raises:
-        OSError: no such file; UnusableFileError also for a pipe, a device, or a file that is being written.
+    `named` puts each file's name and size before its contents. As long as all sizes, times and inodes stay, a later
+    call answers from memory, and of large files from the user's cache folder. Raises OSError for no such file,
+    UnusableFileError also for a pipe, a device, or a file that is being written.
     """
     key, stamps = json.dumps([named, *(os.path.realpath(path) for path in files)]), [stamp(path) for path in files]
     is_large = sum(size for size, *_ in stamps) >= MOST_BYTES

@@ -11,12 +11,7 @@ LEAST_TOKENS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """The repetition at the end of a text.
-
-    Attributes:
-        period: tokens of the shortest block that repeats.
-        tokens: tokens from the first copy of the block to the end of the text.
-    """
+    """A text's repeating end: tokens of the shortest block that repeats, and tokens from its first copy to the end."""
 
     period: int
     tokens: int

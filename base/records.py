@@ -20,8 +20,7 @@ import yaml
 from kvsweep.base.errors import BrokenCell, OtherSchemaError, UserError
 from kvsweep.base.files import open_file, read_file, read_lines
 
-# The number of this layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread
-# raises it.
+# This layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread raises it.
 SCHEMA = 1
 StopReason = Literal["stop", "length", "loop"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
@@ -174,11 +173,9 @@ class Eviction(Row, frozen=True, kw_only=True):
 class Completion(PairRow, frozen=True, kw_only=True):
     """One generation: `token_ids` after the prompt, the stop token included. Lengths are in tokens.
 
-    `stop_reason` is "stop" for a text that the model ended, "length" for one cut off at the token limit, and "loop" for
-    one cut off because it had begun to loop (`base.loops.find_loop`; only with decoding.stop_on_loop).
-
-    Until its first eviction a completion is the one that every cell of its grid writes. `fork_step` is the step of that
-    eviction (as in `Eviction`), None where there was none.
+    `stop_reason` is "stop" for a text that the model ended, "length" for one cut at the token limit, "loop" for one cut
+    because it had begun to loop (`base.loops.find_loop`). Until `fork_step`, its first eviction's step (None without
+    one), a completion is the one that every cell of its grid writes.
     """
 
     text: str
@@ -251,12 +248,10 @@ class Replay(PairRow, frozen=True, kw_only=True):
     """One known text read through a cell's cache, beside the full cache that reads the same tokens. Nats throughout.
 
     KL is that of the cell's next-token distribution from the full cache's. `change` is the text's log-likelihood minus
-    that with the full cache; `answer_change` is the same of the tokens behind the closing thinking tag, None without
-    them. `top1` is the share of tokens with equal most likely tokens, and `first_other` the first token without.
-
-    Attributes:
-        by_distance: a bin for each of REPLAY_DISTANCES, tokens since the last eviction; 0 stands before the first one.
-        by_entropy: a bin for each of REPLAY_ENTROPIES, the full cache's entropy.
+    that with the full cache; `answer_change` the same of the tokens behind the closing thinking tag, None without them.
+    `top1` is the share of tokens with equal most likely tokens, and `first_other` the first without. `by_distance` has
+    a bin for each of REPLAY_DISTANCES, tokens since the last eviction (0: before the first one), `by_entropy` one for
+    each of REPLAY_ENTROPIES, the full cache's entropy.
     """
 
     tokens: Tokens
@@ -291,9 +286,8 @@ class Screened(Row, frozen=True, kw_only=True):
 
 
 class Timing(StoredRow, frozen=True, kw_only=True):
-    """One round of a cell that decodes known texts alone, token by token.
+    """A cell's round of decoding `slots` whole known texts alone, token by token; `why` says what chose `slots`.
 
-    `slots` texts side by side, all from their first to their last token; `why` says what chose the number of slots.
     `seconds` is wall time without prefill, `eviction_seconds` the part for choosing and moving rows. `by_length` has
     for each of some numbers of rows in the longest slot [rows, steps, seconds].
     """
@@ -313,8 +307,7 @@ class Timing(StoredRow, frozen=True, kw_only=True):
 def view(kind: type[Row], *names: str, **types: Any) -> Any:
     """A row type with the named fields of `kind`, and with `problem_id` and `draw` if it is a row of a pair.
 
-    A reader skips the other fields, which is faster. `types` are fields of another type than `kind` gives them, such as
-    a view of a row inside the row.
+    A reader skips the others, which is faster. `types` gives fields another type, such as a view of the inner row.
     """
     new: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
     fields = [
@@ -448,8 +441,7 @@ def check_schema(found: Mapping[str, Any], where: object) -> None:
 def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
     """Yield the rows of several files, each (problem, draw) pair once: of repeated rows the last one counts.
 
-    All readers follow this rule for repeats, with the files in the order of `shard_files`. The files are read twice, so
-    that only one row at a time is in memory.
+    Every reader's rule, in the order of `shard_files`. Files are read twice: one row at a time is in memory.
     """
     paths = list(paths)
     last: dict[Pair, tuple[Path, int]] = {}
@@ -507,10 +499,8 @@ def decode(data: bytes, kind: type[_T]) -> _T:
 
 
 # What `Cell.describe` writes, beside the check.
-_CELL_FIELDS = {
-    *("schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl", "seed"),
-    "cache",
-}
+_CELL_FIELDS = {"schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl"}
+_CELL_FIELDS |= {"seed", "cache"}
 
 
 def read_cell(folder: Path) -> Any:
@@ -535,10 +525,7 @@ def read_cell(folder: Path) -> Any:
 
 
 def read_cells(run_directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the folder and the contents of every cell of a run directory; a broken cell is passed over.
-
-    A cell that was written with another schema raises an OtherSchemaError.
-    """
+    """Yield each cell's folder and contents, but no broken cell's; another schema raises an OtherSchemaError."""
     for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
         try:
             cell = read_cell(path.parent)

@@ -24,8 +24,7 @@ LOST_AFTER_S = 60.0
 class CellProgress(msgspec.Struct, kw_only=True):
     """One cell within a task: its names for people, and how many of its completions are stored.
 
-    A model with `random_weights` has no Pass@1, because its answers mean nothing. `packed` says whether a row of any
-    completion was packed; None where rows are never packed.
+    `random_weights`: no Pass@1, the answers mean nothing. `packed`: was any row packed; None where none ever is.
     """
 
     model: str
@@ -133,10 +132,7 @@ def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda pa
 
 
 def job_file(run_directory: Path, task: str) -> Path:
-    """The file that names the SLURM jobs of a task, a line each; the task itself writes its status file.
-
-    A task of a sequential sweep has a job for each round.
-    """
+    """The file that names a task's SLURM jobs, a line each; in a sequential sweep a job for each round."""
     return TaskStatus.path(run_directory, task).with_suffix(".job")
 
 

@@ -59,10 +59,9 @@ def decide_cells(
             family = {name: scores[name] for name in scores if plans[name] == plan}
             found = _decisions(family, full, plan)
             ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
-            known = {name: one for name, one in found.items() if not math.isnan(one.difference)}
-            rows |= {
-                name: _row(family[name], full, plan, one, len(family), name in ready) for name, one in known.items()
-            }
+            for name, one in found.items():
+                if not math.isnan(one.difference):
+                    rows[name] = _row(family[name], full, plan, one, len(family), name in ready)
             if len(ready) == len(found):
                 chains = _chains(group[group["cell_id"].isin(list(ready))])
                 recommendable |= margin_test.hold_in_search({name: one.p_holds for name, one in ready.items()}, chains)
@@ -74,14 +73,11 @@ def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[s
     if plan.rounds:
         found = margin_test.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
         # A cell whose draws were completed after its decision is judged by all of them, at the level of a last round.
-        later = [name for name, one in found.items() if one.draws < plan.rounds[-1] and _complete(family[name], plan)]
+        last = plan.rounds[-1]
+        later = [name for name, one in found.items() if one.draws < last and margin_test.complete(family[name], last)]
         options: dict[str, Any] = {"family": len(family), "looks": len(plan.rounds), "margin": plan.margin}
         return found | margin_test.decide_grid({name: family[name] for name in later}, full, **options)
     return margin_test.decide_grid(family, full, margin=plan.margin)
-
-
-def _complete(scores: Floats, plan: Plan) -> bool:
-    return scores.shape[1] >= plan.rounds[-1] and not np.isnan(scores[:, : plan.rounds[-1]]).any()
 
 
 def _chains(cells: pd.DataFrame) -> list[list[str]]:
@@ -99,21 +95,10 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     elsewhere = margin_test.decide(*seen, margin=plan.margin, level=level, population="like_these")
     planners = margin_test.draws_to_hold, margin_test.problems_to_hold
     needed = [plan_for(*seen, margin=plan.margin, level=level) for plan_for in planners]
-    return [
-        decision.label if finished else "open",
-        plan.margin,
-        family,
-        " ".join(map(str, plan.rounds)),
-        looks > 1 and decision.settled and decision.draws < plan.rounds[-1],
-        decision.low,
-        decision.high,
-        decision.p_holds,
-        decision.p_loses,
-        elsewhere.low,
-        elsewhere.high,
-        *needed,
-        *_where_lost(cell, full),
-    ]
+    label, rounds = decision.label if finished else "open", " ".join(map(str, plan.rounds))
+    stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
+    tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
+    return [label, plan.margin, family, rounds, stopped_early, *tests, *needed, *_where_lost(cell, full)]
 
 
 def _where_lost(cell: Floats, full: Floats) -> list[float]:

@@ -10,10 +10,9 @@ from kvsweep.analysis.numbers.metrics import SETTING, mean_over_benchmarks
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
-    """One row per setting of a model, cheapest first: Pass@1 and its error over benchmarks, bits, bytes, holds.
+    """A model's settings, cheapest first: Pass@1 and its error over benchmarks, bits, bytes, and if all its cells hold.
 
-    A setting holds if its cells of all benchmarks do. Settings that lack a benchmark or whose bytes are unknown are
-    left out.
+    Settings that lack a benchmark or whose bytes are unknown are left out.
     """
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     ours = ours.assign(holds=ours["decision"] == "holds")
@@ -31,11 +30,7 @@ def cheapest_in_words(settings: pd.DataFrame) -> str:
     if rest.empty:
         return "By bytes, no setting is shown to hold."
     row: Any = next(rest.itertuples())
-    share = (
-        "" if full.empty else f", {format.percent(row.kv_bytes_mean / full['kv_bytes_mean'].iloc[0])}% of the full's"
-    )
-    return (
-        f"By bytes, the cheapest setting that holds is {format.setting(row)}: {size(row.kv_bytes_mean)} of keys and "
-        f"values a text in the mean over its steps{share}, {size(row.kv_bytes_peak)} at the peak, beside "
-        f"{size(row.weight_bytes)} of weights."
-    )
+    shares = [f", {format.percent(row.kv_bytes_mean / mean)}% of the full's" for mean in full["kv_bytes_mean"].head(1)]
+    mean = f"{size(row.kv_bytes_mean)} of keys and values a text in the mean over its steps{''.join(shares)}"
+    peak = f"{size(row.kv_bytes_peak)} at the peak, beside {size(row.weight_bytes)} of weights"
+    return f"By bytes, the cheapest setting that holds is {format.setting(row)}: {mean}, {peak}."

@@ -1,6 +1,6 @@
 """Fidelity of replayed texts: means per token with errors over texts, and paired differences between cells."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +9,7 @@ import pandas as pd
 from kvsweep.analysis.load import Run
 from kvsweep.analysis.numbers.inference import paired_tests
 from kvsweep.base import records
-from kvsweep.base.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, latest_rows, shard_files
+from kvsweep.base.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, read_shards
 
 # Each number of a text, and whether its tokens or its answer's tokens divide a sum.
 NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
@@ -22,14 +22,8 @@ def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
     """`replay_rows` of some cells of a run directory."""
-    rows = [row for cell_id in cell_ids for row in _rows_of(directory / cell_id, cell_id, file)]
-    return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
-
-
-def _rows_of(folder: Path, cell_id: str, file: str) -> Iterator[dict[str, object]]:
-    for row in _replays(folder, file):
-        answer = row.answer_change
-        yield {
+    rows = [
+        {
             "cell_id": cell_id,
             "problem_id": row.problem_id,
             "tokens": row.tokens,
@@ -37,14 +31,14 @@ def _rows_of(folder: Path, cell_id: str, file: str) -> Iterator[dict[str, object
             "kl": row.kl_mean,
             "change": row.change / row.tokens,
             "flips": 1 - row.top1,
-            "answer_change": np.nan if answer is None else answer / row.answer_tokens,
+            "answer_change": np.nan if row.answer_change is None else row.answer_change / row.answer_tokens,
             # A text that never differs counts as differing behind its end.
             "first_other": row.tokens if row.first_other is None else row.first_other,
         }
-
-
-def _replays(folder: Path, file: str) -> Iterator[Replay]:
-    return latest_rows(shard_files(folder, file).values(), Replay, on_bad=records.ignore)
+        for cell_id in cell_ids
+        for row in read_shards(directory / cell_id, file, Replay, on_bad=records.ignore)
+    ]
+    return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
 
 
 def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
@@ -71,7 +65,7 @@ def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
     rows = [
         (cell_id, kind, float(bound), *(getattr(part, name) for name in sums))
         for cell_id in run.cells["cell_id"]
-        for row in _replays(run.directory / cell_id, file)
+        for row in read_shards(run.directory / cell_id, file, Replay, on_bad=records.ignore)
         for kind, bounds in (("distance", REPLAY_DISTANCES), ("entropy", REPLAY_ENTROPIES))
         for bound, part in zip(bounds, getattr(row, f"by_{kind}"), strict=True)
     ]

@@ -7,17 +7,9 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis.load import Run, run_of_scores
+from kvsweep.analysis.numbers import sentences
 from kvsweep.analysis.numbers.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
 from kvsweep.analysis.numbers.metrics import cell_metrics, graded_rows
-from kvsweep.analysis.numbers.sentences import (
-    PanelVerdict,
-    PolicyPairs,
-    panel_verdicts,
-    policy_pairs,
-    policy_verdicts,
-    read_summary,
-    summary_verdicts,
-)
 
 # A grid of several policies shares as many settings as it has points; so many are compared, and get a bar chart.
 MAX_COMPARED = 6
@@ -25,19 +17,18 @@ MAX_COMPARED = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers.
+    """A run with its numbers: the verdicts on all grids' panels, `policies` those of a run without grids.
 
-    The verdicts are those of all grids' panels, `policies` those of a run without grids; `pairs` compares the policies
-    with each other in the first `MAX_COMPARED` settings that they share.
+    `pairs` compares the policies with each other in the first `MAX_COMPARED` settings that they share.
     """
 
     run: Run
     metrics: pd.DataFrame
     grids: list[PolicyGrid]
-    verdicts: list[PanelVerdict]
+    verdicts: list[sentences.PanelVerdict]
     settings: list[SharedSetting] = field(default_factory=list)
-    policies: list[PanelVerdict] = field(default_factory=list)
-    pairs: list[PolicyPairs] = field(default_factory=list)
+    policies: list[sentences.PanelVerdict] = field(default_factory=list)
+    pairs: list[sentences.PolicyPairs] = field(default_factory=list)
 
     @property
     def models(self) -> list[str]:
@@ -49,18 +40,18 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     """Compute all numbers and verdicts of a run; `margin` is that of `cell_metrics`."""
     metrics, graded = cell_metrics(run, margin), graded_rows(run)
     grids, settings = find_grids(metrics), shared_settings(metrics)
-    verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
-    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
-    pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
+    verdicts = [verdict for grid in grids for verdict in sentences.panel_verdicts(grid, graded)]
+    policies = [] if verdicts else [verdict for setting in settings for verdict in sentences.policy_verdicts(setting)]
+    pairs = [one for setting in settings[:MAX_COMPARED] for one in sentences.policy_pairs(setting, graded)]
     named: dict[str, Any] = {"grids": grids, "settings": settings, "policies": policies, "pairs": pairs}
     return Findings(run=run, metrics=metrics, verdicts=verdicts, **named)
 
 
 def analyse_scores(path: Path) -> Findings:
     """The findings of grids of which only the scores are known, from a CSV as `read_summary` reads it."""
-    table = read_summary(path)
+    table = sentences.read_summary(path)
     run = run_of_scores(table, path.with_suffix(""))
     known = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])
     known = known.assign(pass_at_1=table["pass_at_1"] / 100, graded=known["problems"] * known["draws"])
     metrics = cell_metrics(run).drop(columns=known.columns, errors="ignore").join(known)
-    return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=summary_verdicts(metrics))
+    return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=sentences.summary_verdicts(metrics))

@@ -17,8 +17,7 @@ AXES = ["budget", "keep_ratio", "local_window"]
 class PolicyGrid:
     """The cells of one policy, budget and variant over keep_ratio and local_window, for all models.
 
-    The axes hold the values of all models and benchmarks, so that a cell which one of them lacks is seen to be missing.
-    Ratios ascend and windows descend, as they are drawn from the left and from the top.
+    Ratios ascend and windows descend, as drawn; the axes are those of all models and benchmarks: gaps are seen.
     """
 
     policy: str
@@ -64,10 +63,9 @@ def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
 class SharedSetting:
     """The cells of all policies that ran with one budget, keep_ratio and local_window, on all models.
 
-    An axis that none of the policies has is missing (NaN). A policy without one of the fields belongs to every value
-    of it; the full cache has none of them and always belongs. Where a policy ran with the question in several places,
-    each place is a setting of its own: a figure ranks policies with the question in the same place, or its title says
-    which policies differ.
+    An axis that none of the policies has is missing (NaN). A policy without one of the fields, as the full cache,
+    belongs to every value of it. Where a policy ran with the question in several places, each place is a setting: a
+    figure ranks policies with the question in one place, or its title says which differ.
     """
 
     budget: float

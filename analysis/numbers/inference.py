@@ -1,12 +1,11 @@
 """Tell signal from noise: paired tests over problems, and the spread that identical cells would show.
 
 Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
-independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples:
-the range over cells needs this, and one matrix product computes them. scipy's `permutation_test` takes one statistic at
-a time, so numpy resamples here, and the tests compare the results with scipy's.
+independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples,
+which the range over cells needs; scipy's `permutation_test` takes one statistic at a time, so numpy resamples here, and
+the tests compare the results with scipy's.
 
-scipy and statsmodels load slowly. They are imported where they are used, so that the summary at a sweep's end does
-without them.
+scipy and statsmodels load slowly: imported where they are used, they do not delay the summary at a sweep's end.
 """
 
 from collections.abc import Sequence
@@ -83,10 +82,7 @@ def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
 
 
 def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Test each row of `differences` [cells, problems] against mean zero by random signs; return two-sided p-values.
-
-    A missing difference counts as zero. `resamples` is the number of random patterns of signs, and `seed` their seed.
-    """
+    """Test rows of `differences` [cells, problems], missing ones 0, against mean zero by random signs; two-sided p."""
     values = np.nan_to_num(differences)
     observed = np.abs(values.sum(-1))
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
@@ -180,9 +176,8 @@ def summary_noise_floor(
 ) -> NoiseFloor:
     """Estimate the noise floor where only the cells' scores are known, from binomial draws for each problem.
 
-    The problems' difficulties follow a Beta distribution around the grid's mean. All cells share the difficulties and
-    draw independently. `scores` are a fraction per cell, `draws` those of each problem, `between` is the share (0 to
-    1) of the variance of single answers that lies between problems.
+    All cells share the problems' difficulties, a Beta distribution around the grid's mean, and draw independently.
+    `scores` are fractions; the share `between` (0 to 1) of single answers' variance lies between problems.
     """
     rng = np.random.default_rng(seed)
     mean, size = float(np.mean(scores)), (1 - between) / between
@@ -212,9 +207,8 @@ def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred:
 def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     """Count the draws per problem that tell two cells [problems, draws] apart, at the level 5% and with 80% power.
 
-    More draws shrink only the variance between draws, so this variance of the paired differences decides. With one
-    draw per problem it cannot be separated from the variance between problems; the whole variance then takes its
-    place. Returns the number, infinite if the two score the same, and True if it is an upper bound.
+    More draws shrink only the variance between draws, which decides; with one draw per problem, the whole variance of
+    the paired differences takes its place. Returns the number, infinite for equal scores, and True for an upper bound.
     """
     pairs = first - second
     means = problem_means(pairs[None])[0]
@@ -225,25 +219,19 @@ def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
     several = counts > 1
     bound = not several.any()
     variance = float(np.nanvar(means, ddof=1) if bound else np.nanvar(pairs[several], axis=-1, ddof=1).mean())
-    return _draws(abs(float(np.nanmean(means))), variance, problems), bound
-
-
-def _draws(difference: float, variance: float, problems: int) -> float:
-    if difference < _EPSILON:
-        return float("inf")
-    if variance < _EPSILON:
-        return 1.0
+    difference = abs(float(np.nanmean(means)))
+    if min(difference, variance) < _EPSILON:
+        return float("inf") if difference < _EPSILON else 1.0, bound
     from statsmodels.stats.power import NormalIndPower
 
     size = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)
-    return float(np.ceil(size / problems))
+    return float(np.ceil(size / problems)), bound
 
 
 def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
     """Estimate pass@k without bias, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
-    `right` holds c, the correct draws of each problem, and `draws` n, all its draws. The value of a problem with fewer
-    than k draws is missing.
+    `right` holds c of each problem, its correct draws, and `draws` n, all its draws; missing where n < k.
     """
     from scipy import stats
 

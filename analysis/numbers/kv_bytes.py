@@ -1,8 +1,7 @@
-"""Bytes of a cell's keys and values.
+"""Bytes of a cell's keys and values; the weights are counted apart.
 
-The bytes of a text are those of a slot as long as the text's cache: bytes per row times rows, the newest rows that a
-packed cache holds beside them, and what windows and linear layers take whatever the length (compression/config.py has
-the formulas). The weights are counted apart.
+A text's are those of a slot as long as its cache: bytes per row times rows, the newest rows that a packed cache holds
+beside them, and what windows and linear layers take at any length (formulas: compression/config.py).
 """
 
 from typing import Any
@@ -13,10 +12,7 @@ from kvsweep.analysis import format
 
 
 def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Add kv_bytes_mean (a text's, mean over the decoding steps), kv_bytes_peak (the longest's) and their fixed part.
-
-    And weight_bytes. The columns are missing for runs older than the provenance's `bytes`.
-    """
+    """Add the bytes of a text (mean over its steps, longest, fixed part) and of the weights; missing in older runs."""
     known = [provenance.get(cell, {}).get("bytes", {}) for cell in cells["cell_id"]]
     sizes = pd.DataFrame(known, index=cells.index, columns=["row", "newest", "fixed", "weights"], dtype="float64")
     sizes["fixed"] = sizes["fixed"].where(sizes["fixed"].notna(), 0 * sizes["row"])  # 0 in runs older than this number

@@ -14,8 +14,7 @@ _Ends = view(Completion, "stop_reason", "token_ids")
 def looping(run: Run) -> pd.DataFrame:
     """`COLUMNS` by cell_id: the truncated texts, and those of them that end in a loop (`base.loops.find_loop`).
 
-    Then the loops' median period in tokens and number of copies, and the tokens that decoding.stop_on_loop would have
-    saved. Only the files of cells with a truncated text are read again.
+    Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
     """
     cut_off = run.completions["stop_reason"] != "stop"
     rows = {cell_id: _loops(run, cell_id) for cell_id in run.completions.loc[cut_off, "cell_id"].unique()}

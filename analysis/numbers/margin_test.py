@@ -147,21 +147,18 @@ def decide_rounds(
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid round by round; a settled cell keeps its decision and needs no more draws.
 
-    The decisions depend on the scores of the rounds and on nothing else, so every reader of the same rows decides
-    alike. A cell that lacks scores of a round is decided by the rounds before. With one round the decisions are those
-    of `decide_grid`.
+    The decisions depend on the rounds' scores alone, so every reader of the same rows decides alike. A cell that lacks
+    scores of a round is decided by the rounds before. With one round the decisions are those of `decide_grid`.
 
-    Args:
-        cells, full: scores [problems, draws]; a settled cell may lack the draws after its decision.
-        rounds: the draws per problem after each round, ascending, such as (2, 4, 8).
-        level: the error level of all rounds together.
+    `cells` and `full` are scores [problems, draws], where a settled cell may lack later draws; `rounds` the draws per
+    problem after each round, ascending, such as (2, 4, 8); `level` the error level of all rounds together.
     """
     options: dict[str, Any] = {"margin": margin, "level": level, "population": population, "looks": len(rounds)}
     found: dict[Id, Decision] = {}
     waiting = dict(cells)
     for draws in rounds:
-        seen = {name: cell[:, :draws] for name, cell in waiting.items() if _complete(cell, draws)}
-        if not seen or not _complete(full, draws):
+        seen = {name: cell[:, :draws] for name, cell in waiting.items() if complete(cell, draws)}
+        if not seen or not complete(full, draws):
             break
         # A settled cell that lost leaves Holm's family; one that holds stays, for its hypothesis was not rejected.
         gone = sum(one.settled and one.high < 0 for one in found.values())
@@ -206,9 +203,8 @@ def pairs_to_hold(
 ) -> float:
     """About the pairs of answers with which `power` is `chance`, by the normal approximation."""
     implied = _implied(differ, margin, margin)
-    return float(
-        ((special.ndtri(chance) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)) / margin) ** 2
-    )
+    errors = special.ndtri(chance) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)
+    return float((errors / margin) ** 2)
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
@@ -224,17 +220,15 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """Count the problems `like_these` with which a cell as good as the full cache holds with that probability.
-
-    The count is for as many draws per problem as the scores have.
-    """
+    """Count the problems `like_these` that `draws_to_hold`'s cell needs, with as many draws each as the scores have."""
     lead, _, counts = _counts(cell, full)
     means = lead / counts
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
 
 
-def _complete(scores: Floats, draws: int) -> bool:
+def complete(scores: Floats, draws: int) -> bool:
+    """Say if each problem has a score for each of the first `draws` draws."""
     return scores.shape[1] >= draws and not np.isnan(scores[:, :draws]).any()
 
 
@@ -294,10 +288,7 @@ def _counts(cell: Floats, full: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def p_these(lead: Floats, discordant: Floats, counts: Floats, value: float) -> Floats:
-    """The p-values of the hypothesis that the true difference is `value` or less, for tables [..., problems].
-
-    A table counts at most as much as each better one.
-    """
+    """p of a true difference of `value` or less, of tables [..., problems]; each counts at most as a better one."""
     draws = counts.min()
     pairs = draws * len(counts)
     return p_of_sums(better_sums(lead, discordant, counts), -value * pairs, pairs, draws).max(-1)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis.load import COUNTS, Run
+from kvsweep.analysis.load import Run
 from kvsweep.analysis.numbers.inference import LEVEL, pass_at_k
 from kvsweep.analysis.numbers.pass_at_1 import mean_and_error
 from kvsweep.base.records import OUTCOMES
@@ -23,32 +23,27 @@ HOLDINGS += ["kept_memory", "kept_rows", "kept_memory_own", "kept_rows_own"]
 
 
 def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
-    """The cells of a run with all columns of cells.csv, one row each, in the order of `run.cells`.
-
-    `margin` is the loss of accuracy, a fraction, that a cell which holds stays below; None takes the run's own.
-    """
-    from kvsweep.analysis.numbers.against_full import decide_cells
-    from kvsweep.analysis.numbers.kv_bytes import with_bytes
-    from kvsweep.analysis.numbers.looping import looping
+    """The rows of `run.cells` with all columns of cells.csv; `margin` (a fraction) takes the place of the run's own."""
+    from kvsweep.analysis.numbers import against_full, kv_bytes, looping
 
     graded = graded_rows(run)
     parts: list[pd.DataFrame | pd.Series] = [
         score_intervals(graded),
         several_draws(graded),
         difference_to_full(run.cells, graded),
-        decide_cells(run.cells, graded, run.provenance, margin),
+        against_full.decide_cells(run.cells, graded, run.provenance, margin),
         _outcome_shares(graded),
         _tokens_spent(graded),
         _completion_means(run),
         _kept_of_full(run.cells, with_fixed_rows(run)),
-        looping(run),
+        looping.looping(run),
         _throughput(run.stats),
     ]
     table = run.cells.set_index("cell_id").join(parts).reset_index()
     for column in ("graded", "problems", "diff_problems"):
         table[column] = table[column].fillna(0).astype("int64")
     table["ungraded"] = (table["completions"] - table["graded"]).where(~table["random_weights"], 0)
-    return with_bytes(table, run.provenance)
+    return kv_bytes.with_bytes(table, run.provenance)
 
 
 def cell_scores(run: Run) -> pd.DataFrame:
@@ -70,10 +65,7 @@ def graded_rows(run: Run) -> pd.DataFrame:
 
 
 def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
-    """Pass@1 per cell: the mean over problems of the mean over draws; every outcome but "correct" counts 0.
-
-    `mean_and_error` says what the standard error is. With one problem it is missing.
-    """
+    """Pass@1 per cell, the mean over problems of the mean over draws, with the error of `mean_and_error`."""
     draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
     cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
     table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
@@ -130,10 +122,7 @@ def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def majority(graded: pd.DataFrame) -> pd.Series:
-    """The chance per (cell, problem) that the most frequent answer is right; equally frequent answers share it.
-
-    A completion without an answer has no vote; a problem without any answer is not solved.
-    """
+    """The chance per (cell, problem) that the most frequent answer is right; ties share it, missing ones never win."""
     key = ["cell_id", "problem_id"]
     votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
     tally = votes.groupby([*key, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
@@ -171,10 +160,7 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
 
 
 def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """The rows of cells and of the full cache of their condition, and the full cache's `names` for the same pairs.
-
-    `full` is the cell_id of that full cache, and its columns end in _full.
-    """
+    """The rows of cells and full caches, with `full` (its cell_id) and the full cache's `names` of the same pair."""
     key, is_full = ["problem_id", "draw"], cells["policy"] == "full"
     baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
     others = cells[~is_full].set_index("cell_id")["condition"].map(baseline).dropna()
@@ -188,9 +174,8 @@ def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> p
 def _kept_of_full(cells: pd.DataFrame, completions: pd.DataFrame) -> pd.DataFrame:
     """The cells' cache lengths over those of the full cache's own run, on the pairs that both have, by cell_id."""
     sums = ["peak_length", "num_tokens", "held"]
-    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
-        held=cache_rows(completions)["held"], peak_length=completions["peak_length"] + completions["fixed_rows"]
-    )
+    held, peaks = cache_rows(completions)["held"], completions["peak_length"] + completions["fixed_rows"]
+    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(held=held, peak_length=peaks)
     pairs = _beside_full(cells, rows, sums)
     total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum()
     per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
@@ -232,12 +217,11 @@ def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
 
 
 def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd.DataFrame:
-    """Average each policy setting over `benchmarks`; a mean is missing where one of them is.
+    """Average each policy setting over `benchmarks`, each of the same weight; a mean is missing where one of them is.
 
-    Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. Each benchmark counts
-    alike. A length just after an eviction is missing where one of the benchmarks saw no eviction. A row has model_title
-    and `SETTING`, pass_at_1, se, status (done if all are), completions, and the `HOLDINGS` and the largest
-    max_peak_length that `metrics` has.
+    Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. A length just after
+    an eviction is missing where a benchmark saw none. A row has model_title and `SETTING`, pass_at_1, se, status (done
+    if all are), completions, and the `HOLDINGS` and the largest max_peak_length that `metrics` has.
     """
     chosen = metrics[metrics["benchmark"].isin(benchmarks)].drop_duplicates([*SETTING, "benchmark"])
     chosen = chosen.assign(variance=chosen["se"] ** 2, unfinished=chosen["status"] != "done")
@@ -275,9 +259,8 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
 def _completion_means(run: Run) -> pd.DataFrame:
     completions = with_fixed_rows(run)
     fixed_rows = completions["fixed_rows"]
-    unpacked = (
-        completions["cell_id"].astype("str").map(run.cells.set_index("cell_id")["unpacked_rows"]).astype("float64")
-    )
+    unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
+    unpacked = completions["cell_id"].astype("str").map(unpacked_rows).astype("float64")
     rows = completions.assign(
         packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
@@ -286,22 +269,16 @@ def _completion_means(run: Run) -> pd.DataFrame:
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
-    table = rows.groupby("cell_id", observed=True).agg(
-        hit_limit=("hit_limit", "mean"),
-        mean_tokens=("num_tokens", "mean"),
-        **{f"mean_{name}": (name, "mean") for name in COUNTS if name not in ("num_tokens", "prompt_tokens")},
-        max_peak_length=("peak_length", "max"),
-        mean_evictions=("evictions", "mean"),
-        evicted=("evicted", "mean"),
-        packed=("packed", "mean"),
-        full_length=("full_length", "mean"),
-        own_length=("own_length", "mean"),
-    )
+    groups = rows.groupby("cell_id", observed=True)
+    shares, counts = ["evicted", "packed", "full_length", "own_length"], ["thinking_tokens", "peak_length", "evictions"]
+    table = groups[["hit_limit", "num_tokens", *counts, *shares]].mean()
+    table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
+    table.insert(4, "max_peak_length", groups["peak_length"].max())
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
     peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
     table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum()
     counted = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
-    sums = rows.groupby("cell_id", observed=True)[counted].sum()
+    sums = groups[counted].sum()
     sums = sums.where(sums > 0)  # a mean over nothing is missing
     table["mean_length_before"] = sums["length_before_sum"] / sums["evictions"]
     table["mean_length_after"] = sums["length_after_sum"] / sums["evictions"]

@@ -23,10 +23,9 @@ class Score:
 def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
     """The mean of the means per problem, and its standard error: NaN with one problem.
 
-    The draws of one problem are not independent, so the standard error is the clustered one: the standard deviation
-    (n - 1) of the n means per problem over sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640,
-    section 2.2, for draws averaged per problem). The error describes a new choice of problems like these, not a new
-    run on the same problems.
+    The draws of one problem are not independent, so the error is the clustered one: the standard deviation (n - 1) of
+    the n means over sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640, section 2.2). It describes a
+    new choice of problems like these, not a new run on the same problems.
     """
     count, score = len(means), math.fsum(means) / len(means)
     if count == 1:

@@ -1,7 +1,6 @@
 """Published numbers beside ours, where model, benchmark and setting match."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -32,7 +31,7 @@ def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
     axes = ["keep_ratio", "local_window", "budget"]
     # The full cache has none of the axes, and a missing value matches nothing.
     left, right = ours.fillna(dict.fromkeys(axes, -1.0)), published.fillna(dict.fromkeys(axes, -1.0))
-    rows: Any = left.merge(right, on=MATCH, suffixes=("", "_published"))
+    both = left.merge(right, on=MATCH, suffixes=("", "_published"))
     texts = [
         {
             "model": row.model_title,
@@ -44,6 +43,6 @@ def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
             "source": row.source,
             "doubt": "" if pd.isna(row.doubt) else row.doubt,
         }
-        for row in rows.itertuples()
+        for row in format.rows(both)
     ]
     return pd.DataFrame(texts).set_index("model") if texts else None

@@ -18,8 +18,7 @@ def by_eviction(held: pd.DataFrame) -> pd.DataFrame:
 def by_policy(held: pd.DataFrame, correct: Mapping[str, Sequence[int]]) -> pd.DataFrame:
     """The mean share of importance held over all evictions, and Pass@1: policy, retained, texts, pass1.
 
-    `held` is as in `by_eviction`. `correct` has 1 or 0 for each graded completion of a policy. A policy without grades
-    has NaN as pass1.
+    `held` is as in `by_eviction`; `correct` has 1 or 0 per graded completion of a policy, else pass1 is NaN.
     """
     table = held.groupby("policy", as_index=False).agg(retained=("retained", "mean"), texts=("text", "nunique"))
     grades = [correct.get(policy) for policy in table["policy"]]

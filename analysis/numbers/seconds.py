@@ -1,9 +1,8 @@
 """Seconds per setting: the rounds of `kvsweep-replay --time`, in which each cell decoded known texts alone."""
 
-from typing import Any
-
 import pandas as pd
 
+from kvsweep.analysis import format
 from kvsweep.analysis.load import Run
 from kvsweep.base import records
 from kvsweep.base.records import Timing, read_rows, shard_files
@@ -15,7 +14,6 @@ def timings(run: Run) -> pd.DataFrame:
     Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed over the full
     cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
     """
-    cells: Any = run.cells.itertuples()
     rows = [
         {
             "cell_id": cell.cell_id,
@@ -30,7 +28,7 @@ def timings(run: Run) -> pd.DataFrame:
             "kv_bytes": row.kv_bytes,
             "peak_bytes": row.peak_bytes,
         }
-        for cell in cells
+        for cell in format.rows(run.cells)
         for path in shard_files(run.directory / cell.cell_id, records.SECONDS_FILE).values()
         for row in read_rows(path, Timing, on_bad=records.ignore)
         if row.seconds > 0

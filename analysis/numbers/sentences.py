@@ -30,10 +30,7 @@ LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PanelVerdict:
-    """The verdict on one model and benchmark: sentences, of which the first sums up; none where only scores are known.
-
-    `cells` are rows of metrics. With too little data there is no `floor`.
-    """
+    """Sentences on a model and benchmark, the first sums up; none for mere scores. Too little data has no `floor`."""
 
     title: str
     cells: pd.DataFrame
@@ -66,7 +63,7 @@ def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
         lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
         ranked = cells.sort_values("diff_to_full", ascending=False)
         for decision, (_, heading) in LABELS.items():
-            rows: Any = ranked[ranked["decision"] == decision].itertuples()
+            rows = format.rows(ranked[ranked["decision"] == decision])
             if named := "; ".join(f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows):
                 lines.append(f"{heading.capitalize()}, with the difference to the full cache in points: {named}.")
         found.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
@@ -97,10 +94,9 @@ def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> 
     differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
     names = [_policy(row) for row in rows.itertuples()]
     texts = np.full((len(rows), len(rows)), "", dtype=object)
-    listed: Any = tests.itertuples()
     texts[above, below] = [
         f"{_signed(test.difference)}{'*' * shown} ({format.p_value(test.p_holm)})"
-        for test, shown in zip(listed, differ.tolist(), strict=True)
+        for test, shown in zip(format.rows(tests), differ.tolist(), strict=True)
     ]
     alike = [names[j] for j in below[(above == 0) & ~differ]]
     best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
@@ -133,10 +129,8 @@ def _signed(difference: float) -> str:
 def _unfinished(cells: pd.DataFrame) -> str:
     stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
     of = "" if format.missing(expected) else f" of {expected:,.0f}"
-    return (
-        f"Unfinished: {stored:,}{of} completions are stored. Short texts end first, so the scores will move, and no "
-        "setting is recommended yet."
-    )
+    why = "Short texts end first, so the scores will move, and no setting is recommended yet."
+    return f"Unfinished: {stored:,}{of} completions are stored. {why}"
 
 
 def _against_full(cells: pd.DataFrame) -> list[str]:
@@ -144,7 +138,7 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
     known = cells[cells["decision"].notna()]
     if known.empty:
         return ["There is no full cache to compare with."]
-    less = f"less than {_points(known['margin'].iloc[0])} against the full cache"
+    less = f"less than {counted(format.number(100 * known['margin'].iloc[0]), 'point')} against the full cache"
     chosen, labels = recommended(known), set(known["decision"])
     if chosen is not None:
         cost = ", a cost that is shown" if chosen["decision"] == "costs" else ""
@@ -155,18 +149,13 @@ def _against_full(cells: pd.DataFrame) -> list[str]:
         )
     elif labels == {"loses"}:
         best = known.sort_values("diff_to_full").iloc[-1]
-        return [
-            f"Every setting loses accuracy; the best loses {format.percent(-best['diff_to_full'])} points "
-            f"({format.axes(best[POINT])}, {_interval(best)}).",
-            f"{_size(known)}.",
-        ]
+        least = f"{format.percent(-best['diff_to_full'])} points ({format.axes(best[POINT])}, {_interval(best)})"
+        return [f"Every setting loses accuracy; the best loses {least}.", f"{_size(known)}."]
     else:
         chosen = known.sort_values("these_low").iloc[-1]
         alone = " in a search through all of them" if labels & {"holds", "costs"} else ""
-        headline = (
-            f"No setting is shown to hold{alone}, that is, to lose {less}. The nearest is "
-            f"{format.axes(chosen[POINT])} ({_difference(chosen)}). {_to_show(chosen)}"
-        )
+        nearest = f"The nearest is {format.axes(chosen[POINT])} ({_difference(chosen)})."
+        headline = f"No setting is shown to hold{alone}, that is, to lose {less}. {nearest} {_to_show(chosen)}"
     return [headline, _counts(known), _levels(known), _population(chosen)]
 
 
@@ -179,14 +168,8 @@ def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
 def _levels(cells: pd.DataFrame) -> str:
     """The chance that a label is wrong, and of how many settings."""
     looks = ", all rounds together" if cells["rounds"].iloc[0] else ""
-    return (
-        f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss among the "
-        f"{cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation."
-    )
-
-
-def _points(margin: float) -> str:
-    return f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
+    among = f"among the {cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation"
+    return f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss {among}."
 
 
 def _difference(row: Any) -> str:
@@ -201,33 +184,29 @@ def _interval(row: Any) -> str:
 def _size(cells: pd.DataFrame, what: str = "settings") -> str:
     draws = (cells["graded"] / cells["problems"]).round().astype("int64")
     each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
-    size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {each} draw{'' if each == '1' else 's'} each"
+    size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {counted(each, 'draw')} each"
     rounds = cells["rounds"].iloc[0].split()
     if not rounds:
         return size
-    return (
-        f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; a decided setting got no more, so its score "
-        "leans the way of its label)"
-    )
+    lean = "a decided setting got no more, so its score leans the way of its label"
+    return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; {lean})"
 
 
 def _to_show(row: Any) -> str:
     """What would show that a setting holds."""
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
-    return (
-        f"If it is as good as the full cache, {draws} draw{'' if draws == '1' else 's'} per problem would show it, or "
-        f"{problems} problems like these with as many draws as here (90% power)."
-    )
+    either = f"{counted(draws, 'draw')} per problem would show it"
+    other = f"{problems} problems like these with as many draws as here (90% power)"
+    return f"If it is as good as the full cache, {either}, or {other}."
 
 
 def _population(row: Any) -> str:
     """The problems that the comparison with the full cache is about."""
     low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
     there = "holds for" if row["diff_low"] > -row["margin"] else "is not shown for"
-    return (
-        f"This is about these {row['problems']} problems, with new draws of the answers. It {there} other problems "
-        f"like these: there the 95% interval of {format.axes(row[POINT])} is {low} to {high}."
-    )
+    these = f"This is about these {row['problems']} problems, with new draws of the answers."
+    interval = f"there the 95% interval of {format.axes(row[POINT])} is {low} to {high}"
+    return f"{these} It {there} other problems like these: {interval}."
 
 
 def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
@@ -237,10 +216,8 @@ def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
     # Some settings may have more answers than others.
     where = "here" if (cells["graded"] == answers).all() else f"on the {answers:,.0f} answers that every setting has"
     low, _, high = (format.percent(value) for value in floor.expected_range)
-    return (
-        f"{matter} {where}: scores span {format.percent(floor.range)} points; chance alone would "
-        f"span {low} to {high} ({format.p_equals(floor.p)})."
-    )
+    chance = f"chance alone would span {low} to {high} ({format.p_equals(floor.p)})"
+    return f"{matter} {where}: scores span {format.percent(floor.range)} points; {chance}."
 
 
 def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
@@ -249,10 +226,8 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
     others = int(floor.tied.sum()) - 1
     few = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}" if others else "No other setting is"
     draws, bound = inference.draws_to_separate(scores[best], scores[second])
-    gap = (
-        f"If the gap between the best two is real, {'up to' if bound else 'about'} {draws:,.0f} "
-        f"draw{'' if draws == 1 else 's'} per problem would show it (80% power)."
-    )
+    need = f"{'up to' if bound else 'about'} {counted(f'{draws:,.0f}', 'draw')} per problem would show it (80% power)"
+    gap = f"If the gap between the best two is real, {need}."
     gap = "The second best scores the same." if np.isinf(draws) else "" if np.isnan(draws) else gap
     return (
         f"The best score is {format.percent(floor.scores[best])} ({format.axes(cells.iloc[best][POINT])}). {few} "
@@ -264,10 +239,8 @@ def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
 def _eviction(cells: pd.DataFrame) -> str:
     share = float(np.average(cells["evicted"], weights=cells["completions"]))
     if share < HARDLY_FIRES:
-        return (
-            f"Eviction acted in only {format.percent(share)}% of the completions: this panel mostly compares the full "
-            "cache with itself."
-        )
+        acted = f"Eviction acted in only {format.percent(share)}% of the completions"
+        return f"{acted}: this panel mostly compares the full cache with itself."
     differ = cells["untouched_differ"].sum()
     rest = f" {differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
     acted = f"Eviction acted in {format.percent(share)}% of the completions"
@@ -292,9 +265,8 @@ def read_summary(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read as CSV ({error}); give a table of scores or a run directory."
-        ) from error
+        reason = f"{path} cannot be read as CSV ({error})"
+        raise UserError(f"{reason}; give a table of scores or a run directory.") from error
     lacking = [name for name in SUMMARY_COLUMNS if name not in table]
     if lacking:
         raise UserError(f"{path} lacks the columns {', '.join(lacking)}; a table of scores has {SUMMARY_COLUMNS}.")

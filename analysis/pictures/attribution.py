@@ -39,9 +39,8 @@ def attribution_figure(
 ) -> Figure:
     """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to blue (1).
 
-    A value beyond the scale has the colour of the scale's end and is printed in full. The steps with the largest
-    effects have a column each, in the text's order, and the last column sums the effects of all others. Of very many
-    answer tokens those with the largest effects are shown.
+    A value beyond the scale has its end's colour and is printed in full. The steps with the largest effects have a
+    column each, in the text's order, and the last column sums the others; of many tokens the strongest are shown.
     """
     rows, columns = strongest(values, axis=1, most=_MOST_TOKENS), strongest(values, axis=0, most=_MOST_STEPS)
     shown, names = values[:, columns], [shortened(steps[column]) for column in columns]
@@ -75,10 +74,7 @@ def attribution_figure(
 
 
 def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
-    """Select the rows (axis 1) or columns (axis 0) with the largest absolute values, at most so many, in order.
-
-    A column whose values are faint beside the largest of all is left out; no row is.
-    """
+    """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order; faint columns are left out."""
     strength = np.abs(values).max(axis=axis)
     ranked = np.argsort(-strength, kind="stable")[:most]
     if axis == 0:

@@ -1,7 +1,6 @@
 """The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs."""
 
 import json
-from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +27,10 @@ MIN_LIVE = 10
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Count the completions that still write at each step, and average their cache lengths.
+    """Count the completions that still write at each step, and average their cache lengths (`metrics.cache_rows`).
 
-    Step s feeds generated token s; see `metrics.cache_rows` for what counts. `rows` are one cell's completions, indexed
-    by their number in the run, and `events` their evictions.
-
-    Returns:
-        live, held, full, each [steps]: the count, the mean length, and the mean length if nothing were evicted.
+    `rows` are one cell's completions, indexed by their number in the run, and `events` their evictions. Returns live,
+    held, full, each [steps]: the count, the mean length, and the mean length if nothing were evicted.
     """
     tokens = rows["num_tokens"].to_numpy()
     steps, begin = int(tokens.max()), np.zeros_like(tokens)
@@ -64,11 +60,10 @@ class Curve(NamedTuple):
 
 @matplotlib.rc_context(style.STYLE)
 def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
-    """Draw cache length, KV memory and FLOPs against step for one benchmark's settings.
+    """Draw cache length, KV memory and FLOPs against step for the settings of the benchmark with the longest texts.
 
-    The benchmark is the one with the longest texts. FLOPs need the shape of the model, from config.json where its
-    provenance says it lies: 2 per weight, and 4 per layer, head dimension and row. Without the shape there is no panel
-    of FLOPs, and without a compressed cell no figure.
+    FLOPs, 2 per weight and 4 per layer, head dimension and row, need the config.json that the provenance names, or have
+    no panel. Without a compressed cell there is no figure.
     """
     ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
     compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
@@ -81,10 +76,9 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     titles = ["cache length (tokens)", "KV memory, full ÷ this"]
     titles += ["FLOPs of a step, full ÷ this"] if shape else []
     columns = len(titles) if look.width > 5 else 1
-    figure = style.new_figure((look.width, 1.9 * ceil(len(titles) / columns) + 0.9))
-    axes = dict(zip(titles, style.panels(figure, len(titles), columns), strict=True))
-    _lines(list(axes.values()), curves, shape)
-    for title, one in axes.items():
+    figure, axes = style.panels(look.width, len(titles), columns, row=1.9, rest=0.9)
+    _lines(axes, curves, shape)
+    for title, one in zip(titles, axes, strict=True):
         one.set_title(title)
         style.tidy(one)
         one.set_xlabel("decoding step")

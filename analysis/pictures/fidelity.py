@@ -16,10 +16,7 @@ MOST, MOST_IN_A_COLUMN = 60, 40
 
 @matplotlib.rc_context(style.STYLE)
 def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw a model's KL per setting, those nearest to the full cache first, beside the KL of its cells by both bins.
-
-    `table` has the names of `Run.cells` and the numbers of `fidelity`; `bins` are those of `fidelity_bins`.
-    """
+    """Draw a model's KL per setting (a `fidelity` table), nearest first, and that of cells by `fidelity_bins`."""
     # A budget that all settings share stands in the title.
     budgets = table["budget"].dropna().unique()
     named = table.assign(setting=[format.setting(row, budget=len(budgets) > 1) for row in table.itertuples()])
@@ -33,9 +30,8 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
         rows = rows[rows["setting"].isin(nearest)]
         own: dict[str, Any] = {"color": style.LINE_COLORS[place % len(style.LINE_COLORS)], "label": benchmark}
         own |= {"fmt": style.MARKERS[place % len(style.MARKERS)], "markersize": 3, "linewidth": 0.8}
-        axes["cells"].errorbar(
-            rows["kl"], nearest.get_indexer(pd.Index(rows["setting"])), xerr=1.96 * rows["kl_se"].fillna(0), **own
-        )
+        heights = nearest.get_indexer(pd.Index(rows["setting"]))
+        axes["cells"].errorbar(rows["kl"], heights, xerr=1.96 * rows["kl_se"].fillna(0), **own)
     axes["cells"].set_yticks(range(len(nearest)), list(nearest), fontsize=6)
     axes["cells"].set(ylim=(len(nearest) - 0.4, -0.6), xlabel="KL (nats per token)")
     style.tidy(axes["cells"], grid="both")
@@ -47,14 +43,8 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
         for place, cell_id in enumerate(ranked):
             one = ours[ours["cell_id"] == cell_id]
             shade = matplotlib.colormaps["viridis"](1 - place / max(1, len(ranked) - 1))
-            axes[kind].plot(
-                bounds.get_indexer(pd.Index(one["from"])),
-                one["kl"],
-                marker=".",
-                markersize=3,
-                linewidth=0.6,
-                color=shade,
-            )
+            place_of = bounds.get_indexer(pd.Index(one["from"]))
+            axes[kind].plot(place_of, one["kl"], marker=".", markersize=3, linewidth=0.6, color=shade)
         axes[kind].set_xticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])
         axes[kind].set(xlabel=label, ylabel="KL (nats per token)", yscale="log")
         axes[kind].yaxis.set_major_formatter("{x:g}")

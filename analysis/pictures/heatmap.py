@@ -30,8 +30,7 @@ class Panel:
     """One heatmap: its title, a line below it, and the cells, [windows descending, ratios ascending].
 
     A cell has a value in percent or points, NaN where missing, and a label. Panels of one `scale` have one colour
-    scale, which reaches to the scores of their full caches; that of differences lies around zero. `windows` are the
-    names of the rows; one whose published readings are doubted has a mark.
+    scale, which reaches to their full caches' scores; that of differences lies around zero. `windows` names the rows.
     """
 
     title: str
@@ -45,10 +44,9 @@ class Panel:
 
 
 def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per benchmark of one model.
+    """Draw one panel per benchmark; differences to the full cache bear a mark where the setting holds or loses.
 
-    `metrics` has all cells of the run, for the titles and the full-cache scores. Differences to the full cache bear a
-    mark where the setting holds or loses.
+    `metrics` has all cells of the run, for the titles and the full-cache scores.
     """
     panels = []
     for benchmark in grid.benchmarks:
@@ -73,10 +71,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
 def published_figure(
     grid: PolicyGrid, model: str, metrics: pd.DataFrame, published: pd.DataFrame, look: Look = DEFAULT_LOOK
 ) -> Figure:
-    """Draw a row per benchmark: the published scores, those of a run's grid on the same scale, and ours minus theirs.
-
-    `published` is that of `reference.published_grid`.
-    """
+    """Draw per benchmark the scores of `reference.published_grid`, ours on the same scale, and ours minus theirs."""
     panels = []
     for benchmark, theirs in published.groupby("benchmark", sort=False):
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
@@ -160,12 +155,11 @@ def _full_cache(full: pd.DataFrame) -> str:
 
 def _notes(look: Look) -> list[str]:
     """The footnote's entries on values and colours."""
-    if look.scale == "diff_from_full":
-        notes = ["Pass@1 minus the full cache's, in points, on the same pairs; one colour scale for all panels"]
-        return notes + (["below each value the interval of its verdict"] if look.interval else [])
-    scales = {"own": "each panel has its own colour scale", "shared": "one colour scale for all panels"}
-    notes = [f"Pass@1 in %; {scales[look.scale]}"]
-    return notes + (["below each value its 95% interval"] if look.interval else [])
+    difference = look.scale == "diff_from_full"
+    what = "Pass@1 minus the full cache's, in points, on the same pairs" if difference else "Pass@1 in %"
+    scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
+    below = f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"
+    return [f"{what}; {scale}", *([below] if look.interval else [])]
 
 
 @matplotlib.rc_context(style.STYLE)

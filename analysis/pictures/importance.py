@@ -80,8 +80,7 @@ def importance_figure(
 ) -> Figure:
     """Draw the strips of one text over each other: question | thinking | answer, white (low) to blue (high).
 
-    A strip is a named score of every thinking token, [thinking], NaN where unknown. Each strip has its own scale. With
-    `average_steps` every token of a step has the step's mean.
+    A strip is a named score of thinking tokens, [thinking], NaN where unknown, or its steps' means, on its own scale.
     """
     with matplotlib.rc_context(STYLE):
         figure = new_figure((PAGE_WIDTH, 1.0 + 1.2 * len(strips)))

@@ -73,8 +73,8 @@ def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
 def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
     """Spearman's rho of `retained` and `pass1` over the policies, its p, and how many policies have both.
 
-    p comes from a permutation test, exact for up to 7 policies, because the usual approximation needs more policies.
-    rho and p are NaN for fewer than three policies, or if all policies have the same value.
+    p is that of a permutation test, exact for up to 7 policies: the usual approximation needs more of them. rho and p
+    are NaN for fewer than three policies, or if all policies have the same value.
     """
     ranks = table[["retained", "pass1"]].dropna().rank()
     if len(ranks) < 3 or (ranks.nunique() == 1).any():
@@ -95,8 +95,7 @@ def retention_figure(
 ) -> Figure:
     """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
 
-    `curves` and `table` are those of `retention.by_eviction` and `by_policy`; `lorenz` has, by label, the shares of the
-    tokens and of the importance that they carry.
+    `curves` and `table` are `retention.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
     """
     # More names leave no room for the curves: the best policies have a colour, the others are grey.
     best = list(table.nlargest(MAX_NAMED, "pass1")["policy"])
@@ -109,8 +108,7 @@ def retention_figure(
             left.plot(rows["eviction"], rows["retained"], markersize=3.5, linewidth=1, **looks.get(str(name), rest))
         left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
         left.xaxis.get_major_locator().set_params(integer=True)
-        policies: Any = table.itertuples()
-        for row in policies:
+        for row in format.rows(table):
             label = row.policy if row.policy in looks else None
             look = looks.get(row.policy, rest)
             middle.plot(row.retained, 100 * row.pass1, linestyle="none", markersize=5, label=label, **look)

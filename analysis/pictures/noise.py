@@ -1,7 +1,5 @@
 """The noise figure: the scores of each grid in ascending order, beside those that are tied with the best."""
 
-from math import ceil
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,15 +17,13 @@ BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
 @matplotlib.rc_context(style.STYLE)
 def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per verdict: its settings' Pass@1 in ascending order, and a grey band below the best.
+    """Draw one panel per verdict, each with a floor: its settings' Pass@1 in ascending order, and a grey band.
 
-    The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best. All
-    verdicts must have a floor.
+    The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best.
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
-    rows = ceil(len(verdicts) / columns)
-    figure = style.new_figure((look.width, min(1.8 * rows, MOST_HIGH) + 0.5))
-    for axes, verdict in zip(style.panels(figure, len(verdicts), columns), verdicts, strict=True):
+    figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.5, most=MOST_HIGH)
+    for axes, verdict in zip(grid, verdicts, strict=True):
         _panel(axes, verdict, look.width / columns)
     figure.supylabel("Pass@1 (%)", fontsize=8)
     note = "one dot per setting, in ascending order: blue where settings matter, orange where that is not shown;"

@@ -1,6 +1,5 @@
 """Bars of the policies that ran with one setting: Pass@1 per benchmark, and the cache length."""
 
-from math import ceil
 from typing import Any
 
 import matplotlib
@@ -33,9 +32,8 @@ FEWEST_IN_A_ROW = 4
 def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
     """Draw Pass@1 per policy as bars with standard errors and numbers, the best first, and at the end the cache length.
 
-    The first panel is the mean over benchmarks, each further one a benchmark with the mark of each policy's verdict; a
-    narrow figure has the mean alone. The cache length is the mean over benchmarks of the mean over decoding steps
-    (`metrics.cache_rows`). A policy that lacks a benchmark has no mean. `metrics` gives the title.
+    The first panel is the mean over benchmarks, missing where one is; each further one is a benchmark with the marks of
+    the verdicts, which a narrow figure lacks. The length is the mean over benchmarks and steps (`metrics.cache_rows`).
     """
     ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
     ours = ours[ours["benchmark"].isin(compressed_benchmarks(ours))]
@@ -48,9 +46,8 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     columns = min(columns, len(views) + 1)
     # Each panel has all policies, in the same places.
     views = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in views]
-    lines = ceil((len(views) + 1) / columns)
-    figure = style.new_figure((look.width, lines * (BAR * len(bars) + 0.55) + 1.0))
-    axes = style.panels(figure, len(views) + 1, columns, sharey=True)
+    height = BAR * len(bars) + 0.55
+    figure, axes = style.panels(look.width, len(views) + 1, columns, row=height, rest=1.0, sharey=True)
     for one, (title, rows) in zip(axes, views, strict=False):
         _bars(one, title, rows)
     _lengths(axes[-1], views[0][1])
@@ -79,11 +76,10 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> None:
     if (score == 0).any():  # a bar of no length is a stroke
         stroke: dict[str, Any] = {"color": "0.25", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False}
         axes.plot(score[score == 0], rows.index[score == 0], "|", **stroke)
-    marks = rows["decision"].map(format.DECISION_MARKS).fillna("") if "decision" in rows else None
-    if marks is None:
-        _numbers(axes, [format.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)], 100)
-    else:
-        _numbers(axes, list(rows["pass_at_1"].map(format.percent) + marks), 100)
+    numbers = [format.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)]
+    if "decision" in rows:
+        numbers = list(rows["pass_at_1"].map(format.percent) + rows["decision"].map(format.DECISION_MARKS).fillna(""))
+    _numbers(axes, numbers, 100)
     axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
     axes.set_xticks([0, 50, 100])
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 
-from kvsweep.analysis.format import POLICY_TITLES, missing
+from kvsweep.analysis import format
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import replacing
 
@@ -25,12 +25,8 @@ FORMATS = ("png", "svg", "pdf")
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
     "figure.titlesize": 9,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,
@@ -72,12 +68,19 @@ def footnote(figure: Figure, text: str) -> None:
     figure.supxlabel(wrapped(text, figure.get_figwidth(), SMALL), fontsize=7, color="0.3")
 
 
-def panels(figure: Figure, count: int, columns: int, **shared: Any) -> list[Axes]:
-    """Add `count` panels in rows of `columns`; `shared` is for `Figure.subplots`."""
-    axes = figure.subplots(ceil(count / columns), columns, squeeze=False, **shared).ravel()
+def panels(
+    width: float, count: int, columns: int, *, row: float, rest: float, most: float = np.inf, **shared: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels in rows of `columns`; `shared` is for `Figure.subplots`.
+
+    `row` is the height of a row, at most `most` for all rows, and `rest` that of all else, in inches like `width`.
+    """
+    rows = ceil(count / columns)
+    figure = new_figure((width, min(row * rows, most) + rest))
+    axes = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
     for unused in axes[count:]:
         unused.remove()
-    return list(axes[:count])
+    return figure, list(axes[:count])
 
 
 def tidy(axes: Axes, *, grid: Literal["x", "y", "both"] = "y") -> None:
@@ -110,9 +113,8 @@ def score_points(axes: Axes, x: Any, rows: Any, **look: Any) -> None:
 
 def full_cache_level(axes: Axes, rows: pd.DataFrame, label: str = "full cache") -> None:
     """Draw the full cache's Pass@1 in percent, if the rows have one, as a dashed line over a band of its error."""
-    fulls: Any = rows[rows["policy"] == "full"].head(1).itertuples()
-    for full in fulls:
-        level, error = 100 * full.pass_at_1, 0 if missing(full.se) else 100 * full.se
+    for full in format.rows(rows[rows["policy"] == "full"].head(1)):
+        level, error = 100 * full.pass_at_1, 0 if format.missing(full.se) else 100 * full.se
         axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
         axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
 
@@ -125,15 +127,20 @@ def legend_below(figure: Figure, columns: int, **how: Any) -> None:
     figure.legend(*named, loc="outside lower center", ncols=columns, frameon=False, **how)
 
 
+def look_of(place: int) -> dict[str, Any]:
+    """The colour, marker and dashes of the line or policy with that number."""
+    look = {"color": LINE_COLORS[place % len(LINE_COLORS)], "marker": MARKERS[place % len(MARKERS)]}
+    return {**look, "linestyle": DASHES[place % len(DASHES)]}
+
+
 def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
     """The colour, marker and dashes by policy and variant; a known policy looks the same in every figure."""
-    names = [name for name in POLICY_TITLES if name != "full"]
+    names = [name for name in format.POLICY_TITLES if name != "full"]
     others = count(len(names))
     found = {}
     for policy, variant in keys:
         place = names.index(policy) if policy in names and not variant else next(others)
-        look = {"color": LINE_COLORS[place % len(LINE_COLORS)], "marker": MARKERS[place % len(MARKERS)]}
-        found[policy, variant] = {**look, "linestyle": DASHES[place % len(DASHES)]}
+        found[policy, variant] = look_of(place)
     return found
 
 
@@ -174,11 +181,7 @@ def heat_table(
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
-    """Write a figure as PNG (200 dpi), SVG and PDF; the same figure gives the same bytes.
-
-    Returns:
-        The written path per format.
-    """
+    """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes; return the path of each format."""
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS}
     dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):

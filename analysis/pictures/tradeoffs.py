@@ -48,8 +48,7 @@ def budget_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) 
     full = ours[(ours["policy"] == "full") & ours["condition"].isin(chosen["condition"])]
     views = benchmark_views(pd.concat([chosen, full]))
     columns = min(len(views), look.columns or (3 if look.width > 5 else 2))
-    figure = style.new_figure((look.width, 0.9 + 1.8 * ceil(len(views) / columns)))
-    grid = style.panels(figure, len(views), columns, sharey=True, sharex=True)
+    figure, grid = style.panels(look.width, len(views), columns, row=1.8, rest=0.9, sharey=True, sharex=True)
     lines = list(dict.fromkeys(format.setting(row, budget=False) for row in chosen.itertuples()))
     for place, (axes, (title, rows)) in enumerate(zip(grid, views, strict=True)):
         _lines(axes, rows.dropna(subset="pass_at_1"), lines)
@@ -75,12 +74,7 @@ def _lines(axes: Axes, points: pd.DataFrame, lines: list[str]) -> None:
     aside = 0.02 * np.ptp(points["budget"].dropna()) * (np.arange(len(lines)) - (len(lines) - 1) / 2)
     for place, name in enumerate(lines):
         line = named[named["line"] == name].drop_duplicates("budget").sort_values("budget")
-        look: dict[str, Any] = {
-            "color": style.LINE_COLORS[place % len(style.LINE_COLORS)],
-            "marker": style.MARKERS[place],
-        }
-        look["linestyle"] = style.DASHES[place % len(style.DASHES)]
-        style.score_points(axes, line["budget"] + aside[place], line, label=name, linewidth=1.2, **look)
+        style.score_points(axes, line["budget"] + aside[place], line, label=name, linewidth=1.2, **style.look_of(place))
     style.full_cache_level(axes, points)
     style.tidy(axes)
 
@@ -139,8 +133,7 @@ def accuracy_memory_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAU
 def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
     """Split one policy's settings into the series that a line goes through, each in order of mean_cache_length.
 
-    There is one series if one axis alone tells all settings apart; otherwise one for each value of the other axes,
-    along the axis with the most values.
+    That is one if an axis tells all settings apart, else one along the axis with most values per value of the others.
     """
     values = settings[list(AXES)].nunique()
     ordered = settings.sort_values("mean_cache_length", kind="stable")
@@ -153,8 +146,7 @@ def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
 def _full_cache(axes: Axes, points: pd.DataFrame) -> None:
     """Draw the full cache's level; only its name, where the level would squeeze all other points."""
     low, high = axes.get_ylim()
-    fulls: Any = points[points["policy"] == "full"].head(1).itertuples()
-    for row in fulls:
+    for row in format.rows(points[points["policy"] == "full"].head(1)):
         score = format.percent_pm(row.pass_at_1, row.se)
         name = f"{format.policy_title('full')}: {score}\nat {format.decimal(row.mean_cache_length, 0)} tokens"
         if 100 * row.pass_at_1 > high + 0.75 * (high - low):
@@ -190,8 +182,7 @@ def _name_points(axes: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
     axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
     places = axes.transData.transform(np.column_stack([points["mean_cache_length"], 100 * points["pass_at_1"]]))
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
-    rows: Any = named.drop_duplicates(POLICY, keep="last").itertuples()
-    for row in rows:
+    for row in format.rows(named.drop_duplicates(POLICY, keep="last")):
         for x, y, side in ((6, 0, "left"), (-6, 0, "right"), (4, 8, "left"), (-4, 8, "right"), (4, -8, "left")):
             how: dict[str, Any] = {"textcoords": "offset points", "ha": side, "va": "center", "fontsize": 6.5}
             at = (row.mean_cache_length, 100 * row.pass_at_1)
@@ -208,8 +199,7 @@ def _name_points(axes: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
 def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
     """Draw Pass@1 against mean bytes of a text's keys and values, a color per number of bits, a marker per policy.
 
-    Scores and bytes are means over the benchmarks. A step line is the Pareto front over all settings. There is no
-    figure if the run has a single number of bits.
+    Both are means over benchmarks; a step line is the Pareto front. A single number of bits has no figure.
     """
     points = settings_by_bytes(metrics, model)
     if points["bits"].nunique() < 2:
@@ -260,9 +250,9 @@ def speed_figure(timed: pd.DataFrame, metrics: pd.DataFrame, model: str, look: L
     cells = cells[cells["slots"] == cells.groupby("cell_id")["slots"].transform("max")]
     panels = list(cells.groupby("benchmark_title", sort=False))
     columns = min(len(panels), 2 if look.width > 5 else 1)
-    figure = style.new_figure((look.width, 2.3 * ceil(len(panels) / columns) + 0.7))
+    figure, grid = style.panels(look.width, len(panels), columns, row=2.3, rest=0.7)
     looks = style.policy_looks(cells[POLICY].drop_duplicates().itertuples(index=False, name=None))
-    for axes, (benchmark, ours) in zip(style.panels(figure, len(panels), columns), panels, strict=True):
+    for axes, (benchmark, ours) in zip(grid, panels, strict=True):
         groups: Any = ours.groupby(POLICY, sort=False)
         for key, rows in groups:
             own = {**looks[key], "linestyle": "none", "label": format.policy_title(*key)}

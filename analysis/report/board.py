@@ -27,7 +27,6 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
     several = [name for name in metrics if str(name).startswith("pass_at_")]
     numbers = metrics[[name for name in (*NUMBERS, *several) if name in metrics]].astype("float64")
     names = [str(name) for name in numbers]
-    cells: Any = metrics.itertuples()
     return [
         {
             **{name: getattr(row, name) for name in ("cell_id", *TEXTS)},
@@ -39,7 +38,7 @@ def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
             "partial": bool(row.status != "done" or row.ungraded > 0),
             "marks": format.state_marks(row) + format.UNSURE * (getattr(row, "sure", "") == "no"),
         }
-        for row, values in zip(cells, numbers.to_numpy().tolist(), strict=True)
+        for row, values in zip(format.rows(metrics), numbers.to_numpy().tolist(), strict=True)
     ]
 
 

@@ -49,10 +49,7 @@ def build_report(
     """
     from kvsweep.analysis.load import load_run
     from kvsweep.analysis.numbers.findings import analyse, analyse_scores
-    from kvsweep.analysis.report.drilldown import drill_data
-    from kvsweep.analysis.report.gallery import draw_all
-    from kvsweep.analysis.report.page import run_page
-    from kvsweep.analysis.report.tables import headline_text, latex, markdown
+    from kvsweep.analysis.report import drilldown, gallery, page, tables
 
     directory = Path(directory)
     if directory.is_file():
@@ -62,15 +59,15 @@ def build_report(
     # The user may name a link; in a run's directory nothing is written through one.
     folder = make_folder(own if folder is None else folder.resolve())
     replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
-    replace_text(folder / "tables.md", markdown(found.metrics))
-    replace_text(folder / "tables.tex", latex(found.metrics))
-    pictures = draw_all(found, folder, look)
-    embedded, files = drill_data(found.run, completions, folder)
-    page = folder / "report.html"
-    replace_text(page, run_page(found, pictures, embedded, files, reload))
-    if tell and (verdicts := headline_text(found.metrics)):
+    replace_text(folder / "tables.md", tables.markdown(found.metrics))
+    replace_text(folder / "tables.tex", tables.latex(found.metrics))
+    pictures = gallery.draw_all(found, folder, look)
+    embedded, files = drilldown.drill_data(found.run, completions, folder)
+    path = folder / "report.html"
+    replace_text(path, page.run_page(found, pictures, embedded, files, reload))
+    if tell and (verdicts := tables.headline_text(found.metrics)):
         tell(verdicts)
-    return page
+    return path
 
 
 def watch(directory: Path, seconds: float, make: Callable[[], Path]) -> None:

@@ -9,17 +9,12 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis import format
 from kvsweep.analysis.format import PAGE_WIDTH, Look
+from kvsweep.analysis.numbers import reference, seconds
 from kvsweep.analysis.numbers.findings import MAX_COMPARED, Findings
 from kvsweep.analysis.numbers.grids import PolicyGrid
 from kvsweep.analysis.numbers.metrics import model_title
-from kvsweep.analysis.numbers.reference import published_grid
-from kvsweep.analysis.numbers.seconds import timings
-from kvsweep.analysis.pictures.cost import cost_figure
-from kvsweep.analysis.pictures.heatmap import grid_figure, mean_figure, published_figure
-from kvsweep.analysis.pictures.noise import noise_figure
-from kvsweep.analysis.pictures.policies import policy_bars_figure
+from kvsweep.analysis.pictures import cost, heatmap, noise, policies, tradeoffs
 from kvsweep.analysis.pictures.style import save_figure
-from kvsweep.analysis.pictures.tradeoffs import accuracy_memory_figure, budget_figure, bytes_figure, speed_figure
 from kvsweep.analysis.report.fidelity import drawn_fidelity
 from kvsweep.base.escape import file_name
 
@@ -29,10 +24,7 @@ Drawn = tuple[Figure | None, str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A figure as the page shows it: `address` holds its SVG as a data URL, so that the page needs no other file.
-
-    `width` is the figure's, as a share of a page's.
-    """
+    """A figure on the page: `address` holds its SVG as a data URL, `width` is its share of a page's."""
 
     caption: str
     name: str
@@ -54,16 +46,16 @@ def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
     title, metrics = grid.title, found.metrics
     name = (model, grid.policy, "" if format.missing(grid.budget) else format.number(grid.budget), grid.variant)
-    yield grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
-    published = published_grid(grid, model)
+    yield heatmap.grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
+    published = reference.published_grid(grid, model)
     if published is not None and len(found.run.completions):
-        figure = published_figure(grid, model, metrics, published, look)
+        figure = heatmap.published_figure(grid, model, metrics, published, look)
         yield figure, f"{title}, beside the published scores", ("published", *name)
     if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
-        figure = grid_figure(grid, model, metrics, replace(look, scale="diff_from_full"))
+        figure = heatmap.grid_figure(grid, model, metrics, replace(look, scale="diff_from_full"))
         yield figure, f"{title}, difference to the full cache in points", ("difference", *name)
     if len(grid.benchmarks) > 1:
-        yield mean_figure(grid, model, metrics, look), f"{title}, mean", ("mean", *name)
+        yield heatmap.mean_figure(grid, model, metrics, look), f"{title}, mean", ("mean", *name)
 
 
 def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
@@ -71,15 +63,16 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     for grid in found.grids:
         if model in grid.models:
             yield from _of_grid(found, grid, model, look)
-    yield budget_figure(metrics, model, look), "Pass@1 against budget", ("budget", model)
+    yield tradeoffs.budget_figure(metrics, model, look), "Pass@1 against budget", ("budget", model)
     for setting in found.settings[:MAX_COMPARED]:
         if model in setting.models:
-            figure = policy_bars_figure(setting, model, metrics, look)
+            figure = policies.policy_bars_figure(setting, model, metrics, look)
             yield figure, f"Pass@1 per policy at {setting.title}", ("policies", model, setting.file_part)
-    yield accuracy_memory_figure(metrics, model, look), "Pass@1 against memory", ("memory", model)
-    yield bytes_figure(metrics, model, look), "Pass@1 against bytes", ("bytes", model)
-    yield cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
-    yield speed_figure(timings(found.run), metrics, model, look), "Pass@1 against speed", ("speed", model)
+    yield tradeoffs.accuracy_memory_figure(metrics, model, look), "Pass@1 against memory", ("memory", model)
+    yield tradeoffs.bytes_figure(metrics, model, look), "Pass@1 against bytes", ("bytes", model)
+    yield cost.cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
+    speed = tradeoffs.speed_figure(seconds.timings(found.run), metrics, model, look)
+    yield speed, "Pass@1 against speed", ("speed", model)
 
 
 def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
@@ -90,4 +83,4 @@ def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
         yield figure, f"{title}, KL of replayed texts", ("fidelity", name)
     if floors := [verdict for verdict in found.verdicts if verdict.floor is not None]:
         caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
-        yield noise_figure(floors, look), caption, ("noise",)
+        yield noise.noise_figure(floors, look), caption, ("noise",)

@@ -14,20 +14,9 @@ from kvsweep.analysis.numbers.grids import missing_cells
 from kvsweep.analysis.numbers.metrics import model_title
 from kvsweep.analysis.numbers.reference import beside_published
 from kvsweep.analysis.question import TITLES
-from kvsweep.analysis.report.board import cell_data, heatmaps, policy_tables
-from kvsweep.analysis.report.drilldown import outcome_maps
-from kvsweep.analysis.report.fidelity import fidelity_table
+from kvsweep.analysis.report import board, drilldown, fidelity, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.analysis.report.tables import (
-    headline,
-    headline_verdict,
-    holding_tables,
-    progress,
-    score_table,
-    seconds_table,
-    unanswered,
-)
 from kvsweep.base.escape import in_one_line, visible
 from kvsweep.base.records import Screened, content_hash, leaves, read_screen
 
@@ -51,25 +40,22 @@ def run_page(
     files: dict[str, str],
     reload: float | None = None,
 ) -> str:
-    """The HTML page of a run; `embedded` and `files` are those of `drilldown.drill_data`.
-
-    While the sweep runs, an open page loads itself again after `reload` seconds.
-    """
+    """The HTML page of a run, with what `drill_data` gives; while the sweep runs it reloads after `reload` seconds."""
     metrics, run = found.metrics, found.run
     name = run.directory.resolve().name
     costs = [picture for picture in pictures if picture.name.startswith(("cost", "speed"))]
     data = {
         "files": files,
-        "cell-data": cell_data(metrics),
-        "heatmap-data": {"grids": heatmaps(found), "tables": policy_tables(found)},
-        "outcome-data": outcome_maps(run),
+        "cell-data": board.cell_data(metrics),
+        "heatmap-data": {"grids": board.heatmaps(found), "tables": board.policy_tables(found)},
+        "outcome-data": drilldown.outcome_maps(run),
     }
-    best = {(row.model_title, row.benchmark_title): row for row in headline(metrics).itertuples()}
+    best = {(row.model_title, row.benchmark_title): row for row in tables.headline(metrics).itertuples()}
     return render(
         "report.html.jinja",
         format=format,
         best=best,
-        verdict_of=headline_verdict,
+        verdict_of=tables.headline_verdict,
         models=metrics["model_title"].unique().tolist(),
         benchmarks=metrics["benchmark_title"].unique().tolist(),
         matter=[verdict.title for verdict in found.verdicts if verdict.floor and verdict.floor.signal],
@@ -90,14 +76,14 @@ def run_page(
         reload=reload if run.state in ("running", "waiting") else None,
         progress=_progress(found),
         failures=_failures(run, metrics),
-        fidelity=fidelity_table(run),
-        seconds=seconds_table(found),
+        fidelity=fidelity.fidelity_table(run),
+        seconds=tables.seconds_table(found),
         grade=f"kvsweep-grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
         concerns=_concerns(found),
         facts=_facts(run, metrics),
         published=beside_published(metrics) if len(run.completions) else None,
-        scores=[score_table(metrics, model) for model in found.models],
-        holdings=[holding_tables(metrics, model) for model in found.models],
+        scores=[tables.score_table(metrics, model) for model in found.models],
+        holdings=[tables.holding_tables(metrics, model) for model in found.models],
         embedded=embedded,
         data={key: script_json(value) for key, value in data.items()},
     )
@@ -146,14 +132,11 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     conditions = metrics.drop_duplicates("condition")
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
     concerns = [
-        ("Unfinished cells", [f"{_cell(row)}: {progress(row)} completions" for row in partial.itertuples()]),
-        (
-            "Screened out, not decoded",
-            [f"{_cell(row)}: {_reason(screen[str(row.cell_id)])}" for row in out.itertuples()],
-        ),
+        ("Unfinished cells", [f"{_cell(row)}: {tables.progress(row)} completions" for row in partial.itertuples()]),
+        ("Screened out, not decoded", [f"{_cell(row)}: {_reason(screen[row.cell_id])}" for row in format.rows(out)]),
         ("Missing cells", _missing(found)),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
-        ("Without answers", unanswered(found.run)),
+        ("Without answers", tables.unanswered(found.run)),
         ("No full-cache cell to compare with", list(alone["model_title"] + " | " + alone["benchmark_title"])),
         ("Settings without a bar chart, there are too many", [one.title for one in found.settings[MAX_COMPARED:]]),
         ("Notices from reading the files", found.run.notices),
@@ -162,10 +145,9 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
 
 
 def _reason(out: Screened) -> str:
-    return (
-        f"{out.rule} after {out.texts} replayed texts, which lose {out.loss:.4f} nats of log-likelihood per token (KL "
-        f"{out.kl:.4f}); the setting may still hold, docs/report.md says how often such a screen errs"
-    )
+    lost = f"{out.loss:.4f} nats of log-likelihood per token (KL {out.kl:.4f})"
+    doubt = "the setting may still hold, docs/report.md says how often such a screen errs"
+    return f"{out.rule} after {out.texts} replayed texts, which lose {lost}; {doubt}"
 
 
 def _missing(found: Findings) -> list[str]:
@@ -216,11 +198,8 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
 def _draws(metrics: pd.DataFrame) -> str:
     listed = _listed(metrics["draws"].sort_values().map(format.number))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if text]
-    if not rounds:
-        return listed
-    return (
-        f"{listed}; sequential: in rounds of {'; '.join(rounds)}, until a cell was decided, which leaves it fewer draws"
-    )
+    ends = "until a cell was decided, which leaves it fewer draws"
+    return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, {ends}" if rounds else listed
 
 
 def _listed(values: Iterable[Any]) -> str:

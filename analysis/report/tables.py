@@ -84,7 +84,6 @@ def headline_verdict(row: Any) -> str:
 
 def headline_text(metrics: pd.DataFrame) -> str:
     """`headline` for the terminal; empty if nothing can be compared yet."""
-    chosen: Any = headline(metrics).itertuples()
     rows = [
         {
             "model": row.model_title,
@@ -95,7 +94,7 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "memory saved": f"{format.percent(1 - row.kept_memory)}%",
             "best setting": format.setting(row),
         }
-        for row in chosen
+        for row in format.rows(headline(metrics))
     ]
     return pd.DataFrame(rows).to_string(index=False) if rows else ""
 
@@ -127,8 +126,7 @@ def latex(metrics: pd.DataFrame) -> str:
 def score_table(metrics: pd.DataFrame, model: str, *, marked: bool = False) -> pd.DataFrame:
     """Texts: a row per policy setting, a column per benchmark and their mean; the index is named by the model.
 
-    If `marked`, the best compressed score of each column stands between `BEST_BEGIN` and `BEST_END`, and a setting that
-    loses accuracy has a dagger.
+    If `marked`, each column's best compressed score is in `BEST_BEGIN` and `BEST_END`; a loss has a dagger.
     """
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     groups = ours.groupby("benchmark", sort=False)
