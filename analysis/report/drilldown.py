@@ -6,10 +6,10 @@ A page opened from a disk may not fetch JSON, but it may load a script; so a cel
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from tokenizers import Tokenizer
@@ -31,9 +31,17 @@ MAX_EMBEDDED_BYTES = 64_000_000
 LETTERS = {"correct": "c", "wrong": "w", "no_answer": "n", "truncated": "t", "grader_timeout": "g"}
 UNGRADED, ABSENT = "u", "-"
 
+_Part = TypeVar("_Part", str, list[int])
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
 
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """By cell_id the data of at most so many completions for the page, and else the files written beside it."""
+    """Collect the data of all cells, with at most so many completions together.
+
+    Returns:
+        By cell_id the compressed data for the page, and the names of the files that were written beside it.
+    """
     data = cells_data(run, completions)
     size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
     if size * min(1.0, completions / max(1, len(run.completions))) <= MAX_EMBEDDED_BYTES:
@@ -49,7 +57,8 @@ def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str]
 def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
     """Yield cell_id and data, as JSON in zlib's format and base64, for each cell that has completions.
 
-    A panel's cells show the same pairs, the full cache's among them: those that most cells lose, then the first draws.
+    Every cell of a panel shows the same pairs, so that the full cache's are there to compare with: first those that
+    most cells lose, then those of the first draws.
     """
     limit = completions // max(1, len(run.cells))
     known = run.completions.assign(correct=graded_rows(run)["correct"])
@@ -59,8 +68,8 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         full: str | None = None
         twins: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
-        ordered = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")
-        for cell in format.rows(ordered):
+        ordered: Any = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable").itertuples()
+        for cell in ordered:
             if (rows := groups.get(cell.cell_id)) is None:
                 continue
             places = [telling.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
@@ -93,7 +102,8 @@ def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, 
 def _draws(
     rows: pd.DataFrame, texts: dict[Pair, Completion], twins: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    for row in format.rows(rows.sort_values(["problem_id", "draw"])):
+    ordered: Any = rows.sort_values(["problem_id", "draw"]).itertuples()
+    for row in ordered:
         key = (row.problem_id, row.draw)
         entry = {
             "problem": row.problem_id,
@@ -121,10 +131,16 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
     return data
 
 
-def common_length(first: Sequence[object], second: Sequence[object]) -> int:
+def common_length(first: _Part, second: _Part) -> int:
     """Count the equal items at the beginning of two texts or lists."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((count for count, (a, b) in pairs if a != b), min(len(first), len(second)))
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | None:
@@ -134,22 +150,30 @@ def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | N
     """
     if tokenizer is None:
         return None
-    pieces = list(map(_decoder(tokenizer), row.token_ids))
+    pieces = list(map(_pieces(tokenizer).__getitem__, row.token_ids))
     if "".join(pieces) != row.text:
         # A token's text depends on the tokens before it: some characters take several tokens.
         stream = DecodeStream(skip_special_tokens=True)
         pieces = [stream.step(tokenizer, token) or "" for token in row.token_ids]
-    return list(map(_units, pieces)) if "".join(pieces) == row.text else None
+    return list(map(_UNITS.__getitem__, pieces)) if "".join(pieces) == row.text else None
+
+
+class _Computed(dict[_K, _V]):
+    """A mapping that computes what it lacks. A lookup costs half as much as the call of a cached function."""
+
+    def __init__(self, compute: Callable[[_K], _V]) -> None:
+        self._compute = compute
+
+    def __missing__(self, key: _K) -> _V:
+        return self.setdefault(key, self._compute(key))
 
 
 @cache
-def _decoder(tokenizer: Tokenizer) -> Callable[[int], str]:
-    return cache(lambda token: tokenizer.decode([token]))
+def _pieces(tokenizer: Tokenizer) -> _Computed[int, str]:
+    return _Computed(lambda token: tokenizer.decode([token]))
 
 
-@cache
-def _units(piece: str) -> int:
-    return len(piece.encode("utf-16-le", "surrogatepass")) // 2
+_UNITS: _Computed[str, int] = _Computed(lambda piece: len(piece.encode("utf-16-le", "surrogatepass")) // 2)
 
 
 def _model_path(run: Run, cell_id: str) -> str:
@@ -181,10 +205,15 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
         table = ours.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
         problems, draws = (sorted(ours[name].unique().tolist()) for name in ("problem_id", "draw"))
         table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
+        shown: Any = cells.itertuples()
         named = [
-            {"id": cell.cell_id, "name": format.setting(cell), "full": cell.policy == "full"}
-            | {"outcomes": "".join(table.loc[cell.cell_id])}
-            for cell in format.rows(cells)
+            {
+                "id": cell.cell_id,
+                "name": format.setting(cell),
+                "full": cell.policy == "full",
+                "outcomes": "".join(table.loc[cell.cell_id]),
+            }
+            for cell in shown
         ]
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
         maps.append({"title": title, "problems": problems, "draws": draws, "cells": named})
