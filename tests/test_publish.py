@@ -1,8 +1,14 @@
 """scripts/publish.py on a small real run."""
 
+import base64
+import json
 import subprocess
 import sys
+import zlib
 from pathlib import Path
+
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.report.drilldown import cells_data
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,3 +24,8 @@ def test_a_run_is_published(kvsweep, tmp_path):
     assert {"report.html", "cells.csv", "provenance.md", "heatmap_toy_qwen_dynts_128.png"} == set(files)
     assert "experiment=demo" in files["provenance.md"].read_text()
     assert files["report.html"].stat().st_size < 4e6
+    # The page knows where the tokens of each text lie, so that it can shade those that went.
+    cells = dict(cells_data(load_run(tmp_path / "demo"), 10))
+    draws = [draw for data in cells.values() for draw in json.loads(zlib.decompress(base64.b64decode(data)))["draws"]]
+    assert draws
+    assert all(sum(draw["lengths"]) == len(draw["text"]) for draw in draws if "text" in draw)

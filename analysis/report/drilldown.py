@@ -20,7 +20,7 @@ from kvsweep.analysis.load import Run, load_problems, load_texts
 from kvsweep.analysis.numbers.metrics import graded_rows
 from kvsweep.analysis.report.rendering import script_json
 from kvsweep.base.escape import file_name
-from kvsweep.base.files import make_folder, replace_text
+from kvsweep.base.files import make_folder, read_file, replace_text
 from kvsweep.base.loops import find_loop
 from kvsweep.base.records import Completion, Pair
 
@@ -76,7 +76,7 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
             texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
-            draws = list(_draws(shown, texts, twins, _tokenizer(_model_path(run, cell.cell_id))))
+            draws = list(_draws(shown, texts, twins, _tokenizer(run, cell.cell_id)))
             asked = {problem for problem, _ in pairs}
             problems = load_problems(run.directory / cell.cell_id).items()
             told = {name: {"question": one.prompt, "gold": one.gold} for name, one in problems if name in asked}
@@ -176,20 +176,17 @@ def _pieces(tokenizer: Tokenizer) -> _Computed[int, str]:
 _UNITS: _Computed[str, int] = _Computed(lambda piece: len(piece.encode("utf-16-le", "surrogatepass")) // 2)
 
 
-def _model_path(run: Run, cell_id: str) -> str:
-    config = run.provenance.get(cell_id, {}).get("config") or {}
-    return str((config.get("model") or {}).get("path") or "")
+def _tokenizer(run: Run, cell_id: str) -> Tokenizer | None:
+    """The tokenizer of the model that wrote a cell, if the run holds one."""
+    name = run.provenance.get(cell_id, {}).get("tokenizer")
+    return _read_tokenizer(run.directory / "tokenizers" / Path(name).name) if isinstance(name, str) else None
 
 
 @cache
-def _tokenizer(path: str) -> Tokenizer | None:
-    """The tokenizer of the model that wrote the texts, if its files lie on this machine."""
-    file = Path(path) / "tokenizer.json"
-    if not path or not file.is_file():
-        return None
+def _read_tokenizer(file: Path) -> Tokenizer | None:
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception:  # the library raises plain Exception for a file that it cannot read
+        return Tokenizer.from_buffer(read_file(file))
+    except Exception:  # the library raises plain Exception for a file that it does not know
         return None
 
 

@@ -52,14 +52,16 @@ function pane(name, draw) {
 function slider(events, change) {
   const label = make("label", "Show the cache "), choice = make("input"), said = make("b");
   Object.assign(choice, { type: "range", min: 1, max: events.length + 1, value: events.length + 1 });
-  choice.oninput = () => {
-    const at = Number(choice.value) - 1, event = events[at];
+  const move = (at, through) => {
+    const event = events[at];
+    choice.value = at + 1;
     said.textContent = event ? `after eviction ${at + 1} of ${events.length}, at token ${event[0]}` : "at the end of the text";
     choice.setAttribute("aria-valuetext", said.textContent);
-    change(at);
+    change(at, through);
   };
+  choice.oninput = () => move(Number(choice.value) - 1);
   label.append(choice, " ", said);
-  return { label, choice };
+  return { label, move };
 }
 
 // One completion beside the full cache's.
@@ -76,30 +78,41 @@ function showPair(view, cellName, problem, draw, twin) {
   const pair = make("div", null, "pair"), bar = make("div", null, "bar"), chart = make("div");
   const events = draw.evictions, counted = Boolean(draw.lengths && (!beside || twin.lengths));
   const fork = counted && events.length ? events[0][0] + 1 : -1, differs = apart ? (counted ? draw.same : 1) : -1;
-  const fill = (at) => {
-    const event = events[at], upto = event && draw.held.length ? writtenBy(draw.held[at]) - draw.prompt : Infinity;
+  // The text as an eviction found it, or on through a token behind that eviction.
+  const fill = (at, through = 0) => {
+    const event = events[at], upto = event && draw.held.length ? Math.max(through, writtenBy(draw.held[at]) - draw.prompt) : Infinity;
     const look = { fork, differs, upto };
     if (left) fillText(left.box, apart ? marked(twin, draw) : twin, look);
     fillText(right.box, apart ? marked(draw, twin) : draw, { ...look, eviction: Math.min(at, events.length - 1) });
     chart.replaceChildren(timeline(draw, beside ? twin : null, at));
   };
-  if (counted && draw.held && draw.held.length) {
-    const { label, choice } = slider(events, fill);
-    bar.append(label);
-    choice.oninput();
-  } else {
-    fill(events.length);
-    if (events.length) bar.append(make("span", "Which tokens were evicted is not recorded here, or the model's tokenizer is not on the reporting machine.", "note"));
+  const shaded = counted && draw.held.length > 0;
+  let move = fill;
+  if (shaded) {
+    const part = slider(events, fill);
+    bar.append(part.label);
+    move = part.move;
+  } else if (events.length) {
+    bar.append(make("span", draw.lengths ? "Which tokens went is not recorded for this text." : "The run holds no tokenizer of this model, so the tokens that went cannot be shown.", "note"));
   }
+  move(events.length);
   if (apart) {
-    const jump = make("button", "first difference");
-    jump.onclick = () => (right.box.querySelector(".differs, .fork") || right.box).scrollIntoView({ block: "center" });
+    // The cache as the token that differs found it.
+    const jump = make("button", counted ? `first difference, token ${differs}` : "first difference");
+    jump.onclick = () => {
+      const last = events.findLastIndex((event) => event[0] < differs);
+      if (shaded && last >= 0) move(last, differs + 1);
+      (right.box.querySelector(".differs, .fork") || right.box).scrollIntoView({ block: "center" });
+    };
     bar.append(jump);
   } else if (beside) bar.append(make("span", "Both texts are the same."));
   if (twin && !beside) bar.append(make("span", "The full cache's text is not on the page.", "note"));
   if (events.length) {
     const key = make("p", null, "note");
-    key.append(make("span", null, "fork"), " The bar stands where this cell first evicted tokens; up to there both texts are one. Outlined: the first token that differs. Shaded: tokens that the cache no longer holds, darker if they went earlier. In the chart, the dashed line is the full cache.");
+    if (counted) key.append(make("span", null, "fork"), " The bar stands where this cell first evicted tokens; up to there both texts are one. ");
+    if (apart) key.append("Outlined: the first token that differs. ");
+    if (shaded) key.append("Shaded: tokens that the cache no longer holds, darker if they went earlier; move the slider to see which had gone at which token. ");
+    key.append(`Evictions came at token ${events.slice(0, 12).map((event) => event[0]).join(", ")}${events.length > 12 ? " and later" : ""}. In the chart, the dashed line is the full cache.`);
     view.append(key);
   }
   if (left) pair.append(left.view);

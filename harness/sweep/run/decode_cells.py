@@ -7,14 +7,16 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from kvsweep.base.command_line import counted
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import STATS_FILE, Completion, DecodeStats, Pair
+from kvsweep.base.errors import UserError, plain_disk_errors
+from kvsweep.base.files import make_folder, replace_text
+from kvsweep.base.records import STATS_FILE, Completion, DecodeStats, Pair, content_hash
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.harness.decode.engine import Engine, is_invariant
@@ -84,6 +86,7 @@ def _record_provenance(
     weights = sum(parameter.nbytes for parameter in model.network.parameters())
     sizes = {"row": (many - empty) / group, "newest": empty - fixed, "fixed": fixed, "weights": weights}
     sizes["fixed_rows"] = fixed / whole if whole else 0
+    tokenizer = _keep_tokenizer(job.run_directory, model)
     for cell in cells:
         provenance = {
             "dataset_hash": cell.dataset_hash,
@@ -93,6 +96,7 @@ def _record_provenance(
             **({"rounds": list(job.rounds), "margin": job.margin} if job.rounds else {}),
             "random_weights": job.model.random_weights,
             "thinking_opened_by": model.thinking_opened_by,
+            "tokenizer": tokenizer,
             "bytes": sizes,
             "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
             "packages": code["packages"],
@@ -100,6 +104,17 @@ def _record_provenance(
             "config": job.resolved,
         }
         work.stores[cell.cell_id].begin_pass(provenance, decoding_pass)
+
+
+def _keep_tokenizer(run: Path, model: LoadedModel) -> str:
+    """Write the model's tokenizer beside the cells, so that a report on any machine knows where each token ends."""
+    text = model.tokenizer.backend_tokenizer.to_str()
+    name = f"tokenizers/{content_hash(text)}.json"
+    if not (run / name).exists():
+        with plain_disk_errors(run):
+            make_folder((run / name).parent)
+            replace_text(run / name, text)
+    return name
 
 
 def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -137,16 +136,19 @@ def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: Mak
         cell = {"policy": "dynts", "keep_ratio": ratio} if ratio else {}
         folder = make_cell([[0 if ratio else 1]], **cell, completion=row | {"prompt_tokens": 2})
         provenance = json.loads((folder / "provenance.json").read_text())
-        provenance["config"] = {"model": {"path": os.fspath(weights)}}
+        provenance["tokenizer"] = "tokenizers/toy.json"
         (folder / "provenance.json").write_text(json.dumps(provenance))
+    (tmp_path / "run" / "tokenizers").mkdir()
+    shutil.copy(weights / "tokenizer.json", tmp_path / "run" / "tokenizers" / "toy.json")
     browser.get(build_report(tmp_path / "run").as_uri())
     show = """const slider = document.querySelector("#drill input[type=range]");
         slider.value = arguments[0];
-        slider.dispatchEvent(new Event("input"));
-        return [...document.querySelectorAll("#drill .pair section")].map((pane) => [
+        slider.dispatchEvent(new Event("input"));"""
+    state = """return [...document.querySelectorAll("#drill .pair section")].map((pane) => [
           pane.querySelector(".draw").textContent,
           [...pane.querySelectorAll(".evicted")].map((one) => [one.textContent, one.title]),
           [...pane.querySelectorAll(".differs")].map((one) => one.textContent)]);"""
+    show += state
     click(browser, "table.heatmap td button.cell")
     titles = [f"{share}% of the heads still hold it" for share in (0, 25, 0)]
     shaded = [[piece, title] for piece, title in zip(pieces[1][:3], titles, strict=True)]
@@ -160,6 +162,16 @@ def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: Mak
     end = browser.execute_script(show, 3)
     assert [pane[0] for pane in end] == texts
     assert [pane[2] for pane in end] == marked
+    # The button shows the cache as the first token that differs found it: after the first eviction, up to that token.
+    jump = (
+        "[...document.querySelectorAll('#drill .bar button')].find((one) => one.textContent === arguments[0]).click()"
+    )
+    browser.execute_script(jump, f"first difference, token {differs}")
+    found = browser.execute_script(state)
+    assert found == [["".join(one[: differs + 1]), shaded if i else [], marked[i]] for i, one in enumerate(pieces)]
+    assert browser.execute_script("return document.querySelector('#drill input[type=range]').value") == "1"
+    assert f"Evictions came at token 6, {step}." in browser.execute_script("return drill.textContent")
+    browser.execute_script(show, 3)
     # The fork stands behind the last token that both must share.
     before = """const fork = document.querySelector("#drill .pair section:last-child .fork"), range = new Range();
         range.setStart(fork.closest(".draw"), 0);
