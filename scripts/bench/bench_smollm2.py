@@ -1,7 +1,7 @@
 """Tokens per second of CPU on SmolLM2, beside transformers.generate on the same problems, greedily.
 
     python scripts/bench/bench_smollm2.py --problems 64 --slots 16 64 --dtypes float32 bfloat16
-    python scripts/bench/bench_smollm2.py --slots 16 --dtypes bfloat16 --invariant false --lengths FILE --of correct-5K-27B
+    python scripts/bench/bench_smollm2.py --dtypes bfloat16 --invariant false --lengths FILE --of correct-5K-27B
     python scripts/bench/bench_smollm2.py --profile --slots 16 64 --dtypes float32 bfloat16
 
 Each text ends where the model ends it, so their lengths differ. With `--lengths` they are those of real outputs (JSON
