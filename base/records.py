@@ -126,8 +126,14 @@ class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
     def to_line(self, folder: Path | None = None) -> str:
         """The row as one line of ASCII; sealed, where its file's folder is given."""
         body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]
-        end = _seal(body.encode(), folder.resolve().name).decode() if folder and self.sealed else "}"
+        end = _seal(body.encode(), _cell_of(folder)).decode() if folder and self.sealed else "}"
         return f"{body}{end}\n"
+
+
+def _cell_of(folder: Path) -> str:
+    """The name of a folder itself, whatever link or path leads to it."""
+    plain = folder.name not in ("", "..") and not folder.is_symlink()
+    return folder.name if plain else folder.resolve().name
 
 
 def _seal(body: bytes, cell: str) -> bytes:
@@ -405,7 +411,7 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     if not os.path.lexists(path):
         return
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
-    cell = path.parent.resolve().name if is_stored and getattr(kind, "sealed", False) else None
+    cell = _cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
     for number, line in enumerate(read_lines(path), start=1):
         if is_stored and not line.startswith(_BEGIN):
             with suppress(ValueError, RecursionError):  # a line that is no JSON object is left to the decoder
@@ -518,7 +524,7 @@ def read_cell(folder: Path) -> Any:
         raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
     check_schema(cell, path)
     # A name that no cell has may be the one of the check.
-    is_whole = "check" not in cell or cell.pop("check") == content_hash([folder.resolve().name, cell])
+    is_whole = "check" not in cell or cell.pop("check") == content_hash([_cell_of(folder), cell])
     if not is_whole or not cell.keys() <= _CELL_FIELDS:
         raise BrokenCell(f"{path} was edited, or is another cell's: restore it, or delete it and run the cell again.")
     return cell

@@ -319,7 +319,7 @@ def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     kept = keep.shape[-1]
     for index, tensor in enumerate(rows):
         if keep.dim() == 1:
-            tensor[:, :kept] = tensor[:, keep]
+            tensor[:, :kept] = tensor.index_select(1, keep)
         else:
             own = keep[index * len(keep) // len(rows)]
             tensor[:, :kept] = tensor.gather(1, own[..., None].expand(-1, -1, tensor.shape[-1]))

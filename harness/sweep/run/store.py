@@ -79,7 +79,8 @@ class CellStore:
     def _open(self) -> None:
         with suppress(FileNotFoundError, BrokenCell):  # a broken file is written anew, one of another schema refused
             records.read_cell(self.directory)
-        replace_text(self.directory / records.CELL_FILE, yaml.safe_dump(self.cell.describe(), sort_keys=False))
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # both write the same bytes
+        replace_text(self.directory / records.CELL_FILE, yaml.dump(self.cell.describe(), None, dumper, sort_keys=False))
         problems = [problem.to_line(self.directory).encode() for problem in self.problems]
         path = self.directory / records.PROBLEMS_FILE
         # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
