@@ -27,6 +27,7 @@ PICTURES = {
     "smol": ["heatmap_*.png"],
     "methods_smol": ["policies_*.png"],
     "bytes_smol": ["bytes_*.png"],
+    "regimes": [],
     "methods_pinned": ["policies_*_ratio0.6_window48_budget192.png"],
     "methods_on_top": ["policies_*_ratio0.3_window48_budget128.png"],
 }

@@ -88,7 +88,8 @@ def replay(
         tallies = {(b.cell_id, pair): Tally(references[pair]) for pair in pairs for b in requests[pair].branches}
         for growing, feeding in engines.items():
             for step in feeding.replay(part(pairs, growing)):
-                _compare(model, references, step, tallies)
+                # Until its first eviction an unpacked cell reads what the full cache reads.
+                _compare(model, references, [fed for fed in step if fed.since or job.cache.is_packed], tallies)
         for (cell_id, pair), tally in tallies.items():
             question, text = requests[pair].prompt_ids, list(requests[pair].forced)
             thinking = model.thinking_tokens(text)
@@ -116,10 +117,10 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
 
 @torch.inference_mode()
 def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Sequence[Fed], tallies: Tallies) -> None:
-    """Take the parts of a step into account that some cell has read after an eviction."""
-    parts = [(fed, slice(fed.start, fed.start + len(fed.hidden))) for fed in step if fed.since is not None]
-    if not parts:
+    """Take these parts of a step into account, each for all cells that share it."""
+    if not step:
         return
+    parts = [(fed, slice(fed.start, fed.start + len(fed.hidden))) for fed in step]
     known = torch.cat([references[fed.request.key].hidden[at] for fed, at in parts])
     found = torch.cat([fed.hidden for fed, _ in parts])
     following = torch.tensor([i for fed, at in parts for i in fed.request.forced[at]])
@@ -140,10 +141,9 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
             numbers[:, rows] = torch.stack([kl, taken, same.float()]).double().numpy(force=True)
     ends = np.cumsum([len(fed.hidden) for fed, _ in parts])
     for (fed, at), (divergence, logliks, agree) in zip(parts, np.split(numbers, ends[:-1], axis=1), strict=True):
-        [cell_id] = fed.cell_ids  # cells part with their first eviction
-        tally = tallies[cell_id, fed.request.key]
-        tally.kl[at], tally.loglik[at], tally.same[at], tally.since[at] = divergence, logliks, agree > 0, fed.since
-        tally.evictions = fed.evictions
+        for tally in (tallies[cell_id, fed.request.key] for cell_id in fed.cell_ids):
+            tally.kl[at], tally.loglik[at], tally.same[at] = divergence, logliks, agree > 0
+            tally.since[at], tally.evictions = fed.since or 0, fed.evictions
 
 
 def _tokens_at_once(model: LoadedModel) -> int:

@@ -1,5 +1,6 @@
 """Replayed numbers against transformers, which reads each text whole under an explicit mask over evicted positions."""
 
+import itertools
 from dataclasses import replace
 from functools import cache
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvsweep.harness.decode.request import Branch
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.replay.measure import replay
@@ -16,6 +18,7 @@ from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import make_job
 from kvsweep.harness.toy.paths import WEIGHTS
 from kvsweep.harness.toy.tasks import problems
+from tests.harness.decode.test_feed import Watched
 
 BUDGET, WINDOW, RATIO, SINKS = 48, 12, 0.5, 4
 
@@ -111,6 +114,31 @@ def test_numbers_equal_those_of_transformers_under_a_mask(model, name, sinks):
         if name == "full":
             assert row.by_distance[0].tokens == row.tokens
             assert row.kl_mean == 0
+
+
+@pytest.mark.parametrize("bits", [8, 2])
+def test_packed_rows_count_from_the_first_token(model, bits):
+    """Against the cache's own logits token by token, with and without evictions, and the formula in float64."""
+    job = job_of("window", f"cache.bits={bits}", "cache.residual=8")
+    wanted = dict.fromkeys(texts(model), job.cells)
+    rows = {(cell_id, row.key): row for cell_id, row in replay(model, job, wanted, None)}
+    for cell, text in itertools.product(job.cells, wanted):
+        [request] = [text.request(model, None, [Branch(cell_id=cell.cell_id, policy=cell.policy)])]
+        engine = Watched.sized_for(
+            [request], model, decoding=job.decoding, seed=0, slots=1, cache=job.cache, invariant=False
+        )
+        list(engine.generate([request]))
+        [logits] = engine.seen.values()
+        found = torch.stack(logits).double().log_softmax(-1)[: len(text.token_ids)]
+        full = plain(model.prompt_ids(text.prompt), text.token_ids)
+        kl = (full.exp() * (full - found)).sum(-1)
+        row = rows[cell.cell_id, text.pair]
+        assert (row.evictions > 1) == (cell.policy.name == "window")
+        assert row.kl_mean == pytest.approx(float(kl.mean()), abs=1e-4, rel=1e-3)
+        assert row.by_distance[0].kl > (0.1 if bits == 2 else 0)
+        assert row.loglik == pytest.approx(
+            float(found.gather(-1, torch.tensor(text.token_ids)[:, None]).sum()), abs=1e-2
+        )
 
 
 def plain(question, text):
