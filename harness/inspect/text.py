@@ -134,7 +134,8 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     question, completion, grade = found[0]
     source = of_completion(folder, question, completion, overrides, grade)
     if source.model.identity()["weights"] != read_cell(folder)["model"]["weights"]:
-        raise UserError(f"{source.model.place} holds other weights than {folder} was run with: correct it.")
+        other = f"{source.model.place} holds other weights than {folder} was run with, or none"
+        raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
     return source
 
 

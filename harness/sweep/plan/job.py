@@ -32,6 +32,7 @@ from kvsweep.harness.settings import build, choices, plain, whole_number
 from kvsweep.harness.sweep.plan.cell import Cell, is_done
 from kvsweep.harness.sweep.plan.config import UNTRACKED, ReportConfig, TrackerConfig
 from kvsweep.harness.sweep.plan.grid import build_policies, policy_file
+from kvsweep.harness.toy.paths import WEIGHTS
 from kvsweep.kernels.implementation import Implementation, check_installed
 
 
@@ -204,7 +205,7 @@ def stored_config(path: Path) -> dict[str, Any]:
     """The configuration of a provenance file, which may come from a stranger, without anything that could act.
 
     The policy's class is that of this installation's YAML of the same name. Of the settings of model and policy those
-    remain that ModelConfig and that YAML have.
+    remain that ModelConfig and that YAML have. Weights that another installation embedded are taken from this one.
     """
     try:
         stored = dict(read_provenance(path)["config"])
@@ -214,13 +215,21 @@ def stored_config(path: Path) -> dict[str, Any]:
     if name not in choices("policy"):
         raise UserError(f"{path} names the policy {name}, and this kvsweep has {', '.join(choices('policy'))}.")
     own, known = policy_file(name), {field.name for field in fields(ModelConfig)}
-    policy = {k: v for k, v in policy.items() if k in own} | {"_target_": None, "name": name}
-    found = {**stored, "model": {k: v for k, v in model.items() if k in known}, "policy": policy}
+    policy = {k: _embedded_here(v) for k, v in policy.items() if k in own} | {"_target_": None, "name": name}
+    model = {k: _embedded_here(v) for k, v in model.items() if k in known}
+    found = {**stored, "model": model, "policy": policy}
     found.pop("launcher", None)
     if "${" in json.dumps(found):
         raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
     policy["_target_"] = own["_target_"]
     return found
+
+
+def _embedded_here(value: Any) -> Any:
+    """A path into another installation's embedded weights, which is no longer there, as this one has it."""
+    name = str(value).rpartition("/harness/toy/weights/")[2]
+    is_lost = name != str(value) and not Path(value).exists() and (WEIGHTS / name).exists()
+    return str(WEIGHTS / name) if is_lost else value
 
 
 def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
