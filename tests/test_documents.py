@@ -382,3 +382,10 @@ def test_the_policy_of_the_page_works_as_printed(
     assert f"'{grid}'" in (ROOT / "docs/policies.md").read_text()
     ended = kvsweep("--dry-run", "policy=oldest", "model=toy_qwen", grid, f"hydra.searchpath=[file://{tmp_path}]")
     assert ended.code == 0, ended.err
+
+
+def test_every_script_is_listed() -> None:
+    listed = (ROOT / "docs" / "measure.md").read_text()
+    scripts = [path.name for path in (ROOT / "scripts").glob("*/*.*") if path.suffix in (".py", ".sh")]
+    assert len(scripts) > 30
+    assert [name for name in scripts if name not in listed] == []
