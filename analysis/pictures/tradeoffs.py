@@ -257,7 +257,9 @@ def speed_figure(timed: pd.DataFrame, metrics: pd.DataFrame, model: str, look: L
         for key, rows in groups:
             own = {**looks[key], "linestyle": "none", "label": format.policy_title(*key)}
             style.score_points(axes, rows["tokens_per_second"], rows, **own)
-        axes.set_title(f"{benchmark}, {cells['slots'].max():g} texts side by side")
+        fewest, most = ours["slots"].min(), ours["slots"].max()
+        texts = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
+        axes.set_title(f"{benchmark}, {texts} texts side by side")
         axes.set(xlabel="tokens/s, median over rounds", ylabel="Pass@1 (%)")
         style.tidy(axes, grid="both")
     style.legend_below(figure, 4 if look.width > 5 else 2)

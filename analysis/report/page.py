@@ -43,7 +43,7 @@ def run_page(
     """The HTML page of a run, with what `drill_data` gives; while the sweep runs it reloads after `reload` seconds."""
     metrics, run = found.metrics, found.run
     name = run.directory.resolve().name
-    costs = [picture for picture in pictures if picture.name.startswith(("cost", "speed"))]
+    costs = [picture for picture in pictures if picture.name.startswith("cost")]
     data = {
         "files": files,
         "cell-data": board.cell_data(metrics),

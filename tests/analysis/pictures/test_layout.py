@@ -19,7 +19,7 @@ from kvsweep.analysis.numbers.reference import GRID_FILE, REFERENCE
 from kvsweep.analysis.pictures.fidelity import fidelity_figure
 from kvsweep.analysis.pictures.noise import noise_figure
 from kvsweep.analysis.pictures.policies import policy_bars_figure
-from kvsweep.analysis.pictures.tradeoffs import accuracy_memory_figure
+from kvsweep.analysis.pictures.tradeoffs import accuracy_memory_figure, speed_figure
 from kvsweep.analysis.report import gallery
 
 MakeCell = Callable[..., Path]
@@ -91,8 +91,17 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
         assert min(bar_lengths(bars)) >= 1
         assert max(bar_lengths(bars)) >= 5
     memory = accuracy_memory_figure(metrics, "toy_qwen", look)
+    speeds = [3000 + 997 * i % 5000 for i in range(len(metrics))]
+    slots = [1024 + i for i in range(len(metrics))]
+    timed = pd.DataFrame({"cell_id": metrics["cell_id"], "slots": slots, "tokens_per_second": speeds})
+    speed = speed_figure(timed, metrics, "toy_qwen", look)
     assert memory is not None
-    for figure in (*figures, memory):
+    assert speed is not None
+    span = timed["slots"].groupby(metrics["benchmark_title"]).agg(["min", "max"]).itertuples()
+    assert {axes.get_title() for axes in speed.axes} == {
+        f"{n}, {low} to {high} texts side by side" for n, low, high in span
+    }
+    for figure in (*figures, memory, speed):
         assert faults(figure) == []
         assert figure.get_figwidth() == pytest.approx(width)
         assert figure.get_figheight() <= PAGE_HEIGHT
