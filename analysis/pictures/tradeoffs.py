@@ -250,7 +250,7 @@ def speed_figure(timed: pd.DataFrame, metrics: pd.DataFrame, model: str, look: L
     cells = cells[cells["slots"] == cells.groupby("cell_id")["slots"].transform("max")]
     panels = list(cells.groupby("benchmark_title", sort=False))
     columns = min(len(panels), 2 if look.width > 5 else 1)
-    figure, grid = style.panels(look.width, len(panels), columns, row=2.3, rest=0.7)
+    figure, grid = style.panels(look.width, len(panels), columns, row=2.2, rest=0.7)
     looks = style.policy_looks(cells[POLICY].drop_duplicates().itertuples(index=False, name=None))
     for axes, (benchmark, ours) in zip(grid, panels, strict=True):
         groups: Any = ours.groupby(POLICY, sort=False)
