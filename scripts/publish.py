@@ -20,7 +20,7 @@ PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 # Of each cell, beside the full cache's: enough to read why a setting loses, and a sixth of the demo's page.
 TEXTS = 3
 PICTURES = {
-    "demo": ["heatmap_*_dynts_128.png"],
+    "demo": ["heatmap_*_dynts_128.png", "speed_*.png"],
     "hybrid": [],
     "labels": [],
     "methods": ["memory_*.png", "policies_*_ratio0.6_window48_budget192.png"],
