@@ -22,8 +22,6 @@ from kvsweep.harness.sweep.plan.config import UNTRACKED
 from kvsweep.harness.sweep.plan.job import Job, make_job, stored_config
 from kvsweep.harness.sweep.run.store import stored_pairs
 
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
