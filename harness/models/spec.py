@@ -5,6 +5,7 @@ Importing this imports neither torch nor transformers. A config.json of a plain 
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -253,7 +254,8 @@ def read_architecture(config: ModelConfig) -> Any:
 def _build_architecture(config: ModelConfig) -> Any:
     from transformers import AutoConfig
 
-    values = dict(config.config or {})
+    # transformers changes the dictionaries of rotary embeddings, and the model's identity is a hash of `config`.
+    values = copy.deepcopy(dict(config.config or {}))
     kind = values.pop("model_type")
     try:
         architecture = AutoConfig.for_model(kind, **values)
