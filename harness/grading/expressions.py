@@ -7,12 +7,15 @@ expressions: they are equal if the library says so and their values where number
 import logging
 import math
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
 _MOST_DIGITS = 200_000
+# Of an exponent of e, whose power is a rounded number; its calculation takes 24 ms then.
+_MOST_DIGITS_OF_EXPONENT = 300.0
 _GROWING = {"factorial", "factorial2", "subfactorial", "binomial", "gamma", "RisingFactorial", "FallingFactorial"}
 
 # A word that makes another number, or no number, of the number before it.
@@ -186,8 +189,8 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
             return True, "relations with equal sides"
     if len(parts) == 2 and kind != r"\in" and not _AS_WRITTEN.search("".join((*parts, *gold))):
         with suppress(Exception):  # sympy raises many things
-            left, right = _parsed([f"({left}) - ({right})" for left, right in (parts, gold)])
-            ratio, *others = [_value_at(left / right, base) for base in (1, 5, -3, 97)]
+            left, right = _parsed([f"({left}) - ({right})" for left, right in (parts, gold)], _RELATION_BASES)
+            ratio, *others = [_value_at(left / right, *at) for at in (_SMALL, *((base, 1) for base in _RELATION_BASES))]
             constant = all(abs(other - ratio) < 1e-15 * abs(ratio) for other in others)
             # 4x = 8 for x = 2 is not in lowest terms.
             lowest = abs(ratio) < 1.000001 or any(re.search(r"\\frac|/|\.", side) for side in gold)
@@ -220,7 +223,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     limit = 1.001e-6 if ("." in answer) != ("." in gold) and re.search(r"\.\d{6}", f"{answer};{gold}") else 1e-18
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     with suppress(Exception):
-        left, right = _parsed([answer, gold])
+        left, right = _parsed([answer, gold], (1, *_EXPRESSION_BASES))
         if not isinstance(left, Expr) or not isinstance(right, Expr) or left.is_Matrix or right.is_Matrix:
             # Without time limits of its own, which need the main thread's signals: the worker as a whole is killed.
             return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
@@ -234,44 +237,53 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
 
 
-def _value_at(form: Any, base: int, names: list[Any] | None = None) -> Any:
-    """The form's value with numbers for its names, or for these names in this order."""
+def _value_at(form: Any, base: int, parts: int = 1, names: list[Any] | None = None) -> Any:
+    """The form's value with numbers, divided by `parts`, for its names, or for these names in this order."""
+    from sympy import Rational
+
     names = sorted(form.free_symbols, key=str) if names is None else names
-    return form.subs({name: _number(n, base) for n, name in enumerate(names)}).evalf(30)
+    return form.subs({name: Rational(_number(n, base), parts) for n, name in enumerate(names)}).evalf(30)
 
 
 def _equal_at_points(left: Any, right: Any) -> bool:
     """Whether two forms agree wherever the left one is finite and not zero, with the names' numbers in either order."""
     names = sorted(left.free_symbols | right.free_symbols, key=str)
     agree = []
-    for base, order in product((2, 3), (names, names[::-1])):
-        one, other = _value_at(left, base, order), _value_at(right, base, order)
+    for at, order in product((_SMALL, *((base, 1) for base in _EXPRESSION_BASES)), (names, names[::-1])):
+        one, other = _value_at(left, *at, names=order), _value_at(right, *at, names=order)
         if one.is_finite and not one.is_zero:
             agree.append(bool(other.is_finite) and bool(abs(one - other) <= 1e-12 * abs(one)))
     return bool(agree) and all(agree)
+
+
+# What the numbers that stand for names are made of: those of relations, and of expressions beside 1.
+_RELATION_BASES, _EXPRESSION_BASES = (1, 5, -3, 97), (2, 3)
+# Base and parts of numbers so small that no power of e is lost beside other terms.
+_SMALL = (1, 11)
 
 
 def _number(n: int, base: int) -> int:
     return base * (n * n + abs(base) * n + 5) + n
 
 
-def _digits(form: Any, names: list[Any]) -> float:
+def _digits(form: Any, names: list[Any], base: int) -> float:
     """A bound on the digits of a form that nothing has calculated yet, numerator and denominator counted apart.
 
-    More than `_MOST_DIGITS` in a part of the form raise an OverflowError; calculating it could take hours.
+    The names have the numbers of `base`. More than `_MOST_DIGITS` in a part of the form raise an OverflowError, since
+    calculating it could take hours.
     """
     from sympy import MatrixBase
 
     if isinstance(form, MatrixBase):
-        return max((_digits(part, names) for part in form.flat()), default=0.0)
-    inner = [_digits(part, names) for part in form.args]
+        return max((_digits(part, names, base) for part in form.flat()), default=0.0)
+    inner = [_digits(part, names, base) for part in form.args]
     largest = max(inner, default=0.0)
     if form.is_Number and form.is_finite:
         found = math.log10(max(abs(form.p), form.q)) if form.is_Rational and form else 1.0
     elif form.is_Symbol:
-        found = math.log10(_number(names.index(form) if form in names else len(names), 97))
-    elif form.func.__name__ == "exp" and largest < 8:
-        return min(10**largest, 1000.0)  # a rounded number, however large
+        found = math.log10(_number(names.index(form) if form in names else len(names), base))
+    elif form.func.__name__ == "exp" and largest < _MOST_DIGITS_OF_EXPONENT:
+        return min(10**largest, _MOST_DIGITS_OF_EXPONENT)  # a rounded number, however large
     elif form.is_Pow or form.func.__name__ == "exp":
         found = (inner[0] if form.is_Pow else 1.0) * 10 ** min(inner[-1], 9)
     elif form.func.__name__ in _GROWING:
@@ -283,8 +295,11 @@ def _digits(form: Any, names: list[Any]) -> float:
     return found
 
 
-def _parsed(texts: list[str]) -> list[Any]:
-    """The texts as the library reads them: `x` and `X` are one name unless both occur, and decimals are fractions."""
+def _parsed(texts: list[str], bases: Sequence[int]) -> list[Any]:
+    """The texts as the library reads them: `x` and `X` are one name unless both occur, and decimals are fractions.
+
+    An OverflowError refuses what is too large with the numbers of the `bases` for its names.
+    """
     import sympy
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
@@ -300,6 +315,6 @@ def _parsed(texts: list[str]) -> list[Any]:
         text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"(\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}})", text)
         names = ConversionConfig(lowercase_symbols=one_case)
         form = latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names)
-        _digits(form, sorted(form.free_symbols, key=str))
+        _digits(form, sorted(form.free_symbols, key=str), max(bases))
         forms.append(form.subs(sympy.Symbol("i", real=False), sympy.I) if is_complex else form)
     return forms

@@ -950,6 +950,24 @@ def formula(rng: random.Random) -> Case:
     return with_texts(case, rng)
 
 
+def exponential(rng: random.Random) -> Case:
+    """Powers with several names in the exponent, as growth, decay, waves and counting have them."""
+    a, b = rng.sample(range(2, 9), 2)
+    u, v, w = rng.sample("kquvw", 3)
+    gold, wrong, right = rng.choice([
+        (rf"{a} e^{{-{b}{u}{v}}}", [rf"{a} e^{{{b}{u}{v}}}", rf"{a} e^{{-{b}{u}}}", rf"{a} e^{{-{b + 1}{u}{v}}}"], [rf"{a} \exp(-{b}{u}{v})", rf"\frac{{{a}}}{{e^{{{b}{v}{u}}}}}"]),
+        (rf"e^{{-\frac{{{u}}}{{{v}{w}}}}}", [rf"e^{{\frac{{{u}}}{{{v}{w}}}}}", rf"e^{{-\frac{{{u}{w}}}{{{v}}}}}"], [rf"e^{{-{u}/({v}{w})}}", rf"\exp\left(-\frac{{{u}}}{{{w}{v}}}\right)"]),
+        (rf"P(1+{u})^{{{v}{w}}}", [rf"P(1+{u})^{{{v}}}", rf"P(1-{u})^{{{v}{w}}}", rf"P(1+{u})^{{{v}+{w}}}"], [rf"({u}+1)^{{{w}{v}}}P", rf"P(1+{u})^{{{v} \cdot {w}}}"]),
+        (rf"{a}^{{{u}{v}}}-{b}", [rf"{a}^{{{u}+{v}}}-{b}", rf"{a}^{{{u}{v}}}+{b}", rf"{a + 1}^{{{u}{v}}}-{b}"], [rf"-{b}+{a}^{{{v}{u}}}"]),
+        (rf"{a}^{{{u}+{v}+{w}}}", [rf"{a}^{{{u}+{v}-{w}}}", rf"{a}^{{{u}{v}{w}}}"], [rf"{a}^{u} \cdot {a}^{v} \cdot {a}^{w}", rf"{a}^{{{w}+{u}+{v}}}"]),
+        (rf"\frac{{{a}}}{{e^{{{u}{v}/{w}}}-1}}", [rf"\frac{{{a}}}{{e^{{{u}{v}/{w}}}+1}}", rf"\frac{{{a}}}{{e^{{{u}{v}{w}}}-1}}"], [rf"{a}\left(e^{{\frac{{{u}{v}}}{{{w}}}}}-1\right)^{{-1}}"]),
+        (rf"A e^{{{a}i{u}}} + B e^{{-{a}i{u}}}", [rf"A e^{{{a}i{u}}} - B e^{{-{a}i{u}}}", rf"A e^{{{b}i{u}}} + B e^{{-{a}i{u}}}"], [rf"B e^{{-{a}i{u}}} + A e^{{{a}i{u}}}"]),
+        (rf"y = C e^{{-{a}{u}{v}}}", [rf"y = C e^{{-{b}{u}{v}}}", rf"y = C e^{{-{a}{u}}}", rf"{w} = C e^{{-{a}{u}{v}}}"], [rf"y=C e^{{-{a}{v}{u}}}", rf"C e^{{-{a}{u}{v}}} = y"]),
+    ])  # fmt: skip
+    case = Case("exponential", gold, mutants=[("other", m) for m in wrong], rewrites=[("same", r) for r in right])
+    return with_texts(case, rng)
+
+
 def everyday(rng: random.Random) -> Case:
     """Units, times, ordinals, money, cases and words as problems in words have them."""
     a, b = rng.sample(range(2, 60), 2)
@@ -976,7 +994,7 @@ def everyday(rng: random.Random) -> Case:
 KINDS: tuple[Callable[[random.Random], Case], ...] = (
     integer, integer, fraction, decimal, scientific, root, pi_multiple, polynomial, polynomial, function, function, point, set_of, list_of, points,
     interval, union, inequality, chain, equation, equation, assignment, assignments, matrix, matrix, base, words, option, letter, imaginary, marked,
-    expression_of_numbers, formula, formula, everyday,
+    expression_of_numbers, formula, formula, everyday, exponential,
 )  # fmt: skip
 
 

@@ -267,21 +267,27 @@ class TestWorkers:
 @pytest.mark.shared
 @pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
 def test_recorded_outputs_of_real_models() -> None:
-    """Not one false accept where the truth was audited: by those who recorded it, or here (grading_audit.csv)."""
+    """Not one false accept where the truth was audited: by those who recorded it, or here (grading_audit.csv).
+
+    What math-verify says alone stands in grading.md, which the script writes in some minutes.
+    """
     rows = csv.DictReader((ROOT / "results/published/grading_audit.csv").read_text().splitlines())
     more = {int(row["id"]): row["audit"] == "true" for row in rows}
     path = Path(str(SHARED)) / "data" / "graded_outputs.jsonl"
     with Grader(workers=2) as grader:
-        result = script("grade_audit").audit(path, grader, more, show=False)
+        result = script("grade_audit").audit(path, grader, more, show=False, library=False)
     assert result["rows"] == 1996
     assert result["integer_false_accepts"] == 0
     assert result["integer_agreement"] >= 0.995
     assert result["agreement"] >= 0.98
-    assert result["agreement"] > result["library_agreement"]
-    assert result["false_accepts"] <= result["library_false_accepts"] / 2
-    short = {
-        name: row["library"] - row["ours"] for name, row in result["benchmarks"].items() if row["ours"] < row["library"]
-    }
-    assert short == {}
+    table = (ROOT / "results/published/grading.md").read_text().split("\n|---")[1].split("\n\n")[0]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[1:]]
+    *parts, (_, rows_in_all, *_, their_accepts, _, _) = cells
+    assert rows_in_all == f"{result['rows']:,}"
+    assert result["false_accepts"] <= int(their_accepts) / 2
+    assert len(parts) == len(result["benchmarks"])
+    for name, count, _, _, their_share, *_ in parts:
+        ours = result["benchmarks"]["minerva_math" if name == "Minerva" else name.lower()]["ours"]
+        assert 100 * ours / int(count) >= float(their_share.rstrip("%")) - 0.005
     assert not [name for name in result["classes"] if name.endswith("False, graded correct")]
     assert result["grader_timeouts"] <= 10

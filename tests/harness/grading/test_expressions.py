@@ -57,6 +57,13 @@ class TestFoundOnOtherData:
             (r"15,000 \, \text{kcal m}^{-2} \text{ yr}^{-1}", "15000"),
             (r"15,000 \text{ kcal m⁻² yr⁻¹}", "15000"),
             (r"-\frac{1}{3}", "-1./3"),
+            (
+                r"\frac{2 \pi c^{2} R^{2}}{\lambda^{5} d^{2}\left[e^{h c /(\lambda k T)}-1\right]}",
+                r"\frac{2 \pi c^{2} R^{2}}{\lambda^{5}\left[e^{h c /(\lambda k T)}-1\right] d^{2}}",
+            ),
+            (r"C e^{-2t} + \frac{1 - i}{4} e^{2it}", r"\frac{e^{2 i t}}{(2+2 i)}+C e^{-2 t}"),
+            (r"e^{x^2+y^2+z^2}", r"e^{x^2}e^{y^2}e^{z^2}"),
+            (r"y - 1 = 5e^{kxt}", r"y = 5 e^{kxt} + 1"),
         ],
     )
     def test_right(self, answer: str, gold: str) -> None:
@@ -195,9 +202,9 @@ def within_the_limits(result: dict[str, int]) -> bool:
 
 
 @pytest.mark.slow
-def test_two_thousand_mutants_of_every_kind() -> None:
-    result = measured(mutants.cases(220, seed=7))
-    assert result["mutants"] >= 2000
+def test_a_thousand_mutants_of_every_kind() -> None:
+    result = measured(mutants.cases(111, seed=7))
+    assert result["mutants"] >= 1000
     assert within_the_limits(result), result
 
 
@@ -207,7 +214,7 @@ def test_two_thousand_mutants_of_every_kind() -> None:
 def test_mutants_of_the_recorded_golds() -> None:
     folder = Path(str(SHARED)) / "data"
     files = [folder / name for name in ("graded_outputs.jsonl", "aime24.jsonl", "aime25.jsonl", "amc23.jsonl")]
-    result = measured(islice(mutants.golds(files), 0, None, 2))
+    result = measured(islice(mutants.golds(files), 0, None, 4))
     assert result["mutants"] > 500
     assert within_the_limits(result), result
 
