@@ -34,7 +34,7 @@ def test_an_unknown_implementation_is_refused(kvsweep, no_model, tiny, tmp_path)
     assert "impl=cuda is unknown" in ended.err
 
 
-PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=9", "benchmark.limit=1", "grid.policy=[h2o,random_head]"]
+PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=9", "grid.policy=[h2o,random_head]"]
 
 
 @pytest.mark.parametrize("more", [["grid.policy=[dynts,h2o,rkv]"], PACKED], ids=["whole", "packed"])
@@ -43,7 +43,7 @@ def test_triton_writes_the_same_greedy_texts(more, tiny, tiny_policy, tmp_path):
     found = {}
     for impl in ("torch", "triton"):
         command = [sys.executable, "-m", "kvsweep.harness.sweep.command", *tiny, *tiny_policy]
-        command += [f"impl={impl}", "benchmark=toy_chain", "decoding=greedy", "benchmark.limit=2", "policy.budget=40"]
+        command += [f"impl={impl}", "benchmark=toy_chain", "decoding=greedy", "benchmark.limit=1", "policy.budget=40"]
         command += ["decoding.max_new_tokens=24", "slots=3", f"results_dir={tmp_path / impl}", *more]
         run_interpreted(command, tmp_path)
         found[impl] = {

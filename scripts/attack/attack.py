@@ -284,7 +284,7 @@ def prepare(scratch: Path, *, long: bool, seed: int) -> Field:
     import kvsweep.harness.predictor.train
     import kvsweep.harness.sweep.run.execute  # noqa: F401
 
-    problems, tokens = (6, 160) if long else (4, 128)
+    problems, tokens = (6, 160) if long else (3, 112)
     grid = [*GRID, f"benchmark.limit={problems}", f"decoding.max_new_tokens={tokens}"]
     field = Field(scratch, grid, scratch / "calm", {}, random.Random(seed), long)
     for fresh in (True, False):
@@ -851,7 +851,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", default="", help="only the hostile rows whose name holds this")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N hostile rows")
-    parser.add_argument("--times", type=int, default=12, metavar="N", help="how many random tamperings (12)")
+    parser.add_argument("--times", type=int, default=8, metavar="N", help="how many random tamperings (8)")
     parser.add_argument("--slow", type=int, default=10, metavar="N", help="of each N-th seed, draw the run too (10)")
     parser.add_argument("--only", nargs="*", help="names of attacks")
     parser.add_argument("--scratch", type=Path, help="an empty folder to work in, which is kept")

@@ -227,7 +227,7 @@ def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
     assert sum(holds)
     for draws in (2, 8):
         tables = lost_wholly(rng, draws)
-        wrong = [decide(*table).low > -0.05 for table, _ in zip(tables, range(400), strict=False)]
+        wrong = [decide(*table).low > -0.05 for table, _ in zip(tables, range(250), strict=False)]
         assert np.mean(wrong) <= 0.04
 
 
@@ -235,7 +235,7 @@ def test_the_power_is_that_of_simulated_cells() -> None:
     rng = np.random.default_rng(2)
     for problems, draws in ((30, 5), (60, 8), (100, 4)):
         held = []
-        for _ in range(400):
+        for _ in range(250):
             won = rng.random((problems, draws))
             held.append(decide((won < 0.95) * 1.0, ((won > 0.05) * 1.0)).low > -0.05)
         assert np.mean(held) == pytest.approx(power(problems, draws, 0.1), abs=0.06)

@@ -355,7 +355,7 @@ def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy):
     texts = [model.prompt_ids(p.question) for task in TASKS for p in problems(task)[:1]]
     rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question": "on_top"}
     requests = ask(texts, FULL, Random(name="random", **rule), Window(name="window", **rule))
-    options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 400}
+    options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 250}
     four, _ = run(model, requests, slots=4, **options)
     for slots, order in ((1, requests), (32, random.Random(0).sample(requests, len(requests)))):
         assert run(model, order, slots=slots, **options)[0] == four
