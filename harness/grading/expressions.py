@@ -201,7 +201,7 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
 
 _PLAIN_WORDS = re.compile(r"(?=.*[^\W\d_]{3}|no$)(?:an? |the )?([^\W\d_]+(?:[ ,'-]+[^\W\d_]+)*)", re.IGNORECASE)
 _AS_WRITTEN = re.compile(
-    r"\d\s*_|\d\s+\d|(?<![A-Za-z\\])[A-Za-z]{3,}\s+\d|'|\\(?:ldots|angle|triangle)(?![A-Za-z])|:|!\s*!"
+    r"\d\s*_|(?<!\\log_)\d\s+\d|(?<![A-Za-z\\])[A-Za-z]{3,}\s+\d|'|\\(?:ldots|angle|triangle)(?![A-Za-z])|:|!\s*!"
 )
 
 

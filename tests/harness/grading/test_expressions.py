@@ -63,6 +63,7 @@ class TestFoundOnOtherData:
             ),
             (r"C e^{-2t} + \frac{1 - i}{4} e^{2it}", r"\frac{e^{2 i t}}{(2+2 i)}+C e^{-2 t}"),
             (r"e^{x^2+y^2+z^2}", r"e^{x^2}e^{y^2}e^{z^2}"),
+            (r"\log_2 12", r"2 + \log_2 3"),
             (r"y - 1 = 5e^{kxt}", r"y = 5 e^{kxt} + 1"),
         ],
     )
