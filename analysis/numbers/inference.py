@@ -180,7 +180,8 @@ def summary_noise_floor(
     `scores` are fractions; the share `between` (0 to 1) of single answers' variance lies between problems.
     """
     rng = np.random.default_rng(seed)
-    mean, size = float(np.mean(scores)), (1 - between) / between
+    # Where all answers are right, or all wrong, so are all that chance could give.
+    mean, size = float(np.clip(np.mean(scores), _EPSILON, 1 - _EPSILON)), (1 - between) / between
     chance = rng.beta(mean * size, (1 - mean) * size, (resamples, 1, problems))
     null = rng.binomial(draws, np.broadcast_to(chance, (resamples, len(scores), problems))).mean(-1) / draws
     return _floor(np.asarray(scores), null, problems, draws, null)

@@ -273,6 +273,8 @@ def read_summary(path: Path) -> pd.DataFrame:
     numbers = table[list(SUMMARY_COLUMNS[2:])].apply(pd.to_numeric, errors="coerce")
     if numbers.isna().any(axis=None) or not numbers["pass_at_1"].between(0, 100).all():
         raise UserError(f"{path} holds a value that is no number, or a pass_at_1 outside 0 to 100 percent.")
+    if (numbers[["problems", "draws"]] < 1).any(axis=None):
+        raise UserError(f"{path} holds fewer than one problem or draw: give the numbers that the scores are means of.")
     return table
 
 
