@@ -273,15 +273,19 @@ def read_summary(path: Path) -> pd.DataFrame:
     numbers = table[list(SUMMARY_COLUMNS[2:])].apply(pd.to_numeric, errors="coerce")
     if numbers.isna().any(axis=None) or not numbers["pass_at_1"].between(0, 100).all():
         raise UserError(f"{path} holds a value that is no number, or a pass_at_1 outside 0 to 100 percent.")
-    if (numbers[["problems", "draws"]] < 1).any(axis=None):
-        raise UserError(f"{path} holds fewer than one problem or draw: give the numbers that the scores are means of.")
+    if table.empty or (numbers[["problems", "draws"]] < 1).any(axis=None):
+        raise UserError(
+            f"{path} holds no score, or one of fewer than one problem or draw: give what scores are means of."
+        )
     return table
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
-    """The noise floor of each model and benchmark of a table as `read_summary` reads it, scores as fractions."""
+    """The noise floor of each model and benchmark with several settings, of a table of `read_summary`'s as fractions."""
     found = []
     for _, cells in table.groupby(["model", "benchmark"], sort=False):
+        if len(cells) < 2:
+            continue
         scores, (problems, draws) = cells["pass_at_1"].to_numpy(), cells[["problems", "draws"]].iloc[0].astype(int)
         floor = inference.summary_noise_floor(scores, problems, draws, between=BETWEEN_PROBLEMS[1])
         found.append(PanelVerdict(title=_title(cells), cells=cells, floor=floor))

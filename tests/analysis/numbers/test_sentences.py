@@ -59,15 +59,16 @@ def test_a_grid_in_which_all_answers_are_alike_has_no_noise(tmp_path: Path, caps
     head = "model,benchmark,keep_ratio,local_window,problems,draws,pass_at_1"
     lines = [f"m,{score},{ratio},{w},30,5,{score}" for score in (0, 100) for ratio in (0.1, 0.2) for w in (1, 2)]
     table = tmp_path / "alike.csv"
-    table.write_text("\n".join([head, *lines]))
+    table.write_text("\n".join([head, *lines, "m,alone,0.1,1,30,5,50"]))
     for verdict in analyse_scores(table).verdicts:
         assert verdict.floor is not None
         assert verdict.floor.expected_range == (0, 0, 0)
         assert verdict.floor.p == 1
-    table.write_text("\n".join([head, *lines]).replace(",30,", ",0,"))
-    with pytest.raises(SystemExit):
-        main([str(table)])
-    assert "fewer than one problem or draw" in capsys.readouterr().err
+    for refused in ("\n".join([head, *lines]).replace(",30,", ",0,"), head):
+        table.write_text(refused)
+        with pytest.raises(SystemExit):
+            main([str(table)])
+        assert "holds no score, or one of fewer than one problem or draw" in capsys.readouterr().err
 
 
 def verdicts(run: Path, margin: float | None = None) -> list[PanelVerdict]:
