@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from kvsweep.base.command_line import did_you_mean
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import folder_below
+from kvsweep.base.records import MOST
 from kvsweep.harness.toy.paths import WEIGHTS
 
 # Beside this package's folder, in the repository as in an installed wheel.
@@ -118,9 +119,11 @@ def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:
-    """The value of a setting outside all sections; raises a UserError if it is no whole number from `least` up."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name}={value} is out of range: it must be a whole number of at least {least}.")
+    """The value of a setting outside all sections; raises a UserError if it is no whole number from `least` to MOST."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+        raise UserError(
+            f"{name}={value} is out of range: it must be a whole number of at least {least} and at most {MOST}."
+        )
     return value
 
 

@@ -281,7 +281,7 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
-    """The noise floor of each model and benchmark with several settings, of a table of `read_summary`'s as fractions."""
+    """The noise floor of each model and benchmark with several settings; scores as `read_summary` reads them."""
     found = []
     for _, cells in table.groupby(["model", "benchmark"], sort=False):
         if len(cells) < 2:

@@ -116,7 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"--watch={options.watch:g} is out of range: give 1 to 86400 seconds.")
     if options.margin is not None and not 0 < options.margin < 100:
         raise UserError(f"--margin={options.margin:g} is out of range: give points of accuracy between 0 and 100.")
-    how = {"look": _chosen_look(options), "completions": max(0, options.completions), "tell": print}
+    if options.completions < 0:
+        raise UserError(f"--completions={options.completions} is out of range: give 0, for a small page, or more.")
+    how = {"look": _chosen_look(options), "completions": options.completions, "tell": print}
     how |= {"margin": None if options.margin is None else options.margin / 100, "reload": options.watch}
     make = partial(build_report, options.directory, folder=options.output, **how)
     if options.watch is None or options.directory.is_file():

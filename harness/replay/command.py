@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 import yaml
+from pydantic import StrictInt
 
 from kvsweep.base import records
 from kvsweep.base.command_line import GOES_ON, one_sentence
@@ -65,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
-    own = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in overrides)}
+    try:
+        own = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in overrides)}
+    except yaml.YAMLError as error:
+        raise UserError(f"{' '.join(overrides)} cannot be read as KEY=VALUE: {USAGE}.") from error
     rest = [word for word in overrides if word.partition("=")[0] not in (*_OWN, *_TIMED)]
     known = [word for word in rest if word.startswith(("launcher=", "launcher.", "shard="))]
     if unknown := sorted({*rest} - {*known}):
@@ -99,7 +103,7 @@ class ReplayPlan:
     """
 
     replay: Literal[True, False, "only"] = False
-    screen: int | str | None = None
+    screen: StrictInt | str | None = None
     texts: str | None = None
 
     def __post_init__(self) -> None:

@@ -166,7 +166,7 @@ def make_job(config: DictConfig) -> Job:
     margin = build(ReportConfig, "report", config.get("report", {})).margin
     rounds = rounds_until(config.get("until"), draws, policies)
     finish = config.get("finish", False)
-    if finish not in (True, False) or (finish and not rounds):
+    if not isinstance(finish, bool) or (finish and not rounds):
         goes_with = "goes with until=decided, as true or false"
         raise UserError(f"finish={finish} {goes_with}: add until=decided or leave it out.")
     if rounds and cache.is_packed:

@@ -240,7 +240,7 @@ def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool
             live.update(Group(_heading(sweep), render(sweep, per_cell=per_cell)))
             if sweep.state not in ("running", "queued"):
                 return sweep
-            time.sleep(max(interval, 0.1))
+            time.sleep(max(0.1, interval))
 
 
 def as_json(sweep: SweepStatus) -> dict[str, Any]:

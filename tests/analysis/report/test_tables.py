@@ -39,6 +39,7 @@ def test_tables_mark_the_best_and_what_loses(tmp_path: Path, make_cell: MakeCell
     [
         ("--map=reddish", "no colour map of matplotlib"),
         ("--width=1", "--width=1 is out of range"),
+        ("--completions=-1", "--completions=-1 is out of range"),
         ("--columns=0", "--columns=0 is out of range"),
         ("--interval", "a CSV of scores has no intervals"),
     ],

@@ -153,6 +153,7 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
         (["slots=2"], "--time alone"),
         (["limit=0"], "limit"),
         (["texts=none"], "texts=none"),
+        (["limit={1"], "cannot be read as KEY=VALUE"),
     ],
 )
 def test_a_mistake_is_one_sentence(sweep, overrides, sentence):
