@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from omegaconf import OmegaConf
 from tqdm import tqdm
@@ -21,7 +21,6 @@ from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.config import UNTRACKED
 from kvsweep.harness.sweep.plan.job import Job, make_job, stored_config
 from kvsweep.harness.sweep.run.store import stored_pairs
-
 
 
 @dataclass(frozen=True, kw_only=True)

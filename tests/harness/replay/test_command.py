@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -112,6 +113,21 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     sweep("screened", f"screen=loss:{lost[farthest] + 1e-6}")
     assert decoded(folder) == {full, nearest, farthest}
     assert json.loads((folder / "screen.json").read_text()) == {}
+
+
+def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
+    folder = sweep("later", "replay=only")
+    sweep("later", "replay=false", "grid.policy=[full,random]")
+    _replay(folder, ["limit=2"], timed=False)
+    assert sorted(len(of_cell) for of_cell in rows(folder).values()) == [2, 4, 4, 4]
+    table = pd.read_csv(folder / "report" / "fidelity" / "fidelity.csv").set_index("cell_id")
+    assert set(table["texts"]) == {2}
+    bins = pd.read_csv(folder / "report" / "fidelity" / "bins.csv")
+    tokens = bins[bins["by"] == "entropy"].groupby("cell_id")["tokens"].sum()
+    for name, of_cell in rows(folder).items():
+        first = [of_cell[key] for key in sorted(of_cell)[:2]]
+        assert table.loc[name, "kl"] == pytest.approx(sum(row.kl_mean for row in first) / 2)
+        assert tokens[name] == sum(row.tokens for row in first)
 
 
 def test_tasks_of_their_own_replay_like_one(sweep):
