@@ -128,6 +128,9 @@ def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
         first = [of_cell[key] for key in sorted(of_cell)[:2]]
         assert table.loc[name, "kl"] == pytest.approx(sum(row.kl_mean for row in first) / 2)
         assert tokens[name] == sum(row.tokens for row in first)
+    status = as_json(read_sweep(folder))
+    assert status["replayed"] == status["to_replay"]
+    assert status["seconds_left"] == 0
 
 
 def test_tasks_of_their_own_replay_like_one(sweep):
