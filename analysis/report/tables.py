@@ -170,7 +170,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
         "at an eviction": rows["mean_length_before"].map(format.decimal),
         "just after it": rows["mean_length_after"].map(format.decimal),
         "mean over steps": rows["mean_cache_length"].map(format.decimal),
-        "peak, % of full": rows["kept_memory"].map(format.percent),
+        "peak memory, % of full": rows["kept_memory"].map(format.percent),
         "mean, % of full": rows["kept_rows"].map(format.percent),
     }
     return pd.DataFrame(texts).set_axis(_settings(rows))

@@ -44,6 +44,10 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     assert names.loc[("full", 16), "kv_bytes_mean"] == 1536 * 140
     assert names.loc[("full_packed", 8), "kv_bytes_mean"] == 864 * 140 + 24576
     assert names.loc[("dynts", 4), "kv_bytes_peak"] == 480 * 129 + 24576
+    # The memory of packed rows is less at equal lengths.
+    assert names.loc[("full_packed", 8), "kept_memory"] == pytest.approx((864 * 240 + 24576) / (1536 * 240))
+    assert names.loc[("dynts", 16), "kept_memory"] == pytest.approx(129 / 240)
+    assert names.loc[("full_packed", 8), "kept_rows"] == 1
     # Every cell is compared with the full cache of 16 bits, a packed full cache too.
     assert names["diff_to_full"].drop(("full", 16)).notna().all()
     assert names.loc[("full_packed", 4), "diff_to_full"] == -0.5
