@@ -80,6 +80,21 @@ def test_schemes_and_bits_of_keys_and_values_are_told_apart(make_cell, tmp_path)
     assert list(cells.loc[names, "unpacked_rows"]) == [16, 47, 16]
 
 
+def test_bits_are_named_where_all_cells_but_the_full_cache_have_them(make_cell, tmp_path):
+    make_cell([[1]])
+    for policy in ("full", "dynts"):
+        folder = make_cell([[1]], policy=policy, seed=1)
+        cell = yaml.safe_load((folder / "cell.yaml").read_text()) | {"condition": "same", "seed": 0}
+        cache = {"bits": 2, "group": 32, "residual": 16}
+        (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "cache": cache}))
+    cells = load_run(tmp_path / "run").cells
+    assert dict(zip(cells["policy"], cells["variant"], strict=True)) == {
+        "full": "",
+        "full_packed": "bits=2",
+        "dynts": "bits=2",
+    }
+
+
 def test_sizes_in_words():
     assert [size(n) for n in (12, 2048, 5.5 * 2**20, 2**30)] == ["12 bytes", "2.0 KiB", "5.5 MiB", "1.0 GiB"]
     assert size(float("nan")) == "–"
