@@ -56,6 +56,8 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     said = cheapest_in_words(settings)
     assert "DynTS 0.3 / 48, budget 128, bits=8" in said
     assert "2.5 MiB of weights" in said
+    at_a_cost = metrics.assign(decision=metrics["decision"].replace("holds", "costs"))
+    assert cheapest_in_words(settings_by_bytes(at_a_cost, "toy_qwen")) == said
     assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to hold."
 
 
