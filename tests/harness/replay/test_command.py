@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +12,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.seconds import timings
 from kvsweep.analysis.report.build import build_report
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, read_rows
+from kvsweep.base.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, append_row, read_rows
 from kvsweep.harness.replay.command import _replay
 from kvsweep.harness.sweep.watch.status import as_json, read_sweep
 from kvsweep.harness.toy.paths import WEIGHTS
@@ -163,6 +164,11 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
         found = list(read_rows(path.with_name(SECONDS_FILE), Timing))
         assert [(row.round, row.why, row.slots) for row in found] == batches
         assert all(row.seconds > 0 and sum(s for _, _, s in row.by_length) <= row.seconds * 1.001 for row in found)
+        # A later command with other slots and fewer rounds takes the place of the first one's rounds.
+        append_row(path.with_name(SECONDS_FILE), msgspec.structs.replace(found[1], slots=4))
+    given = timings(load_run(folder)).query("why == 'given'")
+    assert set(given["slots"]) == {4}
+    assert set(given["rounds"]) == {1}
 
 
 @pytest.mark.parametrize(
