@@ -9,6 +9,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import cell_metrics
+from kvsweep.analysis.pictures.cost import cost_figure
 from kvsweep.analysis.pictures.tradeoffs import bytes_figure
 
 # Bytes of a row and of the newest rows, by bits.
@@ -66,6 +67,13 @@ def test_the_picture_has_a_curve_for_each_width(metrics):
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"DynTS, 16 bits", "DynTS, 8 bits", "DynTS, 4 bits", "all rows, 8 bits", "Pareto front"} <= set(labels)
     assert bytes_figure(metrics[metrics["bits"] == 16], "toy_qwen") is None
+
+
+def test_the_cost_of_packed_rows_is_drawn_in_bytes(metrics, tmp_path):
+    figure = cost_figure(load_run(tmp_path / "run"), metrics, "toy_qwen")
+    # The first step attends over 40 rows, nothing evicted.
+    first = [float(line.get_ydata()[0]) for line in figure.axes[1].lines]
+    assert first == pytest.approx([1536 * 40 / (row * 40 + newest) for row, newest in (SIZES[4], SIZES[8], SIZES[16])])
 
 
 def test_schemes_and_bits_of_keys_and_values_are_told_apart(make_cell, tmp_path):
