@@ -130,7 +130,7 @@ def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | N
 
 
 def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:
-    """FLOPs of one token that need no cache, and those per cache row; None where config.json cannot be read."""
+    """FLOPs of a token beside the cache, full windows included, and per row of it; None without config.json."""
     path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
     try:
         config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
@@ -138,6 +138,9 @@ def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:
         size = config.get("head_dim") or hidden // heads
         kv = config["num_key_value_heads"]
         layer = hidden * size * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
-        return 2.0 * (layers * layer + hidden * config["vocab_size"]), 4.0 * layers * heads * size
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
+        kinds, row = config.get("layer_types") or ["full_attention"] * layers, 4.0 * heads * size
+        windows = kinds.count("sliding_attention") * (config.get("sliding_window") or 0)
+        weights = 2.0 * (layers * layer + hidden * config["vocab_size"])
+        return weights + row * windows, row * kinds.count("full_attention")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None

@@ -1,6 +1,7 @@
 """Bytes per setting, the cheapest that holds, and how a packed full cache is told apart from the full cache."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -9,8 +10,9 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
 from kvsweep.analysis.numbers.kv_bytes import size
 from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.pictures.cost import cost_figure
+from kvsweep.analysis.pictures.cost import _shape, cost_figure
 from kvsweep.analysis.pictures.tradeoffs import bytes_figure
+from kvsweep.harness.toy.paths import WEIGHTS
 
 # Bytes of a row and of the newest rows, by bits.
 SIZES = {16: (1536, 0), 8: (864, 24576), 4: (480, 24576)}
@@ -74,6 +76,18 @@ def test_the_cost_of_packed_rows_is_drawn_in_bytes(metrics, tmp_path):
     # The first step attends over 40 rows, nothing evicted.
     first = [float(line.get_ydata()[0]) for line in figure.axes[1].lines]
     assert first == pytest.approx([1536 * 40 / (row * 40 + newest) for row, newest in (SIZES[4], SIZES[8], SIZES[16])])
+
+
+def test_layers_with_windows_do_not_attend_to_the_cache():
+    """Of two models of four query heads of 32, one has two layers with windows of 32 rows among four."""
+    model = {name: {"config": {"model": {"path": str(WEIGHTS / name)}}} for name in ("toy_qwen", "toy_qwen_windows")}
+    run = Mock(provenance=model)
+    row = 4 * 4 * 32
+    plain, windows = _shape(run, "toy_qwen"), _shape(run, "toy_qwen_windows")
+    assert plain[1] == 3 * row
+    assert windows[1] == 2 * row
+    per_layer = (plain[0] - 2 * 128 * 128) / 3
+    assert windows[0] == 4 * per_layer + 2 * 128 * 128 + 2 * 32 * row
 
 
 def test_schemes_and_bits_of_keys_and_values_are_told_apart(make_cell, tmp_path):
