@@ -17,7 +17,8 @@ from kvsweep.base.escape import csv_cell
 from kvsweep.base.files import replace_text
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
-MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "variant"]
+MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "question"]
+MATCH += ["variant"]
 
 # The settings that differ, and the panels, of which the text lists at most so many: together they fit on a screen.
 MAX_LISTED = 8

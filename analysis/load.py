@@ -325,7 +325,8 @@ def _title(section: dict[str, Any]) -> str:
 def _variants(settings: list[dict[str, Any]]) -> list[str]:
     """Each cell's settings that differ between cells of one model, benchmark and policy, as `field=value` text.
 
-    A grid's own axes are left out, and what differs only between benchmarks or models (a longer token limit).
+    A grid's own axes are left out, and what differs only between benchmarks or models (a longer token limit). The bits
+    of packed rows are always named: the full cache beside them may have unpacked ones.
     """
     flat = [_settings(cell) for cell in settings]
     names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:2]]
@@ -338,7 +339,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
         ", ".join(
             f"{name.partition('.')[2] if name.startswith(_OF_A_POLICY) else name}={value}"
             for name, value in own.items()
-            if varying.at[policy, name]
+            if varying.at[policy, name] or (name == "cache.bits" and value != "16")
         )
         for policy, own in zip(names[-1], flat, strict=True)
     ]

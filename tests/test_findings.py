@@ -121,6 +121,10 @@ def test_bits_and_rows_on_a_real_model() -> None:
     assert [round(one["share"], 2) for one in (four, half)] == [0.39, 0.53]
     two = packed.filter(like="bits=2", axis=0)["pass_at_1"]
     assert sorted(two) == [0, 0, 0.15625]
+    toys = pd.read_csv(PUBLISHED / "bits" / "cells.csv").query("policy == 'full_packed' and bits == 2")["pass_at_1"]
+    front = " ".join((PUBLISHED.parents[1] / "README.md").read_text().split())
+    left = f"At 2 bits 0 to {two.max():.0%} are left there, by the packing scheme, and {100 * toys.min():.0f} to 96%"
+    assert left in front
 
 
 def test_protection_on_a_real_model() -> None:

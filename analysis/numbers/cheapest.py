@@ -15,7 +15,7 @@ def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
     Settings that lack a benchmark or whose bytes are unknown are left out.
     """
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    ours = ours.assign(holds=ours["decision"] == "holds")
+    ours = ours.assign(holds=ours["decision"].isin(["holds", "costs"]))
     rules = {"bits": "first", "holds": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
     sizes = ours.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
     means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))

@@ -16,12 +16,18 @@ NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
 
 
 def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
-    """A row for each cell and text with the numbers per token; empty where nothing was replayed."""
-    return rows_of_cells(run.directory, run.cells["cell_id"], file)
+    """A row for each cell and text with the numbers per token; empty where nothing was replayed.
+
+    Texts that some other replayed cell of the condition lacks are left out: means over other texts rank no cells.
+    """
+    rows = rows_of_cells(run.directory, run.cells["cell_id"], file)
+    condition = rows["cell_id"].map(run.cells.set_index("cell_id")["condition"])
+    cells = rows.groupby(condition)["cell_id"].transform("nunique")
+    return rows[rows.groupby([condition, "problem_id"])["cell_id"].transform("nunique") == cells]
 
 
 def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
-    """`replay_rows` of some cells of a run directory."""
+    """The rows of some cells of a run directory, all texts of each."""
     rows = [
         {
             "cell_id": cell_id,
@@ -62,10 +68,12 @@ def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> p
 def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
     """KL, change and top-1 agreement per token by distance since the last eviction and by the full cache's entropy."""
     sums, names = ["tokens", "kl", "change", "top1"], ["cell_id", "by", "from"]
+    counted = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
     rows = [
         (cell_id, kind, float(bound), *(getattr(part, name) for name in sums))
         for cell_id in run.cells["cell_id"]
         for row in read_shards(run.directory / cell_id, file, Replay, on_bad=records.ignore)
+        if (cell_id, row.problem_id) in counted
         for kind, bounds in (("distance", REPLAY_DISTANCES), ("entropy", REPLAY_ENTROPIES))
         for bound, part in zip(bounds, getattr(row, f"by_{kind}"), strict=True)
     ]

@@ -4,6 +4,7 @@ A text's are those of a slot as long as its cache: bytes per row times rows, the
 beside them, and what windows and linear layers take at any length (formulas: compression/config.py).
 """
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -22,6 +23,15 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
         kv_bytes_fixed=sizes["fixed"],
         weight_bytes=sizes["weights"],
     )
+
+
+def peak_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.Series:
+    """The bytes of each completion's longest cache; missing where those of a row are not known."""
+    known = {cell: given.get("bytes", {}) for cell, given in provenance.items()}
+    sizes = [known.get(cell, {}) for cell in completions["cell_id"]]
+    unknown = {"row": math.nan, "newest": 0, "fixed": 0}
+    row, newest, fixed = ([size.get(name, number) for size in sizes] for name, number in unknown.items())
+    return completions["peak_length"] * row + newest + fixed
 
 
 def size(count: float) -> str:

@@ -35,7 +35,7 @@ def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
         _outcome_shares(graded),
         _tokens_spent(graded),
         _completion_means(run),
-        _kept_of_full(run.cells, with_fixed_rows(run)),
+        _kept_of_full(run),
         looping.looping(run),
         _throughput(run.stats),
     ]
@@ -171,16 +171,21 @@ def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> p
     return ours.merge(full, on=["full", *key], suffixes=("", "_full"))
 
 
-def _kept_of_full(cells: pd.DataFrame, completions: pd.DataFrame) -> pd.DataFrame:
-    """The cells' cache lengths over those of the full cache's own run, on the pairs that both have, by cell_id."""
-    sums = ["peak_length", "num_tokens", "held"]
-    held, peaks = cache_rows(completions)["held"], completions["peak_length"] + completions["fixed_rows"]
-    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(held=held, peak_length=peaks)
-    pairs = _beside_full(cells, rows, sums)
-    total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum()
+def _kept_of_full(run: Run) -> pd.DataFrame:
+    """The cells' memory and cache lengths over those of the full cache's own run, on the pairs that both have."""
+    from kvsweep.analysis.numbers.kv_bytes import peak_bytes
+
+    completions, sums = with_fixed_rows(run), ["bytes", "peak_length", "num_tokens", "held"]
+    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
+        held=cache_rows(completions)["held"],
+        peak_length=completions["peak_length"] + completions["fixed_rows"],
+        bytes=peak_bytes(completions, run.provenance),
+    )
+    pairs = _beside_full(run.cells, rows, sums)
+    total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum(min_count=1)
     per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
-    kept = {"kept_memory": total["peak_length"] / total["peak_length_full"], "kept_rows": per_step[0] / per_step[1]}
-    return pd.DataFrame(kept)
+    memory = (total["bytes"] / total["bytes_full"]).fillna(total["peak_length"] / total["peak_length_full"])
+    return pd.DataFrame({"kept_memory": memory, "kept_rows": per_step[0] / per_step[1]})
 
 
 def with_fixed_rows(run: Run) -> pd.DataFrame:

@@ -37,8 +37,10 @@ def timings(run: Run) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
     table = pd.DataFrame(rows).astype({"peak_bytes": "float64"})
-    # A command that is given again adds rounds of the same numbers; the last ones count.
-    table = table.drop_duplicates(["cell_id", "why", "round"], keep="last")
+    # A command that is given again, maybe with other slots, begins anew with round 0; the last command counts.
+    batch = [table["cell_id"], table["why"]]
+    command = (table["round"] == 0).groupby(batch).cumsum()
+    table = table[command == command.groupby(batch).transform("max")]
     beside = ["condition", "why", "round"]
     full = table[table["full"]].drop_duplicates(beside).set_index(beside)["tokens_per_second"]
     table["times_full"] = table["tokens_per_second"] / full.reindex(pd.MultiIndex.from_frame(table[beside])).to_numpy()

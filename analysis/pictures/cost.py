@@ -51,11 +51,12 @@ def _sums(begins: np.ndarray, ends: np.ndarray, amounts: Any, steps: int) -> np.
 
 
 class Curve(NamedTuple):
-    """The cache of one setting against the step, [steps]: its mean length, and that of a full cache."""
+    """One setting against the step, [steps]: mean cache length, a full cache's, and the full one's bytes over its."""
 
     name: str
     held: np.ndarray
     full: np.ndarray
+    saved: np.ndarray
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -71,7 +72,8 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
         return None
     longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
     compared = compressed[compressed["condition"] == longest]
-    curves = _curves(run, compared)
+    full = metrics[(metrics["condition"] == longest) & (metrics["policy"] == "full")]
+    curves = _curves(run, compared, next(iter(full["cell_id"]), None))
     shape = _shape(run, compared["cell_id"].iloc[0])
     titles = ["cache length (tokens)", "KV memory, full ÷ this"]
     titles += ["FLOPs of a step, full ÷ this"] if shape else []
@@ -89,10 +91,14 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     return figure
 
 
-def _curves(run: Run, cells: pd.DataFrame) -> list[Curve]:
-    """At most `MAX_LINES` curves, spread from the smallest cache to the largest; cells with like lengths share one."""
+def _curves(run: Run, cells: pd.DataFrame, full_cell: str | None) -> list[Curve]:
+    """At most `MAX_LINES` curves, spread from the smallest cache to the largest.
+
+    Cells with like lengths and the same bits share one. Where bytes are not known, the lengths take their place.
+    """
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
-    groups = [rows for _, rows in cells.groupby(lengths)]
+    groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
+    known = {cell: given.get("bytes", {}) for cell, given in run.provenance.items()}
     found = []
     for place in np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int)):
         cell: Any = next(groups[place].itertuples())
@@ -100,15 +106,23 @@ def _curves(run: Run, cells: pd.DataFrame) -> list[Curve]:
         live, held, full = lengths_by_step(ours, run.events[run.events["completion"].isin(ours.index)])
         others = len(groups[place]) - 1
         more = f" and {others} other{'s' * (others > 1)} alike" if others else ""
-        found.append(Curve(format.setting(cell) + more, held[live >= MIN_LIVE], full[live >= MIN_LIVE]))
+        own, whole = known.get(cell.cell_id, {}), known.get(full_cell or "", {})
+        own, whole = (own, whole) if own.get("row") and whole.get("row") else ({}, {})
+        saved = _bytes(full, whole) / _bytes(held, own)
+        parts = (part[live >= MIN_LIVE] for part in (held, full, saved))
+        found.append(Curve(format.setting(cell) + more, *parts))
     return found
+
+
+def _bytes(lengths: np.ndarray, sizes: dict[str, float]) -> np.ndarray:
+    return lengths * sizes.get("row", 1) + sizes.get("newest", 0) + sizes.get("fixed", 0)
 
 
 def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | None) -> None:
     for place, curve in enumerate(curves):
         look: dict[str, Any] = {"color": style.LINE_COLORS[place], "linestyle": style.DASHES[place], "linewidth": 1.2}
         axes[0].plot(curve.held, label=curve.name, **look)
-        axes[1].plot(curve.full / curve.held, **look)
+        axes[1].plot(curve.saved, **look)
         if shape is not None:
             axes[2].plot((shape[0] + shape[1] * curve.full) / (shape[0] + shape[1] * curve.held), **look)
     longest = max((curve.full for curve in curves), key=len)
@@ -116,7 +130,7 @@ def _lines(axes: list[Axes], curves: list[Curve], shape: tuple[float, float] | N
 
 
 def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:
-    """FLOPs of one token that need no cache, and those per cache row; None where config.json cannot be read."""
+    """FLOPs of a token beside the cache, full windows included, and per row of it; None without config.json."""
     path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
     try:
         config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
@@ -124,6 +138,9 @@ def _shape(run: Run, cell_id: str) -> tuple[float, float] | None:
         size = config.get("head_dim") or hidden // heads
         kv = config["num_key_value_heads"]
         layer = hidden * size * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
-        return 2.0 * (layers * layer + hidden * config["vocab_size"]), 4.0 * layers * heads * size
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
+        kinds, row = config.get("layer_types") or ["full_attention"] * layers, 4.0 * heads * size
+        windows = kinds.count("sliding_attention") * (config.get("sliding_window") or 0)
+        weights = 2.0 * (layers * layer + hidden * config["vocab_size"])
+        return weights + row * windows, row * kinds.count("full_attention")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
         return None

@@ -24,7 +24,7 @@ NOTE = (
 )
 _SHOWN = ("kl", "change", "flips", "answer_change")
 _NAMES = ["cell_id", "model", "model_title", "benchmark", "benchmark_title", "policy", "variant", "bits"]
-_NAMES += ["keep_ratio", "local_window", "budget", "question"]
+_NAMES += ["keep_ratio", "local_window", "budget", "question", "condition"]
 
 
 def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
@@ -49,9 +49,9 @@ def _named(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pairs(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """In each model and benchmark, the KL of every cell minus that of the nearest compressed cell, with Holm's p."""
+    """In each condition the KL of every cell minus that of the nearest compressed cell, with Holm's p."""
     found = []
-    for _, panel in table[table["policy"] != "full"].groupby(["model", "benchmark"]):
+    for _, panel in table[table["policy"] != "full"].groupby("condition", sort=False):
         if len(panel) > 1:
             own = rows[rows["cell_id"].isin(panel["cell_id"])]
             found.append(paired_fidelity(own, panel["cell_id"].iloc[0]).assign(nearest=panel["cell_id"].iloc[0]))
@@ -69,7 +69,7 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
     shown["setting"] = [format.setting(row) for row in table.itertuples()]
     for name in _SHOWN:
         shown[name] = table[name].map("{:.4f}".format) + " ± " + table[f"{name}_se"].map("{:.4f}".format)
-    return shown.assign(evictions=table["evictions"].round(1))
+    return shown.assign(evictions=table["evictions"].round(1), texts=table["texts"])
 
 
 def drawn_fidelity(run: Run, look: Look) -> Iterator[tuple[str, str, Figure]]:

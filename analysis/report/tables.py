@@ -1,5 +1,6 @@
 """Tables of a report, and their text as Markdown, as LaTeX and for the terminal. No plotting library is needed."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
         "at an eviction": rows["mean_length_before"].map(format.decimal),
         "just after it": rows["mean_length_after"].map(format.decimal),
         "mean over steps": rows["mean_cache_length"].map(format.decimal),
-        "peak, % of full": rows["kept_memory"].map(format.percent),
+        "peak memory, % of full": rows["kept_memory"].map(format.percent),
         "mean, % of full": rows["kept_rows"].map(format.percent),
     }
     return pd.DataFrame(texts).set_axis(_settings(rows))
@@ -221,5 +222,6 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
     signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
     signs |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$", STOPPED: r"$^{\circ}$"}
     for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
-        text = text.replace(sign, code)
+        # The sign of a setting, as in bits=4, follows its name and is no mark.
+        text = re.sub(rf"(?<![A-Za-z]){re.escape(sign)}", code.replace("\\", r"\\"), text)
     return text

@@ -160,6 +160,8 @@ def _screened(job: Job, replayed: ReplayJob, plan: ReplayPlan) -> Job:
     from kvsweep.analysis.numbers.fidelity import fidelity, rows_of_cells
 
     rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replayed.replay.file)
+    # An earlier replay may have given some cells more texts.
+    rows = rows[rows["problem_id"].isin([text.pair[0] for text in replayed.texts])]
     table = fidelity(rows).sort_values("kl", kind="stable")
     table = table[~table["cell_id"].isin([cell.cell_id for cell in _full(job)])]
     kept = table if plan.loss is None else table[-table["change"] <= plan.loss]

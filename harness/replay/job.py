@@ -63,6 +63,9 @@ class ReplayJob(Job):
         """The status of a task of its own, beside the one that decodes the cells."""
         status = super().status(state, decided)
         status.task, status.replays = f"replay-{status.task}", True
+        lacking = {cell.cell_id for cell in self.unfinished_cells()}
+        for cell_id in status.cells.keys() - lacking:
+            status.cells[cell_id].finished = status.cells[cell_id].expected
         return status
 
 

@@ -11,6 +11,16 @@ from kvsweep.base.errors import UserError
 from tests.analysis.conftest import write_cell
 
 
+def test_cells_with_the_question_in_another_place_are_not_paired(tmp_path: Path) -> None:
+    for name, place in (("a", "free"), ("b", "pinned")):
+        folder = write_cell(tmp_path / name, [[1], [0]], policy="dynts")
+        cell = yaml.safe_load((folder / "cell.yaml").read_text())
+        cell["policy"]["question"] = place
+        (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
+    with pytest.raises(UserError, match="share no cell"):
+        compare(load_run(tmp_path / "a"), load_run(tmp_path / "b"))
+
+
 def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
     """The problems of both runs have the same ids, and other questions behind them."""
     for name, problems in (("a", "1" * 16), ("b", "1" * 16), ("c", "2" * 16)):

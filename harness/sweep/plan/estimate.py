@@ -16,6 +16,7 @@ from kvsweep.base.command_line import counted
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.decode.request import grows
 from kvsweep.harness.models.spec import BYTES, read_spec
+from kvsweep.harness.sweep.plan.cell import Cell
 from kvsweep.harness.sweep.plan.job import Job
 from kvsweep.harness.toy.paths import WEIGHTS
 
@@ -79,11 +80,11 @@ def describe(jobs: Sequence[Job]) -> str:
 
 
 def _describe_job(job: Job) -> str:
-    left, pairs, cells = len(job.unfinished_cells()), len(job.own_pairs), len(job.cells)
+    lacking, pairs, cells = job.unfinished_cells(), len(job.own_pairs), len(job.cells)
     question, found = _question_tokens(job), measure(job)
     lengths, pace, size = found or ([job.decoding.max_new_tokens], 0.0, 0.0)
     forks = [first_eviction(cell.policy, question) for cell in job.cells]
-    tokens = forked_tokens(lengths, forks) * pairs / len(lengths) * left / cells
+    tokens = forked_tokens(lengths, forks) / len(lengths) * sum(_missing(job, cell) for cell in lacking) / cells
     source = f"every text {lengths[0]} long at most"
     time_and_disk = "time and disk: not known until a cell has stored something"
     if found:
@@ -92,10 +93,17 @@ def _describe_job(job: Job) -> str:
         time_and_disk += f"disk: {size * pairs * cells / 2**20:.1f} MiB in all"
     fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
     return (
-        f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - left} done) of "
+        f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(lacking)} done) of "
         f"{counted(pairs, 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n  {time_and_disk}{_power(job)}"
     )
+
+
+def _missing(job: Job, cell: Cell) -> int:
+    """The completions of this job's shard that a cell has not stored."""
+    files = records.shard_files(job.run_directory / cell.cell_id, records.COMPLETIONS_FILE).values()
+    rows = (row for path in files for row in records.read_rows(path, records.PairRow, on_bad=records.ignore))
+    return len(set(job.own_pairs) - {row.key for row in rows})
 
 
 def _borrowed(job: Job) -> str:

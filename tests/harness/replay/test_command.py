@@ -2,6 +2,8 @@
 
 import json
 
+import msgspec
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -10,7 +12,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.numbers.seconds import timings
 from kvsweep.analysis.report.build import build_report
 from kvsweep.base.errors import UserError
-from kvsweep.base.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, read_rows
+from kvsweep.base.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, append_row, read_rows
 from kvsweep.harness.replay.command import _replay
 from kvsweep.harness.sweep.watch.status import as_json, read_sweep
 from kvsweep.harness.toy.paths import WEIGHTS
@@ -114,6 +116,24 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     assert json.loads((folder / "screen.json").read_text()) == {}
 
 
+def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
+    folder = sweep("later", "replay=only")
+    sweep("later", "replay=false", "grid.policy=[full,random]")
+    _replay(folder, ["limit=2"], timed=False)
+    assert sorted(len(of_cell) for of_cell in rows(folder).values()) == [2, 4, 4, 4]
+    table = pd.read_csv(folder / "report" / "fidelity" / "fidelity.csv").set_index("cell_id")
+    assert set(table["texts"]) == {2}
+    bins = pd.read_csv(folder / "report" / "fidelity" / "bins.csv")
+    tokens = bins[bins["by"] == "entropy"].groupby("cell_id")["tokens"].sum()
+    for name, of_cell in rows(folder).items():
+        first = [of_cell[key] for key in sorted(of_cell)[:2]]
+        assert table.loc[name, "kl"] == pytest.approx(sum(row.kl_mean for row in first) / 2)
+        assert tokens[name] == sum(row.tokens for row in first)
+    status = as_json(read_sweep(folder))
+    assert status["replayed"] == status["to_replay"]
+    assert status["seconds_left"] == 0
+
+
 def test_tasks_of_their_own_replay_like_one(sweep):
     folder = sweep("tasks", "replay=only")
     whole = rows(folder)
@@ -144,6 +164,11 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
         found = list(read_rows(path.with_name(SECONDS_FILE), Timing))
         assert [(row.round, row.why, row.slots) for row in found] == batches
         assert all(row.seconds > 0 and sum(s for _, _, s in row.by_length) <= row.seconds * 1.001 for row in found)
+        # A later command with other slots and fewer rounds takes the place of the first one's rounds.
+        append_row(path.with_name(SECONDS_FILE), msgspec.structs.replace(found[1], slots=4))
+    given = timings(load_run(folder)).query("why == 'given'")
+    assert set(given["slots"]) == {4}
+    assert set(given["rounds"]) == {1}
 
 
 @pytest.mark.parametrize(

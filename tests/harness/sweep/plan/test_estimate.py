@@ -110,5 +110,8 @@ def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: l
     assert kvsweep(*arguments).code == 0
     ended = kvsweep(*arguments, "draws=2", "--dry-run")
     assert "1 cell (0 done) of 6 completions" in ended.out
+    [rows] = tmp_path.glob("default/*/completions.jsonl")
+    written = sum(json.loads(line)["num_tokens"] for line in rows.read_text().splitlines())
+    assert f"left to decode: {float(written):.3g} tokens" in ended.out, "one of two draws is stored"
     assert "tokens/s; disk:" in ended.out
     assert "(1 done)" in kvsweep(*arguments, "--dry-run").out
