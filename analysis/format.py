@@ -15,7 +15,7 @@ MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED = "–", "*", "?", "=", "§"
 UNSURE, STOPPED = "‡", "°"
 HOLDS, COSTS, LOSES = "✓", "(✓)", "†"
 MARKS = {
-    MISSING: "no result yet",
+    MISSING: "no result",
     UNGRADED: "not graded yet",
     UNFINISHED: "not finished",
     HOLDS: "holds: loses less than the margin",

@@ -129,12 +129,22 @@ def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     screen = read_screen(found.run.directory)
     out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
     ungraded = metrics[metrics["ungraded"] > 0]
+    done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
+    done = done.assign(most=done.groupby("condition")["problems"].transform("max"))
+    small = done[(done["problems"] < done["most"]) | (done["graded"] % done["problems"] > 0)]
     conditions = metrics.drop_duplicates("condition")
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
     concerns = [
         ("Unfinished cells", [f"{_cell(row)}: {tables.progress(row)} completions" for row in partial.itertuples()]),
         ("Screened out, not decoded", [f"{_cell(row)}: {_reason(screen[row.cell_id])}" for row in format.rows(out)]),
         ("Missing cells", _missing(found)),
+        (
+            "Not on all problems and draws of the others, which are compared on what both have",
+            [
+                f"{_cell(row)}: {row.graded} answers to {row.problems} of {row.most} problems"
+                for row in format.rows(small)
+            ],
+        ),
         ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
         ("Without answers", tables.unanswered(found.run)),
         ("No full-cache cell to compare with", list(alone["model_title"] + " | " + alone["benchmark_title"])),

@@ -282,7 +282,7 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
     for names, panel in _panels(cells):
         table.add_row(" ".join(names), style="bold")
         for cell in panel:
-            state = cell.state + (", no row packed" if cell.packed is False else "")
+            state = cell.state + ", no row packed" * (cell.packed is False) + ", replayed alone" * (not cell.expected)
             table.add_row(cell.policy, state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
     return table
 

@@ -173,7 +173,7 @@ def test_missing_and_unfinished_bars_are_marked(tmp_path: Path, make_cell: MakeC
     assert [text.get_text() for text in panels[0].texts] == ["100.0", "100.0", "–", "–"]
     assert [text.get_text() for text in panels[2].texts] == ["100.0", "100.0", "–", "–"]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend[2:] == ["– no result yet", "* not finished"]
+    assert legend[2:] == ["– no result", "* not finished"]
     assert inside(figure, tmp_path)
 
 

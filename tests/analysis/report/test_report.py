@@ -72,6 +72,18 @@ def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCel
         assert (folder / f"heatmap_toy_qwen_dynts_128.{suffix}").stat().st_size > 1000
 
 
+def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1, 1], [0, 1], [1, 0]])
+    make_cell([[1, 1], [0, 1]], policy="window")
+    make_cell([[1, 1], [0], [1]], policy="h2o")
+    make_cell([[1, 1], [0, 1], [1, 1]], policy="dynts")
+    page = build_report(tmp_path / "run").read_text()
+    named = page.partition("Not on all problems and draws of the others")[2].partition("</ul>")[0]
+    assert "2</summary>" in named
+    assert "4 answers to 2 of 3 problems" in named
+    assert "4 answers to 3 of 3 problems" in named
+
+
 def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
         place = {"benchmark": benchmark, "benchmark_title": title}
