@@ -249,8 +249,8 @@ def _equal_at_points(left: Any, right: Any) -> bool:
     """Whether two forms agree wherever the left one is finite and not zero, with the names' numbers in either order."""
     names = sorted(left.free_symbols | right.free_symbols, key=str)
     agree = []
-    for at, order in product((_SMALL, *((base, 1) for base in _EXPRESSION_BASES)), (names, names[::-1])):
-        one, other = _value_at(left, *at, names=order), _value_at(right, *at, names=order)
+    for (base, parts), order in product((_SMALL, *((base, 1) for base in _EXPRESSION_BASES)), (names, names[::-1])):
+        one, other = (_value_at(form, base, parts, order) for form in (left, right))
         if one.is_finite and not one.is_zero:
             agree.append(bool(other.is_finite) and bool(abs(one - other) <= 1e-12 * abs(one)))
     return bool(agree) and all(agree)
