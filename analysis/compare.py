@@ -34,7 +34,8 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     shared = left[columns].merge(right[[*MATCH, "cell_id"]], on=MATCH, suffixes=("_a", "_b"))
     if shared.empty:
         runs = f"{first.directory} and {second.directory}"
-        raise UserError(f"{runs} share no cell; give runs of the same settings and problems.")
+        named = "share no cell that cells.csv names alike (a run of several seeds names the seed)"
+        raise UserError(f"{runs} {named}: give runs of the same settings and problems.")
     graded = zip("ab", map(graded_rows, (first, second)), strict=True)
     rows = pd.concat([own.assign(cell_id=side + own["cell_id"].astype("str")) for side, own in graded])
     # One array, because the correction runs over all settings.

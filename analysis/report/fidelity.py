@@ -68,7 +68,8 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
     shown = pd.DataFrame({"model | benchmark": table["model_title"] + " | " + table["benchmark_title"]})
     shown["setting"] = [format.setting(row) for row in table.itertuples()]
     for name in _SHOWN:
-        shown[name] = table[name].map("{:.4f}".format) + " ± " + table[f"{name}_se"].map("{:.4f}".format)
+        errors = table[f"{name}_se"].map(" ± {:.4f}".format).where(table[f"{name}_se"].notna(), "")
+        shown[name] = table[name].map("{:.4f}".format) + errors
     return shown.assign(evictions=table["evictions"].round(1), texts=table["texts"])
 
 
