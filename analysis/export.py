@@ -48,6 +48,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("keep_ratio", pa.float64(), "fraction kept of the tokens outside the window; null for `full`"),
     ("local_window", pa.int32(), "newest tokens always kept"),
     ("budget", pa.int32(), "cache length in tokens at which eviction fires"),
+    ("question", _TEXT, "the question's tokens: free, pinned (inside the size) or on_top of it; null for `full`"),
     ("variant", _TEXT, "other settings that differ between cells of one policy, as field=value"),
     ("decoding", _TEXT, "name of the sampling settings"),
     ("seed", pa.int64(), "first part of every completion's random stream"),
