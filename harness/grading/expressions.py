@@ -76,7 +76,7 @@ def _without_unit(item: str) -> tuple[str, str]:
     unit = TEXT_COMMAND.sub(r" \1", found[1]).lower() if found else ""
     if not found or any(map(_NOT_UNIT.fullmatch, re.findall("[a-z]+", unit))):
         return item, ""
-    unit = re.sub(r"[\W_]", "", unit.replace("square", "2").replace("cubic", "3"))
+    unit = re.sub(r"[\W_]", "", unit.replace("square", "2").replace("cubic", "3").replace("/", "per"))
     return item[: found.start()], re.sub(r"^(\D+)(\d)", r"\2\1", unit)
 
 
@@ -101,9 +101,15 @@ def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
     (left, unit), (right, wanted) = readable(answer), readable(gold)
     short, long = sorted((unit, wanted), key=len)
-    if short and not re.match(".*".join(short), long):  # "cm" abbreviates "centimeters", and "m" does not
+    if short and not _abbreviates(short, long):
         return False, "other units", left, right
     return (*_same(left, right), left, right)
+
+
+def _abbreviates(short: str, long: str) -> bool:
+    """Whether two units are one: "cm" abbreviates "centimeters", and "m" neither that nor "mm", "min" or "m/s"."""
+    whole = len(long) > 3 or long in ("hr", "hrs", "lbs", "sec")
+    return short == long or bool(whole and ("per" not in long or "p" in short) and re.match(".*".join(short), long))
 
 
 def _squeezed(text: str) -> str:
@@ -201,7 +207,9 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
 
 _PLAIN_WORDS = re.compile(r"(?=.*[^\W\d_]{3}|no$)(?:an? |the )?([^\W\d_]+(?:[ ,'-]+[^\W\d_]+)*)", re.IGNORECASE)
 _AS_WRITTEN = re.compile(
-    r"\d\s*_|(?<!\\log_)\d\s+\d|(?<![A-Za-z\\])[A-Za-z]{3,}\s+\d|'|\\(?:ldots|angle|triangle)(?![A-Za-z])|:|!\s*!"
+    r"\d\s*_|(?<!\\log_)\d\s+\d|(?<![A-Za-z\\])[A-Za-z]{3,}\s+\d|'|\\(?:ldots|angle|triangle)(?![A-Za-z])|:|!\s*!|"
+    # Products of vectors, and what the library takes for a transpose.
+    r"\\nabla|\\times\s*\\(?:vec|hat|overrightarrow)|\^\s*(?:T|\{\s*T\s*\})(?![A-Za-z])"
 )
 
 
@@ -233,7 +241,7 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
             # sympy would put in numbers of its own choice, and calculate for hours.
             return _equal_at_points(left, right), "values at several points"
-        return not left.free_symbols or bool(rest.equals(0)), "values, and sympy where there are names"
+        return not rest.free_symbols or bool(rest.equals(0)), "values, and sympy where there are names"
     return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
 
 
@@ -306,6 +314,8 @@ def _parsed(texts: list[str], bases: Sequence[int]) -> list[Any]:
 
     is_complex = any(re.search(r"(?<![A-Za-z\\])i(?![A-Za-z])", text) for text in texts)
     letters = [set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))) for text in texts]
+    # Nor are `\theta` and `\Theta`, or `m_a` and `m_A`, in different texts.
+    letters.append(set(re.findall(r"(?:(?<=_)|(?<=_\{)|\\)[A-Za-z]+", " ".join(texts))))
     one_case = all(len({letter.lower() for letter in found}) == len(found) for found in letters)
     spelling = NormalizationConfig(malformed_operators=True, boxed="none")
     forms = []

@@ -119,6 +119,15 @@ class TestLibrary:
             ("23.2665", r"10 + 4\sqrt{11}", "a rounded value that is right to six places by chance"),
             (r"\sqrt{x^2}", "x", "equal for positive numbers alone"),
             ("f(x) = x", "f(x) = x + 1", "a constant multiple of nothing"),
+            ("1", r"\tanh(50x)", "names in one of both alone, and equal where they are large"),
+            ("3", r"\min(x, 3)", "the same"),
+            (r"\Theta", r"\theta", "it writes names in small letters"),
+            ("m_a v", "m_A v", "the same in an index"),
+            ("A^T", "A", "it drops what may be a transpose"),
+            (r"\nabla \cdot E", r"\nabla \times E", "it multiplies vectors as numbers"),
+            (r"\vec{a} \times \vec{b}", r"\vec{b} \times \vec{a}", "the same in another order"),
+            (r"5 \text{ m}", r"5 \text{ mm}", "it drops units"),
+            (r"5 \text{ m}", r"5 \text{ m/s}", "it drops units"),
         ],
     )
     def test_is_vetoed(self, answer: str, gold: str, rule: str) -> None:
@@ -159,7 +168,7 @@ class TestSpelling:
             (r"(3,4]\bigcup[1,2)", r"[1,2)\cup(3,4]"), (r"\langle 1, 2 \rangle", "(1,2)"), (r"12^{\mathrm{th}}", "12"), ("12th", "12"),
             (r"12\text{th}", "12"), ("8:51 PM", r"8:51\text{ p.m.}"),
             (r"\text{a circle}", "circle"), (r"6 \text{ in}^2", r"6 \text{ square inches}"), (r"6 \text{ cubic cm}", r"6\text{ cm}^3"), (r"5\text{ J}", "5"),
-            (r"6 \text{ centimeters}", r"6 \text{ cm}"), (r"\frac{dy}{dx} = 2x", "2x"), (r"\pm 1, \pm 7", "1, -1, 7, -7"), (r"x < 1 \text{ or } x > 2", r"(-\infty,1)\cup(2,\infty)"),
+            (r"6 \text{ centimeters}", r"6 \text{ cm}"), (r"5 \text{ m/s}", r"5 \text{ meters per second}"), (r"5 \text{ hr}", r"5 \text{ h}"), (r"\frac{dy}{dx} = 2x", "2x"), (r"\pm 1, \pm 7", "1, -1, 7, -7"), (r"x < 1 \text{ or } x > 2", r"(-\infty,1)\cup(2,\infty)"),
             (r"\frac{\sinh(at)}{a}", r"\frac{1}{2a}(\exp{a*t} - \exp{-a*t})"), (r"a_{\odot} b", r"b a_{\odot}"),
         ],
     )  # fmt: skip
