@@ -321,7 +321,7 @@ def _parsed(texts: list[str], bases: Sequence[int]) -> list[Any]:
     forms = []
     for text in texts:
         text = re.sub(r"(?<![A-Za-z\\])[eE]_", r"\\varepsilon_", text)  # to the library E_1 is a mistake
-        text = re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
+        text = re.sub(r"(?<=[\d)])(?<!\\log_\d)\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
         text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"(\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}})", text)
         names = ConversionConfig(lowercase_symbols=one_case)
         form = latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names)

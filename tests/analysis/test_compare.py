@@ -29,5 +29,5 @@ def test_cells_of_other_problems_are_not_paired(tmp_path: Path) -> None:
         (folder / "cell.yaml").write_text(yaml.safe_dump({**cell, "dataset_hash": problems}))
     first, same, other = (load_run(tmp_path / name) for name in "abc")
     assert len(compare(first, same)) == 1
-    with pytest.raises(UserError, match="share no cell .*: give runs of the same settings and problems"):
+    with pytest.raises(UserError, match=r"share no cell .*: give runs of the same settings and problems"):
         compare(first, other)

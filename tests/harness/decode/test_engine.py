@@ -321,8 +321,9 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
     save_predictor(ImportancePredictor(stock.config.hidden_size, (16,)), tmp_path, {})
     write_statistics(model, tmp_path / "statistics.safetensors")
     policy = make_policy(name, tmp_path, question=question, **RULE)
-    texts = prompts(7, 1, 40)
-    completions, engine = run(model, ask(texts, policy), seed=5, slots=2)
+    short, _, *others = prompts(7, 23, 1, 40)
+    texts = [short, *others]
+    completions, engine = run(model, ask(texts, policy), seed=5)
     for i, ids in enumerate(texts):
         options = {"max_new_tokens": NEW_TOKENS, "seed": 5, "problem_id": f"p{i}"}
         expected, evictions = decode_slowly(stock, model, ids, policy, **options)
