@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check site
+.PHONY: help setup demo test slow check site
 
 help:   ## Show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 8
@@ -20,7 +20,10 @@ demo-%: .venv/.ready
 	    benchmark=toy_chain,toy_add,toy_regs,toy_groups
 
 test: .venv/.ready  ## All tests that need nothing but this checkout
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slurm and not browser"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not slurm and not browser"
+
+slow: .venv/.ready  ## The tests that take minutes: attacks, mutants, each kernel compiled for a GPU
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not slurm"
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
@@ -31,7 +34,8 @@ check: .venv/.ready  ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Python compiles what it imports; pip would first compile all that torch and transformers have.
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@

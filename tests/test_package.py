@@ -96,7 +96,6 @@ def test_the_citation_is_of_this_version() -> None:
     assert citation["license"] == project["license"]
 
 
-@pytest.mark.slow
 def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: Path, tmp_path: Path) -> None:
     program = (
         "from kvsweep.analysis.numbers import reference\n"
@@ -118,7 +117,6 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
     assert (tmp_path / "results/demo/report/report.html").is_file()
 
 
-@pytest.mark.slow
 def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
     def kvsweep(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         program = "from kvsweep.harness.sweep.command import main; main()"
@@ -143,7 +141,6 @@ def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Pat
     assert "spread" not in kvsweep("--help", folder=tmp_path).stdout
 
 
-@pytest.mark.slow
 def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     shutil.copytree(unpacked, site)

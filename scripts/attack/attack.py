@@ -5,7 +5,7 @@ result is compared with that of an undisturbed run. All commands write to a pseu
 attack_corpus.jsonl beside this file. Prints one table and, as its last line, one JSON object; exit code 1 says that a
 number that must be zero is not.
 
-    python scripts/attack/attack.py         the short form, which CI runs
+    python scripts/attack/attack.py         the short form, which `make slow` runs
     python scripts/attack/attack.py --long  200 kills, every line of the corpus, 8 kinds of damage, 3 full disks
 """
 

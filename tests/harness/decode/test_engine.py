@@ -312,7 +312,12 @@ def make_policy(name, predictor, **rule):
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-@pytest.mark.parametrize("question", ["free", "pinned", "on_top"])
+@pytest.mark.parametrize(
+    ("networks", "question"),
+    [(QWEN, "free"), (LLAMA, "free"), (QWEN, "pinned"), (LLAMA, "on_top")],
+    indirect=["networks"],
+    ids=["qwen2-free", "llama-free", "qwen2-pinned", "llama-on_top"],
+)
 def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_path):
     if name == "no_question" and question != "free":
         pytest.skip("no_question evicts the question, which the other settings keep")
