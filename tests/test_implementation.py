@@ -44,7 +44,7 @@ def test_triton_writes_the_same_greedy_texts(more, tiny, tiny_policy, tmp_path):
     for impl in ("torch", "triton"):
         command = [sys.executable, "-m", "kvsweep.harness.sweep.command", *tiny, *tiny_policy]
         command += [f"impl={impl}", "benchmark=toy_chain", "decoding=greedy", "benchmark.limit=1", "policy.budget=40"]
-        command += ["decoding.max_new_tokens=24", "slots=3", f"results_dir={tmp_path / impl}", *more]
+        command += ["decoding.max_new_tokens=14", "slots=3", f"results_dir={tmp_path / impl}", *more]
         run_interpreted(command, tmp_path)
         found[impl] = {
             file.parent.name: [json.loads(line) for line in file.read_text().splitlines()]
