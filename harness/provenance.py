@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ["kvsweep", "torch", "transformers", "tokenizers", "datasets"]
-_PACKAGES += ["math-verify", "numpy", "hydra-core", "triton"]
+_PACKAGES = "kvsweep", "torch", "transformers", "tokenizers", "datasets", "math-verify", "numpy", "hydra-core", "triton"
 
 
 @cache

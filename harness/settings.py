@@ -40,9 +40,8 @@ def own_folder() -> Path | None:
 
 def conf_files(group: str) -> dict[str, Path]:
     """The YAML files of a group of the configuration by name, those of one's own folder too."""
-    own = own_folder()
-    folders = [CONF, own] if own else [CONF]
-    files = [path for folder in reversed(folders) for path in (folder / group).glob("*.yaml")]
+    folders = filter(None, [own_folder(), CONF])
+    files = [path for folder in folders for path in (folder / group).glob("*.yaml")]
     return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
 
 
@@ -121,9 +120,8 @@ def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 def whole_number(name: str, value: Any, *, least: int) -> int:
     """The value of a setting outside all sections; raises a UserError if it is no whole number from `least` to MOST."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise UserError(
-            f"{name}={value} is out of range: it must be a whole number of at least {least} and at most {MOST}."
-        )
+        allowed = f"it must be a whole number of at least {least} and at most {MOST}"
+        raise UserError(f"{name}={value} is out of range: {allowed}.")
     return value
 
 

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +20,7 @@ _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 _VERSION_2 = ("memory.max", "memory.current")
 
 
-@dataclass(frozen=True)
-class AutoSlots:
+class AutoSlots(NamedTuple):
     """A number of slots to decode with, and its arithmetic as a sentence."""
 
     slots: int

@@ -23,10 +23,8 @@ class Prefiller:
     round otherwise), or because linear layers would read the padding.
     """
 
-    def __init__(
-        self, model: LoadedModel, *, keep_queries: bool, alone: bool = False, step_tokens: int = STEP_TOKENS
-    ) -> None:
-        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, step_tokens
+    def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool = False) -> None:
+        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, STEP_TOKENS
         self.done: dict[_Ids, Prefill] = {(): Prefill()}
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 

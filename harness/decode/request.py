@@ -40,9 +40,8 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         if not (self.temperature == 0 or _COLDEST <= self.temperature < math.inf):
-            raise UserError(
-                f"decoding.temperature={self.temperature} is out of range: 0 (greedy), or {_COLDEST} and above."
-            )
+            allowed = f"0 (greedy), or {_COLDEST} and above"
+            raise UserError(f"decoding.temperature={self.temperature} is out of range: {allowed}.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"decoding.top_p={self.top_p} is out of range: above 0 and at most 1 (1 keeps all).")
         if self.top_k < 0:
@@ -65,9 +64,8 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise UserError(
-                f"decoding.max_new_tokens={self.max_new_tokens} is out of range: it must be at least 1 token."
-            )
+            too_low = f"decoding.max_new_tokens={self.max_new_tokens} is out of range"
+            raise UserError(f"{too_low}: it must be at least 1 token.")
 
 
 def build_decoding(node: DictConfig) -> DecodingConfig:

@@ -43,10 +43,8 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
     if Path(place).is_dir():
         return load()
     if not _ID.fullmatch(place):
-        raise UserError(
-            f"model.path={place} is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B: "
-            "name the one or the other."
-        )
+        neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+        raise UserError(f"model.path={place} {neither}: name the one or the other.")
     if _is_downloaded(place, revision) or not is_reachable():
         return load(local_files_only=True)
     return load()

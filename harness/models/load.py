@@ -11,14 +11,16 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import use_slot_attention
 from kvsweep.harness.models.adapter import add_adapter
-from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.gpus import VISIBLE, named_gpus
 from kvsweep.harness.models.hub import check_tensors, from_place
 from kvsweep.harness.models.loaded import LoadedModel
@@ -28,6 +30,11 @@ from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# As in R1: beginning of text, user, message, assistant, and the opening tag of the thinking.
+_CHAT_TEMPLATE = Template(
+    "{{ bos_token }}{% for message in messages %}${user}{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}${assistant}${think}\n{% endif %}"
+)
 
 # Where a multimodal checkpoint keeps its text model, and what else it holds.
 _KEYS = {"gemma3_text": {r"^language_model\.": "", r"^model\.language_model\.": "model."}}
@@ -71,9 +78,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
     if config.is_built:
         vocabulary = int((config.config or {})["vocab_size"])
         if vocabulary < len(tokenizer):
-            raise UserError(
-                f"model.config.vocab_size={vocabulary} is below the stand-in tokenizer's {len(tokenizer)}: raise it."
-            )
+            least = f"the stand-in tokenizer's {len(tokenizer)}"
+            raise UserError(f"model.config.vocab_size={vocabulary} is below {least}: raise it.")
         # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
     if config.adapter is not None:
@@ -94,10 +100,8 @@ def _check_planned(model: LoadedModel) -> None:
         return
     said, found = read_spec(replace(config, random_weights=True)), model.spec
     if said.cache_shape(config.dtype) != model.shape or said.hidden_size != found.hidden_size:
-        raise UserError(
-            f"model.config describes another model than {config.place} has ({said} and {found}): correct model.config, "
-            "or set it to null."
-        )
+        other = f"model.config describes another model than {config.place} has ({said} and {found})"
+        raise UserError(f"{other}: correct model.config, or set it to null.")
 
 
 def _check_text(model: LoadedModel) -> None:
@@ -107,10 +111,8 @@ def _check_text(model: LoadedModel) -> None:
         model.prompt_ids("?")
     except Exception as error:  # a template raises what it likes
         reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
-        raise UserError(
-            f"model={model.config.name} has no chat template that takes a question ({reason}): give "
-            "model.chat_template=none for a base model."
-        ) from error
+        lacks = f"model={model.config.name} has no chat template that takes a question ({reason})"
+        raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
 
 
 def _keep_freed_memory() -> None:
@@ -128,13 +130,36 @@ def _keep_freed_memory() -> None:
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
-    from kvsweep.harness.models.stand_in import stand_in_tokenizer
-
     if config.is_built:
-        return stand_in_tokenizer(config.special_tokens or {}, config.think_start, config.think_end)
+        return _stand_in_tokenizer(config)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
     load = partial(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, revision=config.revision or "main")
     return from_place(load, config.checkpoint, config.revision)
+
+
+def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes for a model that is built, with its special tokens and the tags of its thinking.
+
+    Decoding restores any text. The chat template ends with the tag that opens the thinking.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    special = config.special_tokens or {}
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(dict.fromkeys(special[role] for role in ROLES)))
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (config.think_start, config.think_end) if tag])
+    roles = {role: special[role] for role in ("user", "assistant")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=special["bos"],
+        eos_token=special["eos"],
+        pad_token=special["eos"],
+        chat_template=_CHAT_TEMPLATE.substitute(roles, think=config.think_start or ""),
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def device_of(config: ModelConfig) -> torch.device:
@@ -143,8 +168,6 @@ def device_of(config: ModelConfig) -> torch.device:
     if config.device.startswith("cuda"):
         raise UserError(f"model.device={config.device} needs a GPU, and this process sees none: set model.device=cpu.")
     if config.device == "auto" and named_gpus():
-        raise UserError(
-            f"this process was given a GPU ({VISIBLE}={os.environ[VISIBLE]}), and torch finds none: mend the driver or "
-            "torch's build, or set model.device=cpu."
-        )
+        unseen = f"this process was given a GPU ({VISIBLE}={os.environ[VISIBLE]}), and torch finds none"
+        raise UserError(f"{unseen}: mend the driver or torch's build, or set model.device=cpu.")
     return torch.device("cpu" if config.device == "auto" else config.device)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsweep.base.errors import UserError
-from kvsweep.compression.config import LayerKind, fixed_bytes
+from kvsweep.compression.config import LayerKind
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import cached_file, from_place, reason
 
@@ -121,10 +121,6 @@ class ModelSpec:
     @property
     def layers(self) -> int:  # of full attention, whose rows policies see
         return self.layer_kinds.count("full")
-
-    def fixed_bytes(self, dtype: str) -> int:
-        """Bytes that a slot takes in windows and linear layers, in a precision such as "float32"."""
-        return fixed_bytes(self, BYTES[dtype])
 
     def cache_shape(self, dtype: str) -> CacheShape:
         import torch
@@ -272,9 +268,8 @@ def _build_architecture(config: ModelConfig) -> Any:
     heads = architecture.num_attention_heads
     groups = getattr(architecture, "num_key_value_heads", None) or heads
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
-        raise UserError(
-            f"model.config.num_key_value_heads={groups} must divide num_attention_heads={heads}: correct it."
-        )
+        given = f"model.config.num_key_value_heads={groups}"
+        raise UserError(f"{given} must divide num_attention_heads={heads}: correct it.")
     return architecture
 
 

@@ -35,10 +35,8 @@ def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple
         raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
     end = tags.closing(text)
     if end is None:
-        raise UserError(
-            f"{name} never closes its thinking with {tags.end}, so it has no answer to label by: drop the text, or "
-            "name the closing tag that it uses."
-        )
+        unclosed = f"{name} never closes its thinking with {tags.end}, so it has no answer to label by"
+        raise UserError(f"{unclosed}: drop the text, or name the closing tag that it uses.")
     stripped = text.lstrip()
     opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
     start = len(text) - len(stripped) + len(opening) if opening else 0

@@ -33,9 +33,7 @@ class LabelPass(Prefill):
     itself holds L (4 hidden_size + 2 intermediate_size) numbers, 1.5 GB in bfloat16.
     """
 
-    def __init__(
-        self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation = "torch"
-    ) -> None:
+    def __init__(self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation) -> None:
         super().__init__()
         compute = operations(impl).importance_labels
         self.label = partial(compute, answer_start=answer_start, min_distance=min_distance)
@@ -69,11 +67,7 @@ def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -
 
 @torch.inference_mode()
 def label_trace(
-    model: LoadedModel,
-    trace: Trace,
-    min_distance: int,
-    kinds: Sequence[LabelKind] = LABEL_KINDS,
-    impl: Implementation = "torch",
+    model: LoadedModel, trace: Trace, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation = "torch"
 ) -> tuple[Tensor, dict[LabelKind, Tensor]]:
     """The thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN where a token has none."""
     labels = LabelPass(trace.answer_start, min_distance, kinds, impl)
@@ -112,8 +106,8 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
 
 
 def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, data: str) -> None:
-    """Write the hidden states and labels of some traces end to end, and the length of each trace."""
-    hidden, labels = zip(*(label_trace(model, t, recipe.min_distance, impl=recipe.impl) for t in traces), strict=True)
+    read = [label_trace(model, trace, recipe.min_distance, LABEL_KINDS, recipe.impl) for trace in traces]
+    hidden, labels = zip(*read, strict=True)
     tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
     held_out = [int(hashlib.sha256(t.problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0 for t in traces]
     lengths = torch.tensor([len(h) for h in hidden])

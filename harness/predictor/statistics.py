@@ -58,10 +58,8 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
     kind = getattr(rotary, "rope_type", "default")
     if 2 * len(frequencies) != model.shape.head_dim or kind == "longrope" or "dynamic" in kind:
-        raise UserError(
-            f"model={model.config.name} has no rotation of whole heads by fixed frequencies, which triattention needs: "
-            "choose another model or policy."
-        )
+        unfit = "has no rotation of whole heads by fixed frequencies, which triattention needs"
+        raise UserError(f"model={model.config.name} {unfit}: choose another model or policy.")
     return frequencies, float(rotary.attention_scaling)
 
 

@@ -107,6 +107,11 @@ def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: 
     return plan in done.plans or done.covers(problem_ids, draws)
 
 
+def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[records.Pair]:
+    files = records.shard_files(directory, rows).values()
+    return {row.key for path in files for row in records.read_rows(path, records.PairRow, on_bad=records.ignore)}
+
+
 def file_sizes(directory: Path) -> dict[str, int]:
     """The sizes in bytes of the files that DONE vouches for, by name."""
     names = (records.PROBLEMS_FILE, records.COMPLETIONS_FILE, records.GRADES_FILE)

@@ -155,9 +155,8 @@ def make_job(config: DictConfig) -> Job:
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
     invariant = None if config.invariant == "auto" else config.invariant
     if config.invariant != "auto" and not isinstance(invariant, bool):
-        raise UserError(
-            f"invariant={invariant} is unknown: choose true, false or auto, which is true on the CPU alone."
-        )
+        known = "true, false or auto, which is true on the CPU alone"
+        raise UserError(f"invariant={invariant} is unknown: choose {known}.")
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.

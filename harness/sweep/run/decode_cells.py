@@ -146,8 +146,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
         capacity = needed_capacity(requests, job.decoding)
         one = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if slots is None:
-            found = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
-            slots, reason = found.slots, found.reason
+            slots, reason = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
         asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
         size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
         total = f"{slots * one / 2**20:.1f} MiB of keys and values"

@@ -29,7 +29,7 @@ from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
-from kvsweep.harness.sweep.plan.cell import Cell, Done, file_sizes
+from kvsweep.harness.sweep.plan.cell import Cell, Done, file_sizes, stored_pairs
 from kvsweep.harness.sweep.plan.job import Job
 
 LOCK_FILE = ".lock"
@@ -197,11 +197,6 @@ def allow_open_cells() -> int:
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(1, most - _OTHER_FILES)
-
-
-def stored_pairs(directory: Path, rows: str = COMPLETIONS_FILE) -> set[Pair]:
-    files = records.shard_files(directory, rows).values()
-    return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 
 
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
