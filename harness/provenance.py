@@ -65,7 +65,6 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_process() -> dict[str, Any]:
-    """This process: the time now, its command, code and machine."""
     return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, **describe_machine()}
 
 

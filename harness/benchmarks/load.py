@@ -54,12 +54,11 @@ def _kept(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Row]:
 def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Problem]:
     if not rows:
         raise UserError(f"{origin} holds no problems; give data with at least one.")
-    id_column = _find("id", config, rows)
     problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
     wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
     prompt = read_prompt(config.prompt)
     texts = [_problem_text(row, problem_column) for row in rows]
-    ids = _ids(rows, texts, id_column)
+    ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed) if config.has_options else {}
     problems = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):

@@ -55,7 +55,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Calculate with numbers; refuse anything else."""
         if operator == "**" or not isinstance(left, int | float) or not isinstance(right, int | float):
             raise SecurityError(f"{operator} is not allowed in a template")
         return super().call_binop(context, operator, left, right)

@@ -53,9 +53,8 @@ class Prefiller:
 
     def _side_by_side(self, prompts: list[_Ids]) -> None:
         prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
-        lengths = list(map(len, prompts))
         padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
-        self.model.read(padded, 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
+        self.model.read(padded, 0, PaddedPrefill(prefills, list(map(len, prompts))), self.model.new_cache())
         self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:

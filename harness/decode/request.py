@@ -131,6 +131,5 @@ def grows(policy: Policy, longest: int, limit: int) -> bool:
 
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
     """Rows per slot that suffice for every branch of the requests, a whole number of attention's blocks."""
-    limit = decoding.max_new_tokens
-    rows = max(b.policy.capacity(len(r.prompt_ids), limit) for r in requests for b in r.branches)
+    rows = max(b.policy.capacity(len(r.prompt_ids), decoding.max_new_tokens) for r in requests for b in r.branches)
     return whole_blocks(rows, ROW_BLOCK)

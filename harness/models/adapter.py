@@ -1,16 +1,10 @@
-"""LoRA adapters: found, checked, and added to a network's weights by plain arithmetic.
-
-Importing this imports neither torch nor transformers.
-"""
+"""LoRA adapters: found, checked, and added to a network's weights by plain arithmetic."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvsweep.base.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # The fields of peft's adapter_config.json that `add_adapter` reads, and those that change no weight.
 _KNOWN = {
@@ -31,7 +25,7 @@ def adapter_files(folder: str) -> list[Path]:
     return files
 
 
-def add_adapter(network: "PreTrainedModel", folder: str) -> None:
+def add_adapter(network: Any, folder: str) -> None:
     """Add the adapter's product to each weight that it names: W + lora_alpha / r · B A, computed in float32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -79,7 +79,6 @@ class ModelConfig:
 
     @property
     def place(self) -> str:
-        """Where the model comes from, as the user named that."""
         return str(self.path if self.gguf is None else self.gguf)
 
     @property

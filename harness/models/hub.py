@@ -45,9 +45,7 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
     if not _ID.fullmatch(place):
         neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
         raise UserError(f"model.path={place} {neither}: name the one or the other.")
-    if _is_downloaded(place, revision) or not is_reachable():
-        return load(local_files_only=True)
-    return load()
+    return load(local_files_only=True) if _is_downloaded(place, revision) or not is_reachable() else load()
 
 
 def _is_downloaded(place: str, revision: str | None) -> bool:
@@ -76,6 +74,11 @@ def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> No
             raise ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}")
 
 
+def lines_of(error: BaseException) -> list[str]:
+    """The lines that an error says, or its kind where it says nothing."""
+    return str(error).strip().splitlines() or [type(error).__name__]
+
+
 def reason(place: str, revision: str | None, error: BaseException) -> str:
     """Why a model or a data set at `place` could not be read, and the way out."""
     chain, names = error, set[str]()
@@ -91,5 +94,4 @@ def reason(place: str, revision: str | None, error: BaseException) -> str:
             return "it is not on the hub or not open to you: check the name, or run `hf auth login` if it is private"
         if isinstance(error, OSError) and not is_reachable():
             return "the hub cannot be reached, and its cache on this disk lacks it: check the network"
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return f"{said}: name a folder with config.json and safetensors, or an id on the hub"
+    return f"{lines_of(error)[0].rstrip('.')}: name a folder with config.json and safetensors, or an id on the hub"

@@ -22,7 +22,7 @@ from kvsweep.compression.attention import use_slot_attention
 from kvsweep.harness.models.adapter import add_adapter
 from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.gpus import VISIBLE, named_gpus
-from kvsweep.harness.models.hub import check_tensors, from_place
+from kvsweep.harness.models.hub import check_tensors, from_place, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
@@ -110,7 +110,7 @@ def _check_text(model: LoadedModel) -> None:
     try:
         model.prompt_ids("?")
     except Exception as error:  # a template raises what it likes
-        reason = str(error).strip().splitlines()[0].rstrip(".")[:200]
+        reason = lines_of(error)[0].rstrip(".")[:200]
         lacks = f"model={model.config.name} has no chat template that takes a question ({reason})"
         raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
 

@@ -94,7 +94,6 @@ class LoadedModel:
 
     @property
     def think_end_id(self) -> int | None:
-        """Token id of the tag that closes the thinking, where that is a single token."""
         return self.think_end_ids[0] if len(self.think_end_ids) == 1 else None
 
     @property
@@ -192,10 +191,7 @@ class LoadedModel:
 
 
 class OwnHead:
-    """The way from hidden states to logits through the network's own code, which may scale or cap the logits.
-
-    That is the forward of a ForCausalLM whose body returns given hidden states and whose last product is a given one.
-    """
+    """A network's own forward, which may scale or cap the logits, with given hidden states and a given last product."""
 
     def __init__(self, network: Any) -> None:
         head = network.get_output_embeddings()

@@ -10,6 +10,7 @@ from kvsweep.compression.attention import SLOT_ATTENTION
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import Selection
 from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
+from kvsweep.harness.models.hub import lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 
 TOKENS = 9
@@ -27,7 +28,7 @@ def check_steps(model: LoadedModel) -> None:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # Each architecture fails in its own way.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
+        reason = lines_of(error)[0].rstrip(".")[:200]
         raise _refused(model, f"fails over a slot cache ({reason})") from error
     difference = (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
     if not difference <= _ALLOWED[model.config.dtype]:

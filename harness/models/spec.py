@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvsweep.base.errors import UserError
 from kvsweep.compression.config import LayerKind
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.hub import cached_file, from_place, reason
+from kvsweep.harness.models.hub import cached_file, from_place, lines_of, reason
 
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
@@ -195,10 +195,10 @@ def _longest(facts: _Facts, ropes: set[str]) -> int | None:
 def read_spec(config: ModelConfig) -> ModelSpec:
     """The spec of a model whose weights need not lie on this disk.
 
-    It comes from the checkpoint's config.json where that file lies on this disk, in a folder or in the hub's cache;
-    for an id on the hub that was never downloaded, from `config`, which `load_model` compares with the download. A
-    config that does not name all sizes is read by transformers, which takes seconds to import. A config that cannot be
-    had, or of a model that a slot cache does not serve, raises a UserError.
+    It comes from the checkpoint's config.json on this disk; for an id on the hub that was never downloaded, from
+    `config`, which `load_model` compares with the download. A config that does not name all sizes is read by
+    transformers, which takes seconds to import. A config that cannot be had, or of a model that a slot cache does not
+    serve, raises a UserError.
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
@@ -256,11 +256,10 @@ def _build_architecture(config: ModelConfig) -> Any:
     try:
         architecture = AutoConfig.for_model(kind, **values)
     except Exception as error:  # Each architecture checks its own fields and raises what it likes.
-        reason = str(error).strip().splitlines()[-1].strip().rstrip(".")[:200]
-        raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
-    aliases = architecture.attribute_map
+        why = lines_of(error)[-1].strip().rstrip(".")[:200]
+        raise UserError(f"model.config cannot be built as {kind} ({why}): correct its fields.") from error
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        value = values.get(aliases.get(name, name), values.get(name))
+        value = values.get(architecture.attribute_map.get(name, name), values.get(name))
         if value is None and not hasattr(architecture, name):
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

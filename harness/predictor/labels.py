@@ -35,8 +35,7 @@ class LabelPass(Prefill):
 
     def __init__(self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation) -> None:
         super().__init__()
-        compute = operations(impl).importance_labels
-        self.label = partial(compute, answer_start=answer_start, min_distance=min_distance)
+        self.label = partial(operations(impl).importance_labels, answer_start=answer_start, min_distance=min_distance)
         self.kinds = kinds
         self.totals: dict[LabelKind, Tensor] = {}
         self.layers = 0
@@ -121,8 +120,7 @@ def shard_path(directory: Path, number: int) -> Path:
 
 
 def data_hash(traces: Sequence[Trace]) -> str:
-    rows = "".join(json.dumps(trace.to_dict()) for trace in traces)
-    return hashlib.sha256(rows.encode()).hexdigest()[:16]
+    return hashlib.sha256("".join(json.dumps(trace.to_dict()) for trace in traces).encode()).hexdigest()[:16]
 
 
 def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict[LabelKind, Tensor]]]:
@@ -165,6 +163,4 @@ def target(labels: Mapping[LabelKind, Tensor], kinds: Sequence[LabelKind]) -> Te
 def standardise(label: Tensor) -> Tensor:
     """One trace's label shifted and scaled to 0 to 1, as its z-scores would be. NaN stays; a constant label is 0."""
     known = label[~label.isnan()]
-    if not len(known):
-        return label
-    return (label - known.min()) / (known.max() - known.min()).clamp(min=1e-12)
+    return (label - known.min()) / (known.max() - known.min()).clamp(min=1e-12) if len(known) else label

@@ -68,7 +68,6 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
 
 
 def fit_shard(head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, number: int) -> None:
-    """Fit the head to a shard's training tokens once, in random order."""
     device = next(head.parameters()).device
     traces = [(h, target(labels, recipe.label)) for held_out, h, labels in read_shard(recipe, number) if not held_out]
     if not traces:
@@ -93,8 +92,7 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
     order = owner.argsort(stable=True)
     scores, goal, owner = scores[order], goal[order], owner[order]
     same = owner[1:] == owner[:-1]
-    sign = (goal[1:] - goal[:-1]).sign()
-    losses = softplus(-10 * sign * (scores[1:] - scores[:-1]))
+    losses = softplus(-10 * (goal[1:] - goal[:-1]).sign() * (scores[1:] - scores[:-1]))
     return (losses * same).sum() / same.sum().clamp(min=1)
 
 

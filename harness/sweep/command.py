@@ -75,8 +75,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
                 if not any(word.lstrip("+~").startswith(_NAMES_CELLS) for word in HydraConfig.get().overrides.task):
                     config.grid.policy = ["full", config.policy.name]
                 launcher = build_target("launcher", config.launcher)
-                replay = {name: config.get(name) for name in ("replay", "screen", "texts")}
-                plan = build(ReplayPlan, "replay", replay)
+                plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
                 found.append((make_job(config), launcher, plan))
         except UserError as mistake:
             mistakes.append(mistake)

@@ -71,8 +71,7 @@ def _ask_chain(rng: Random, size: int) -> str:
         pair = [left, right]
         rng.shuffle(pair)
         parts.append(f"{names[index]}={'+'.join(pair)}.")
-    asked = rng.sample(names[2 : 2 + size], 3)
-    return f"{' '.join(parts)} Find {'+'.join(asked)} mod 10."
+    return f"{' '.join(parts)} Find {'+'.join(rng.sample(names[2 : 2 + size], 3))} mod 10."
 
 
 def _solve_chain(question: str) -> Solution:

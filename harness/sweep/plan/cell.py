@@ -41,12 +41,11 @@ class Cell:
     @property
     def _conditions(self) -> dict[str, Any]:
         """All settings but policy and cache. Cells whose conditions are the same can be compared."""
-        sampling = dataclasses.asdict(self.decoding.sampling)
         limits = {"max_new_tokens": self.decoding.max_new_tokens, "stop_on_loop": self.decoding.stop_on_loop}
         return {
             "model": self.model.identity(),
             "dataset": self.dataset_hash,
-            "decoding": {**limits, **sampling},
+            "decoding": {**limits, **dataclasses.asdict(self.decoding.sampling)},
             "seed": self.seed,
             "impl": self.impl,  # implementations round differently
         }

@@ -3,15 +3,13 @@
 Neither torch nor transformers is imported for a model whose plain config.json lies on this disk.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from omegaconf import DictConfig
 
@@ -105,7 +103,7 @@ class Job:
         """The draws until the end of the round before the job's last one, after which a decided cell is left out."""
         return 0 if self.finish else max((draws for draws in self.rounds if draws < self.draws), default=0)
 
-    def in_rounds(self) -> list[Job]:
+    def in_rounds(self) -> list[Self]:
         """A job for each round up to `draws`, and one to `finish`; this job alone unless the job is sequential."""
         rounds = [replace(self, draws=draws, finish=False) for draws in self.rounds if draws <= self.draws]
         return rounds + [self] * self.finish or [self]
@@ -123,8 +121,7 @@ class Job:
         for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
             if found.get(path) != self.inputs.get(path):
                 changed = f"{path} has changed since the cells of {self.name} were planned"
-                mend = "restore the file, or run the command again for cells of its new contents"
-                raise UserError(f"{changed}: {mend}.")
+                raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
@@ -270,8 +267,7 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     for policy in policies:
         if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
             untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
-            mend = "name the tag that closes the model's thinking, or choose another policy"
-            raise UserError(f"{untagged}: {mend}.")
+            raise UserError(f"{untagged}: name the tag that closes the model's thinking, or choose another policy.")
     hidden_size = read_spec(model).hidden_size
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
         card, weights, other = artifacts.read_card(kind, place), model.identity()["weights"], ""

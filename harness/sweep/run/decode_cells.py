@@ -171,7 +171,6 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
 
 
 def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
-    """An engine with the job's settings and memory for the requests."""
     own: dict[str, Any] = {name: getattr(job, name) for name in ("decoding", "seed", "impl", "invariant", "cache")}
     return Engine.sized_for(requests, model, slots=slots, **own)
 
@@ -187,8 +186,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         written[cell_id].append(completion.num_tokens)
-        pace = clock.tokens / (time.perf_counter() - start)
-        work.progress.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
+        work.progress.set_postfix_str(f"{clock.tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
         work.append(cell_id, completion)
     wall = time.perf_counter() - start
     parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
@@ -197,8 +195,8 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     whole |= {"slots": slots, "kv_bytes_allocated": cache.kv_bytes}
     whole["kv_bytes_analytic"] = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
     for cell_id, lengths in written.items():
-        stats = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
-        work.stores[cell_id].append_row(STATS_FILE, stats)
+        row = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
+        work.stores[cell_id].append_row(STATS_FILE, row)
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:

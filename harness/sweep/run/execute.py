@@ -57,8 +57,7 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             progress.total = (progress.total or 0) + missing
         if job.cache.is_packed:
             for cell_id, store in work.stores.items():
-                lengths = (row.peak_length for row in store.read_completions(own_pairs, _Peak))
-                if longest := max(lengths, default=0):
+                if longest := max((row.peak_length for row in store.read_completions(own_pairs, _Peak)), default=0):
                     status.cells[cell_id].packed = job.cache.packs(longest)
         with graded_beside(grader, work.stores.values()):
             decode(work)

@@ -47,7 +47,6 @@ def waiting_jobs() -> Queue | None:
 
 
 def note_job(run_directory: Path, task: str, job: str) -> None:
-    """Add a SLURM job to those that were submitted for a task."""
     noted = [*noted_jobs(run_directory, task), job]
     replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
 

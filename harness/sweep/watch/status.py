@@ -54,7 +54,6 @@ class CellStatus(CellProgress, kw_only=True):
 
     @property
     def ungraded(self) -> int:
-        """The completions that need a grade and have none."""
         return 0 if self.random_weights else self.finished - min(self.graded, self.finished)
 
 
@@ -86,7 +85,6 @@ class SweepStatus:
 
 
 def read_sweep(directory: Path) -> SweepStatus:
-    """Read a run directory's status files, DONE marks and grades."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
     tasks = tasks_now(directory)
@@ -132,7 +130,6 @@ def read_sweep(directory: Path) -> SweepStatus:
 
 
 def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
-    """The completions that are finished, and those that are expected."""
     return sum(row.finished for row in rows), sum(row.expected for row in rows)
 
 
@@ -220,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.watch:
             sweep = _watch(console, arguments.dir, arguments.interval, per_cell=arguments.cells)
         else:
-            console.print(_heading(sweep), soft_wrap=True)  # a long path stays one word, for people who copy it
+            console.print(f"{sweep.directory}: {sweep.state}", soft_wrap=True)  # so that people can copy a long path
             console.print(render(sweep, per_cell=arguments.cells))
         _print_failures(sweep)
     sys.exit(FAILED if sweep.failed else 0)
@@ -237,7 +234,7 @@ def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
-            live.update(Group(_heading(sweep), render(sweep, per_cell=per_cell)))
+            live.update(Group(f"{sweep.directory}: {sweep.state}", render(sweep, per_cell=per_cell)))
             if sweep.state not in ("running", "queued"):
                 return sweep
             time.sleep(max(0.1, interval))
@@ -249,10 +246,6 @@ def as_json(sweep: SweepStatus) -> dict[str, Any]:
     values["states"] = dict(Counter(cell.state for cell in sweep.cells))
     values["retry"] = sorted({task["command"] for task in values.pop("failed")})
     return values
-
-
-def _heading(sweep: SweepStatus) -> str:
-    return f"{sweep.directory}: {sweep.state}"
 
 
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:

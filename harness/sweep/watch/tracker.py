@@ -99,8 +99,7 @@ def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) 
     import trackio
 
     # In one context a second `init` would end the run before it.
-    context = contextvars.Context()
-    run = context.run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
+    run = contextvars.Context().run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
     return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
 
 
