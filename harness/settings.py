@@ -28,14 +28,13 @@ from kvsweep.harness.toy.paths import WEIGHTS
 
 # Beside this package's folder, in the repository as in an installed wheel.
 CONF = Path(__file__).resolve().parents[1] / "conf"
-OWN_FOLDER_MARK = "kvsweep.yaml"
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
 def own_folder() -> Path | None:
     """The folder ./conf if `kvsweep init` made it: its choices stand beside those of the package."""
     folder = Path.cwd() / "conf"
-    return folder if (folder / OWN_FOLDER_MARK).is_file() else None
+    return folder if (folder / "kvsweep.yaml").is_file() else None
 
 
 def conf_files(group: str) -> dict[str, Path]:

@@ -74,7 +74,6 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
 
 
 def _find(name: FieldName, config: BenchmarkConfig, rows: list[Row]) -> str | None:
-    """The column that holds a field, or None where no row has such a column."""
     wanted = config.columns.get(name, name)
     candidates = () if wanted is None else (wanted, name)
     return next((column for column in candidates if any(column in row.values for row in rows)), None)
@@ -90,7 +89,6 @@ def _require(name: FieldName, config: BenchmarkConfig, rows: list[Row], origin: 
 
 
 def _ids(rows: list[Row], texts: list[str], column: str | None) -> list[str]:
-    """Each row's id, or the hash of its text where the data has no ids."""
     places = dict[str, str]()
     for row, text in zip(rows, texts, strict=True):
         problem_id = content_hash(text) if column is None else _id(row, column)

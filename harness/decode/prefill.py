@@ -1,6 +1,7 @@
 """Prefilling prompts ahead of the slots that will hold them, in steps that delay the decoding slots little."""
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -42,12 +43,8 @@ class Prefiller:
         if self._begun is not None:
             self._next_chunk(*self._begun)
             return
-        count, width = 0, 0
-        for ids in missing:
-            width = max(width, len(ids))
-            if count and (count + 1) * width > self.step_tokens:
-                break
-            count += 1
+        widths = accumulate(map(len, missing), max)
+        count = max(1, sum(number * width <= self.step_tokens for number, width in enumerate(widths, start=1)))
         for prompts in [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]:
             self._side_by_side(prompts)
 

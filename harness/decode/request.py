@@ -1,6 +1,5 @@
 """The input of the engine: how to decode, and requests with their branches. Importing this does not import torch."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,7 +38,7 @@ class SamplingConfig:
     order: SamplingOrder = "top_k_then_top_p"
 
     def __post_init__(self) -> None:
-        if not (self.temperature == 0 or _COLDEST <= self.temperature < math.inf):
+        if not (self.temperature == 0 or _COLDEST <= self.temperature < float("inf")):
             allowed = f"0 (greedy), or {_COLDEST} and above"
             raise UserError(f"decoding.temperature={self.temperature} is out of range: {allowed}.")
         if not 0 < self.top_p <= 1:
@@ -52,10 +51,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """The sampling of completions, and where they are cut off.
-
-    That is after `max_new_tokens`, and with `stop_on_loop` as soon as a text ends in a loop (`base.loops.find_loop`).
-    """
+    """How completions are sampled and cut off: at `max_new_tokens`, with `stop_on_loop` where they end in a loop."""
 
     name: str
     max_new_tokens: int

@@ -14,7 +14,6 @@ from kvsweep.harness.decode.request import SamplingConfig
 
 # In a larger vocabulary, finding the edge of the nucleus is faster than sorting.
 _SORTED = 1024
-_MASK = (1 << 64) - 1
 # SplitMix64's constants, as the int64 of the same bits.
 _GOLDEN, _MIX_1, _MIX_2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -104,4 +103,4 @@ def _largest(probabilities: Tensor, count: int) -> Tensor:
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
     """Shift right logically; the shift of int64 is arithmetic."""
-    return (value >> bits) & (_MASK >> bits)
+    return (value >> bits) & ((1 << (64 - bits)) - 1)

@@ -52,14 +52,12 @@ class FusedStep:
         # The rotation exchanges the halves of a head and negates one; the sine takes the sign here.
         sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
         for index, layer in enumerate(self.layers):
-            states = states + self._attention(index, layer, _normalized(layer.norm, states), cos, sin, cache)
+            states = states + self._attend(index, layer, _normalized(layer.norm, states), cos, sin, cache)
             gate, up = cache.linear(_normalized(layer.mlp_norm, states), layer.gate_up).chunk(2, dim=-1)
             states = states + cache.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
         return _normalized(self.norm, states)
 
-    def _attention(
-        self, index: int, layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cache: SlotCache
-    ) -> Tensor:
+    def _attend(self, index: int, layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cache: SlotCache) -> Tensor:
         tokens, rotated = len(states), self.q_heads + self.kv_heads
         heads = cache.linear(states, layer.qkv, layer.qkv_bias).view(tokens, -1, self.head_dim)
         queries_keys = heads[:, :rotated]

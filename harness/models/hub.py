@@ -8,14 +8,12 @@ from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 
 from kvsweep.base.errors import UserError
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_COMMIT = re.compile("[0-9a-f]{40}")
-_SECONDS = 5.0
 
 
 @cache
@@ -28,10 +26,10 @@ def is_reachable() -> bool:
 
     if not constants.HF_HUB_OFFLINE:
         try:
-            urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=_SECONDS).close()
+            urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5.0).close()
         except HTTPError:
             pass
-        except (URLError, OSError) as error:
+        except OSError as error:
             constants.HF_HUB_OFFLINE = not isinstance(getattr(error, "reason", error), ssl.SSLError)
     if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
         sys.modules["datasets"].config.HF_HUB_OFFLINE = True
@@ -52,7 +50,7 @@ def _is_downloaded(place: str, revision: str | None) -> bool:
     """True if a commit names the files, and the cache knows of the last file that loading a model asks for."""
     from huggingface_hub import try_to_load_from_cache
 
-    if revision is None or not _COMMIT.fullmatch(revision):
+    if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
         return False
     return try_to_load_from_cache(place, "generation_config.json", revision=revision) is not None
 

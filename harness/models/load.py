@@ -1,9 +1,7 @@
 """From a model's configuration to a model that decodes: architecture, weights and tokenizer.
 
-Transformers' models take as long to import as torch, so the functions that need them import them.
+Transformers' models take as long to import as torch, so `load_model` imports them.
 """
-
-from __future__ import annotations
 
 import ctypes
 import os
@@ -12,10 +10,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import use_slot_attention
@@ -26,9 +25,6 @@ from kvsweep.harness.models.hub import check_tensors, from_place, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 # As in R1: beginning of text, user, message, assistant, and the opening tag of the thinking.
 _CHAT_TEMPLATE = Template(
@@ -128,8 +124,6 @@ def _keep_freed_memory() -> None:
 
 
 def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
     if config.is_built:
         return _stand_in_tokenizer(config)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
@@ -138,12 +132,7 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
 
 
 def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes for a model that is built, with its special tokens and the tags of its thinking.
-
-    Decoding restores any text. The chat template ends with the tag that opens the thinking.
-    """
-    from transformers import PreTrainedTokenizerFast
-
+    """A tokenizer of single bytes, which restores any text, with a built model's special tokens and thinking tags."""
     special = config.special_tokens or {}
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))

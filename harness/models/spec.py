@@ -1,7 +1,4 @@
-"""The facts of a model that a slot cache depends on, read once from its config, and the refusal of other models.
-
-Importing this imports neither torch nor transformers. A config.json of a plain family is read without them too.
-"""
+"""The facts of a model that a slot cache depends on, read once from its config, and the refusal of other models."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +156,6 @@ class _Facts:
         return self._get(name)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A whole number of at least 1, or the default where the config has none."""
         value = default if self[name] is None else self[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
@@ -233,8 +228,8 @@ def read_architecture(config: ModelConfig) -> Any:
             architecture = _build_architecture(config)
         else:
             place, revision = config.checkpoint, config.revision
-            load = partial(AutoConfig.from_pretrained, place, revision=revision, trust_remote_code=False)
-            architecture = from_place(load, place, revision)
+            how = {"revision": revision, "trust_remote_code": False}
+            architecture = from_place(lambda **more: AutoConfig.from_pretrained(place, **how, **more), place, revision)
             if architecture.model_type in _WRAPPERS:
                 architecture = architecture.get_text_config()
         ModelSpec.of(architecture)
@@ -260,9 +255,8 @@ def _build_architecture(config: ModelConfig) -> Any:
         raise UserError(f"model.config cannot be built as {kind} ({why}): correct its fields.") from error
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
         value = values.get(architecture.attribute_map.get(name, name), values.get(name))
-        if value is None and not hasattr(architecture, name):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        is_field = value is not None or hasattr(architecture, name)
+        if is_field and (type(value) is not int or value < 1):
             raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
     heads = architecture.num_attention_heads
     groups = getattr(architecture, "num_key_value_heads", None) or heads

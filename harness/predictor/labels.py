@@ -1,7 +1,6 @@
 """Stage 2: labels and last hidden states of the thinking, one forward a trace; faulty shards raise a UserError."""
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -140,9 +139,9 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     """Write the traces' texts and targets to the file that the policy `oracle` reads; return its path."""
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep-predictor labels first.")
-    shards = (read_shard(recipe, number) for number in range(manifest["shards"]))
+    rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, number))
     found = {}
-    for trace, (_, _, labels) in zip(traces, itertools.chain.from_iterable(shards), strict=True):
+    for trace, (_, _, labels) in zip(traces, rows, strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label)
         found[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores

@@ -21,7 +21,6 @@ from kvsweep.harness.predictor.labels import read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
 from kvsweep.harness.provenance import describe_code
 
-CHECKPOINT = "checkpoint.pt"
 # Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means
 # of true and predicted importance in ten equal parts of the thinking.
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
@@ -37,7 +36,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * manifest["shards"])
     recipe.head.mkdir(parents=True, exist_ok=True)
-    path = recipe.head / CHECKPOINT
+    path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": optimizer, "schedule": schedule}
     start = 0
     if path.exists():

@@ -25,7 +25,6 @@ from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.toy.tasks import problems
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "template"
-_PROBLEMS = 40
 # A command that names none of these runs the default policy, and beside it the full cache to compare with.
 _NAMES_CELLS = ("policy", "grid", "experiment")
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
@@ -118,7 +117,7 @@ def init(arguments: Sequence[str]) -> None:
         raise UserError(f"{folder} is there already: name a new folder, or an empty one.")
     try:
         shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        rows = ({"id": p.id, "problem": p.question, "answer": p.answer} for p in problems("chain", _PROBLEMS))
+        rows = ({"id": p.id, "problem": p.question, "answer": p.answer} for p in problems("chain", 40))
         (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     except OSError as error:
         raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error

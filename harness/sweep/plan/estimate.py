@@ -75,7 +75,6 @@ def measure(job: Job) -> tuple[list[int], float, float] | None:
 
 
 def describe(jobs: Sequence[Job]) -> str:
-    """The estimate of each job as a paragraph, and the numbers of jobs and cells in all."""
     total = f"{counted(len(jobs), 'job')}, {counted(sum(len(job.cells) for job in jobs), 'cell')}"
     return "\n".join([*map(_describe_job, jobs), f"{total}; nothing was run (--dry-run)."])
 

@@ -1,9 +1,5 @@
-"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses every mistake.
+"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses any mistake."""
 
-Neither torch nor transformers is imported for a model whose plain config.json lies on this disk.
-"""
-
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -74,7 +70,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Model and benchmark, and bits where rows are packed, for progress and messages."""
         return f"{self.model.name} {self.benchmark.name}{self.cache.title}"
 
     @property
@@ -96,7 +91,8 @@ class Job:
         """The pairs of this job's shard in the job's last round, which are new to the cells that are not decided."""
         if self.finish:
             return []
-        return self.shard.of(list(itertools.product(self.problem_ids, range(self.earlier_draws, self.draws))))
+        draws = range(self.earlier_draws, self.draws)
+        return self.shard.of([(problem_id, draw) for problem_id in self.problem_ids for draw in draws])
 
     @property
     def earlier_draws(self) -> int:

@@ -35,7 +35,6 @@ from kvsweep.kernels.implementation import check_available
 
 
 def decode(work: OpenCells) -> None:
-    """Decode what the cells lack, all cells side by side in one batch."""
     job, pairs = work.job, work.job.own_pairs
     cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
     if not cells:
@@ -49,7 +48,7 @@ def decode(work: OpenCells) -> None:
         raise UserError(str(error)) from error
     decoding_pass, model = describe_process(), loaded(job.model)
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
-    _record_provenance(work, cells, model, decoding_pass)
+    _begin_passes(work, cells, model, decoding_pass)
     limit = job.decoding.max_new_tokens
     lengths = {problem.id: len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
     longest = max(lengths.values())
@@ -76,9 +75,7 @@ def loaded(config: ModelConfig) -> LoadedModel:
     return load_model(config)
 
 
-def _record_provenance(
-    work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]
-) -> None:
+def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
     job, code = work.job, decoding_pass["code"]
     group = job.cache.group
     empty, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))

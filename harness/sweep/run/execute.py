@@ -43,7 +43,6 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
 
 
 def execute(job: Job, grader: Grader, progress: tqdm) -> None:
-    """Write the completions that the job's cells lack, grade them, mark the cells that are complete."""
     unfinished = job.unfinished_cells()
     decided = _decided_before(job, grader) if unfinished and job.earlier_draws else {}
     cells = [cell for cell in unfinished if cell.cell_id not in decided]

@@ -6,7 +6,6 @@ Each task writes its state to a small file every few seconds, because SLURM call
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections import Counter, defaultdict
@@ -241,7 +240,6 @@ def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool
 
 
 def as_json(sweep: SweepStatus) -> dict[str, Any]:
-    """The sweep's status as plain values: totals, cells, tasks, and the commands that try the failed tasks again."""
     values = msgspec.to_builtins(sweep, enc_hook=str)
     values["states"] = dict(Counter(cell.state for cell in sweep.cells))
     values["retry"] = sorted({task["command"] for task in values.pop("failed")})
@@ -294,7 +292,6 @@ def _panel_table(cells: Sequence[CellStatus]) -> Table:
 
 
 def _table(*heads: str) -> Table:
-    """A table that folds a long name and cuts none."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
     for head in heads:
         names = head in ("model", "benchmark", "policy", "state", "cell")
@@ -310,7 +307,7 @@ def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list
 def _percent(cell: CellStatus) -> str:
     if cell.pass_at_1 is None:
         return "no grade" if cell.ungraded else ""
-    return percent_pm(cell.pass_at_1, math.nan if cell.error is None else cell.error)
+    return percent_pm(cell.pass_at_1, float("nan") if cell.error is None else cell.error)
 
 
 def _print_failures(sweep: SweepStatus) -> None:
