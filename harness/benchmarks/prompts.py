@@ -24,10 +24,7 @@ class Prompt(NamedTuple):
     template: jinja2.Template
 
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
-        """Render the template for one problem, with its options by letter where it has any.
-
-        A template that fails, does what is forbidden, writes too much, or leaves the problem out raises a UserError.
-        """
+        """One problem as asked, with its options by letter if any; a template that fails or is unfit is refused."""
         prompt = ""
         try:
             for piece in self.template.generate(problem=problem, **({"options": options} if options else {})):

@@ -46,13 +46,10 @@ class Prefiller:
         widths = accumulate(map(len, missing), max)
         count = max(1, sum(number * width <= self.step_tokens for number, width in enumerate(widths, start=1)))
         for prompts in [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]:
-            self._side_by_side(prompts)
-
-    def _side_by_side(self, prompts: list[_Ids]) -> None:
-        prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
-        padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
-        self.model.read(padded, 0, PaddedPrefill(prefills, list(map(len, prompts))), self.model.new_cache())
-        self.done.update(zip(prompts, prefills, strict=True))
+            prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
+            padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
+            self.model.read(padded, 0, PaddedPrefill(prefills, list(map(len, prompts))), self.model.new_cache())
+            self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
         start = prefill.length

@@ -79,8 +79,7 @@ def _least_kept(probabilities: Tensor, config: SamplingConfig) -> Tensor:
 def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
     """The lowest number, [rows, 1], such that all probabilities above it sum to less than `top_p`.
 
-    A binary search over the bits of float32, which are ordered as their numbers. It sorts nothing and does not make the
-    host wait for the device.
+    A binary search over the bits of float32, which are ordered as their numbers: no sort, no wait for the device.
     """
     low = torch.zeros(len(probabilities), 1, dtype=torch.int32, device=probabilities.device)
     high = torch.full_like(low, 0x3F800000)  # 1.0

@@ -210,10 +210,7 @@ class SlotTable:
         self.waiting += 1
 
     def fork(self) -> int | None:
-        """Make a due branch of the lowest parked trunk live, or the trunk if one branch is left of it or none is due.
-
-        Return its slot, None without room.
-        """
+        """Make a due branch of the lowest parked trunk live, all of it if none is due; return its slot if any."""
         parked, slot = self.slots - self.waiting, self.cache.live
         trunk = self[parked]
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]

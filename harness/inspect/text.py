@@ -179,10 +179,7 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
 @plain_config_errors()
 def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> TextSource:
-    """A completion that `read` writes, of a benchmark's problem or of a question: the one that a cell would store.
-
-    Settings of more cells than one, or no such problem, raise a UserError.
-    """
+    """The completion that `read` writes, as a cell would; settings of more cells, or no such problem, are refused."""
     job = make_job(config := compose_config(*overrides))
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")

@@ -43,10 +43,7 @@ class FusedStep:
         self.layers = [_Layer(layer) for layer in base.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of tokens, at positions [tokens], of a step that `cache` has begun.
-
-        Tokens beyond the step are computed for nothing.
-        """
+        """Last hidden states [tokens, hidden_size] of tokens at positions [tokens], a step that `cache` has begun."""
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
         # The rotation exchanges the halves of a head and negates one; the sine takes the sign here.

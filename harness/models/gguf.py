@@ -35,8 +35,7 @@ def find_gguf(place: str) -> Path:
 def converted(gguf: Path) -> Path:
     """The folder that holds weights and tokenizer of a GGUF file as transformers saves them, in float32.
 
-    It lies in the user's cache folder under the file's digest; where that folder cannot be written, in a temporary
-    folder that this process deletes at its end.
+    It lies in the user's cache folder under the file's digest, or else in one that this process deletes at its end.
     """
     folder = cache_folder() / "gguf" / digests([gguf])[0]
     if folder.is_dir():

@@ -43,16 +43,12 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
     if not _ID.fullmatch(place):
         neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
         raise UserError(f"model.path={place} {neither}: name the one or the other.")
-    return load(local_files_only=True) if _is_downloaded(place, revision) or not is_reachable() else load()
-
-
-def _is_downloaded(place: str, revision: str | None) -> bool:
-    """True if a commit names the files, and the cache knows of the last file that loading a model asks for."""
     from huggingface_hub import try_to_load_from_cache
 
-    if revision is None or not re.fullmatch("[0-9a-f]{40}", revision):
-        return False
-    return try_to_load_from_cache(place, "generation_config.json", revision=revision) is not None
+    # The cache knows of the last file that loading a model asks for, even if the hub has no such file.
+    is_pinned = revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
+    known = try_to_load_from_cache(place, "generation_config.json", revision=revision) if is_pinned else None
+    return load(local_files_only=True) if known is not None or not is_reachable() else load()
 
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:

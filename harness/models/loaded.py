@@ -25,7 +25,6 @@ from kvsweep.harness.models.spec import ModelSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-_SEPARATORS = set(".,?!;:\n")
 Linear = Callable[..., Tensor]
 
 
@@ -73,7 +72,7 @@ class LoadedModel:
     def separators(self) -> Tensor:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
         texts = [self.decode([i]) for i in range(self.spec.vocab_size)]
-        separate = [bool(text) and text.strip(" ") in {"", *_SEPARATORS} for text in texts]
+        separate = [bool(text) and text.strip(" ") in {"", *".,?!;:\n"} for text in texts]
         start = getattr(self.tokenizer, "bos_token_id", None)
         if start is not None:
             separate[start] = True

@@ -192,8 +192,7 @@ def read_spec(config: ModelConfig) -> ModelSpec:
 
     It comes from the checkpoint's config.json on this disk; for an id on the hub that was never downloaded, from
     `config`, which `load_model` compares with the download. A config that does not name all sizes is read by
-    transformers, which takes seconds to import. A config that cannot be had, or of a model that a slot cache does not
-    serve, raises a UserError.
+    transformers. A config that cannot be had, or of a model that a slot cache does not serve, raises a UserError.
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))

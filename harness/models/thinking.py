@@ -16,10 +16,7 @@ class ThinkTags:
     end: str | None = "</think>"
 
     def closing(self, text: str) -> int | None:
-        """Character at which the tag begins that ends the thinking of a completion; None if the thinking never ends.
-
-        It is the first closing tag behind the last opening one: a thinking that is opened again must be closed again.
-        """
+        """Character of the first closing tag behind the last opening one, where the thinking ends; None without it."""
         if self.end is None:
             return None
         found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))

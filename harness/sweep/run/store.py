@@ -140,10 +140,7 @@ class CellStore:
             replace_text(path, json.dumps(whole, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
-        """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
-
-        `plan` is that of a sequential job for which these draws are enough.
-        """
+        """Write DONE, with a job's plan if any, if the shards have stored all draws of all problems, else delete it."""
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
         # Read anew, because another shard's file may have lost rows since this process opened the cell.

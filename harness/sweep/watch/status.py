@@ -37,7 +37,6 @@ from kvsweep.base.files import read_file
 from kvsweep.base.tasks import CellProgress, State, TaskStatus, policy_label
 from kvsweep.harness.sweep.watch.scheduler import tasks_now
 
-STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
 # A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 
@@ -250,7 +249,7 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
-    counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
+    counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
     if sweep.to_replay:
         counts.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
     unpacked = sum(cell.packed is False for cell in sweep.cells)
