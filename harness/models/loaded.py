@@ -71,11 +71,9 @@ class LoadedModel:
     @cached_property
     def separators(self) -> Tensor:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
+        start, marks = getattr(self.tokenizer, "bos_token_id", None), {"", *".,?!;:\n"}
         texts = [self.decode([i]) for i in range(self.spec.vocab_size)]
-        separate = [bool(text) and text.strip(" ") in {"", *".,?!;:\n"} for text in texts]
-        start = getattr(self.tokenizer, "bos_token_id", None)
-        if start is not None:
-            separate[start] = True
+        separate = [i == start or (bool(text) and text.strip(" ") in marks) for i, text in enumerate(texts)]
         return torch.tensor(separate, device=self.device)
 
     @cached_property

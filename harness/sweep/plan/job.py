@@ -74,7 +74,6 @@ class Job:
 
     @property
     def rows_file(self) -> str:
-        """The name of the cells' file of rows that this job writes."""
         return COMPLETIONS_FILE
 
     @property
