@@ -40,8 +40,9 @@ from kvsweep.harness.provenance import describe_hardware
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.sweep.run import decode_cells
-from kvsweep.harness.sweep.run.open_cells import OpenCells, Reporter
+from kvsweep.harness.sweep.run.open_cells import OpenCells
 from kvsweep.harness.sweep.run.store import CellStore
+from kvsweep.harness.sweep.watch.heartbeat import Reporter
 from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
 
 POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]

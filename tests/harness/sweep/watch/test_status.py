@@ -16,9 +16,8 @@ from kvsweep.analysis.numbers import metrics
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Grade
 from kvsweep.base.tasks import CellProgress, TaskStatus, policy_label, task_name
-from kvsweep.harness.sweep.run import open_cells
-from kvsweep.harness.sweep.run.open_cells import Reporter
-from kvsweep.harness.sweep.watch import status
+from kvsweep.harness.sweep.watch import heartbeat, status
+from kvsweep.harness.sweep.watch.heartbeat import Reporter
 from kvsweep.harness.sweep.watch.status import main, read_sweep
 
 
@@ -200,7 +199,7 @@ def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:
 
 
 def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_cells, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.01)
     row = task(tmp_path, "queued", cells={"a": (0, 2)})
     path = tmp_path / "status" / f"{row.task}.json"
     with Reporter(tmp_path, row) as reporter:
