@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ["kvsweep", "torch", "transformers", "tokenizers", "datasets"]
-_PACKAGES += ["math-verify", "numpy", "hydra-core", "triton"]
+_PACKAGES = "kvsweep", "torch", "transformers", "tokenizers", "datasets", "math-verify", "numpy", "hydra-core", "triton"
 
 
 @cache
@@ -66,7 +65,6 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_process() -> dict[str, Any]:
-    """This process: the time now, its command, code and machine."""
     return {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, **describe_machine()}
 
 

@@ -28,21 +28,18 @@ from kvsweep.harness.toy.paths import WEIGHTS
 
 # Beside this package's folder, in the repository as in an installed wheel.
 CONF = Path(__file__).resolve().parents[1] / "conf"
-OWN_FOLDER_MARK = "kvsweep.yaml"
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
 def own_folder() -> Path | None:
     """The folder ./conf if `kvsweep init` made it: its choices stand beside those of the package."""
     folder = Path.cwd() / "conf"
-    return folder if (folder / OWN_FOLDER_MARK).is_file() else None
+    return folder if (folder / "kvsweep.yaml").is_file() else None
 
 
 def conf_files(group: str) -> dict[str, Path]:
     """The YAML files of a group of the configuration by name, those of one's own folder too."""
-    own = own_folder()
-    folders = [CONF, own] if own else [CONF]
-    files = [path for folder in reversed(folders) for path in (folder / group).glob("*.yaml")]
+    files = [path for folder in filter(None, [own_folder(), CONF]) for path in (folder / group).glob("*.yaml")]
     return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
 
 
@@ -86,11 +83,9 @@ _T = TypeVar("_T")
 def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> _T:
     """Make a dataclass of a configuration section, which has this name on the command line before the dot.
 
-    A field of type `Annotated[int, Field(ge=1, description="a number of tokens")]` that is out of range is refused as
-    "<section>.<field>=0 is out of range: it is a number of tokens, at least 1."; without a description as "... it must
-    be at least 1." `Annotated[int, Field(ge=1)] | None` adds "or null". The dataclass's `__post_init__` checks what
-    concerns several fields; its ValueError's text becomes the UserError's. A setting that is unknown, missing or of
-    another type raises a UserError too.
+    A setting that is unknown, missing, of another type or out of range raises a UserError; of a field of type
+    `Annotated[int, Field(ge=1, description="a number of tokens")]` it says "<section>.<field>=0 is out of range: it is
+    a number of tokens, at least 1." A ValueError's text from the dataclass's `__post_init__` becomes the UserError's.
     """
     values = plain(node)
     known = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -112,7 +107,6 @@ def build_target(section: str, node: DictConfig | Mapping[str, Any]) -> Any:
 
 
 def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """A section as a dict of plain values, its interpolations resolved."""
     if not OmegaConf.is_config(node):
         return dict(node)
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
@@ -121,9 +115,8 @@ def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 def whole_number(name: str, value: Any, *, least: int) -> int:
     """The value of a setting outside all sections; raises a UserError if it is no whole number from `least` to MOST."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise UserError(
-            f"{name}={value} is out of range: it must be a whole number of at least {least} and at most {MOST}."
-        )
+        allowed = f"it must be a whole number of at least {least} and at most {MOST}"
+        raise UserError(f"{name}={value} is out of range: {allowed}.")
     return value
 
 
@@ -157,8 +150,7 @@ def _unknown_key(key: str) -> str:
         known = list(_keys(compose_config(*chosen)))
         section = key.rpartition(".")[0]
         beside = [name for name in known if name.rpartition(".")[0] == section] or [k for k in known if "." not in k]
-        near = did_you_mean(key, known)
-        return f"{key} is not a setting: {near}Choose from {', '.join(beside)}."
+        return f"{key} is not a setting: {did_you_mean(key, known)}Choose from {', '.join(beside)}."
     return f"{key} is not a setting: `kvsweep --help` names them."
 
 

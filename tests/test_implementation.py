@@ -76,14 +76,15 @@ import torch
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.labels import label_trace
+from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.toy.paths import WEIGHTS
 
 model = load_model(ModelConfig(name="toy_qwen", title="Toy", path=str(WEIGHTS / "toy_qwen"), threads=1))
 ids = torch.randint(3, 60, (45,), generator=torch.Generator().manual_seed(0)).tolist()
 trace = Trace(problem_id="p", draw=0, token_ids=ids, think_start=10, think_end=38, kept=True)
-hidden, labels = label_trace(model, trace, 5)
-other_hidden, others = label_trace(model, trace, 5, impl="triton")
+hidden, labels = label_trace(model, trace, 5, LABEL_KINDS)
+other_hidden, others = label_trace(model, trace, 5, LABEL_KINDS, "triton")
 assert torch.equal(hidden, other_hidden)
 for kind, label in labels.items():
     assert not torch.equal(label, others[kind]), "computed by the same code"

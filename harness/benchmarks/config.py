@@ -9,7 +9,6 @@ from pydantic import Field
 from kvsweep.base.errors import UserError
 from kvsweep.harness.grading.answers import AnswerFrom, AnswerKind
 
-Source = Literal["toy", "file", "hub"]
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]
 FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 
@@ -26,7 +25,7 @@ class BenchmarkConfig:
     name: str
     title: str
     answer_kind: AnswerKind = "integer"
-    source: Source
+    source: Literal["toy", "file", "hub"]
     task: Text | None = None
     count: Count = 120
     hub_id: Text | None = None
@@ -62,5 +61,4 @@ class BenchmarkConfig:
 
     @property
     def has_options(self) -> bool:
-        """True if columns of the data hold the options of a multiple-choice question."""
         return set(WRONG_OPTIONS) <= self.columns.keys()

@@ -54,12 +54,11 @@ def _kept(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Row]:
 def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Problem]:
     if not rows:
         raise UserError(f"{origin} holds no problems; give data with at least one.")
-    id_column = _find("id", config, rows)
     problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
     wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
     prompt = read_prompt(config.prompt)
     texts = [_problem_text(row, problem_column) for row in rows]
-    ids = _ids(rows, texts, id_column)
+    ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed) if config.has_options else {}
     problems = []
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
@@ -75,7 +74,6 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
 
 
 def _find(name: FieldName, config: BenchmarkConfig, rows: list[Row]) -> str | None:
-    """The column that holds a field, or None where no row has such a column."""
     wanted = config.columns.get(name, name)
     candidates = () if wanted is None else (wanted, name)
     return next((column for column in candidates if any(column in row.values for row in rows)), None)
@@ -91,7 +89,6 @@ def _require(name: FieldName, config: BenchmarkConfig, rows: list[Row], origin: 
 
 
 def _ids(rows: list[Row], texts: list[str], column: str | None) -> list[str]:
-    """Each row's id, or the hash of its text where the data has no ids."""
     places = dict[str, str]()
     for row, text in zip(rows, texts, strict=True):
         problem_id = content_hash(text) if column is None else _id(row, column)

@@ -3,9 +3,8 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
@@ -18,18 +17,14 @@ LETTERS = "ABCD"
 MOST_CHARS = 1_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A template that asks a problem; `name` is its `benchmark.prompt`."""
 
     name: str
     template: jinja2.Template
 
     def ask(self, problem: str, options: Mapping[str, str]) -> str:
-        """Render the template for one problem, with its options by letter where it has any.
-
-        A template that fails, does what is forbidden, writes too much, or leaves the problem out raises a UserError.
-        """
+        """One problem as asked, with its options by letter if any; a template that fails or is unfit is refused."""
         prompt = ""
         try:
             for piece in self.template.generate(problem=problem, **({"options": options} if options else {})):
@@ -55,7 +50,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Calculate with numbers; refuse anything else."""
         if operator == "**" or not isinstance(left, int | float) or not isinstance(right, int | float):
             raise SecurityError(f"{operator} is not allowed in a template")
         return super().call_binop(context, operator, left, right)

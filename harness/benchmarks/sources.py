@@ -3,7 +3,7 @@
 import csv
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +61,7 @@ def _read_hub(config: BenchmarkConfig) -> list[Row]:
     import datasets
 
     try:
-        # A dataset of plain files refuses a configuration of None.
-        name = {} if config.hub_config is None else {"name": config.hub_config}
-        data = datasets.load_dataset(config.hub_id, split=config.split, revision=config.revision, **name)
+        data = datasets.load_dataset(config.hub_id, config.hub_config, split=config.split, revision=config.revision)
     except Exception as error:  # Four libraries raise here, and their errors have no common base.
         raise UserError(_hub_message(config, error)) from error
     if config.revision is None:
@@ -164,17 +162,15 @@ def _read_csv(path: Path) -> list[Row]:
 
 
 def _read_parquet(path: Path) -> list[Row]:
-    import pyarrow
-    import pyarrow.parquet
+    from pyarrow import ArrowException, parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowException:
+        table = parquet.read_table(path)
+    except ArrowException:
         raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None
     return _dataset_rows(table.to_pylist(), str(path))
 
 
-_READERS: dict[str, Callable[[Path], list[Row]]]
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
 
 

@@ -41,17 +41,16 @@ class Clock:
         """Add the seconds spent inside to the field `name`."""
         if self._on_gpu and torch.cuda.is_current_stream_capturing():
             yield
-            return
-        if self._on_gpu and name != "wall":
+        elif self._on_gpu and name != "wall":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             yield
             end.record()
             self._events.append((name, begin, end))
-            return
-        start = time.perf_counter()
-        yield
-        self._add(name, time.perf_counter() - start)
+        else:
+            start = time.perf_counter()
+            yield
+            self._add(name, time.perf_counter() - start)
 
     def settle(self) -> None:
         """Add the times that the device has measured by now. Never waits for the device."""

@@ -5,7 +5,7 @@ rounded up to a bucket. The step then also computes on some free slots, whose re
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -24,16 +24,15 @@ class StepGraphs:
     waits for the device and writes its results in place. `timer` times a replay; an eager step times itself.
     """
 
-    def __init__(
-        self, step: Step, *, slots: int, timer: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> None:
+    def __init__(self, step: Step, *, slots: int, timer: Callable[[], AbstractContextManager[object]]) -> None:
         self.step, self.slots, self.timer = step, slots, timer
         self._met: set[int] = set()
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     @staticmethod
     def can_capture(model: LoadedModel, cache: SlotCache) -> bool:
-        return model.device.type == "cuda" and cache.ragged and model.capturable
+        # A graph can hold a step that never waits for the device, as the fused one.
+        return model.device.type == "cuda" and cache.ragged and model.spec.fusable
 
     def __call__(self, live: int, room: int) -> Tensor:
         """Run a step; return logits of `live` slots or more. If the bucket exceeds `room`, run `live` eagerly."""

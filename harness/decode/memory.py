@@ -3,8 +3,8 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,13 +15,9 @@ from kvsweep.harness.models.loaded import LoadedModel
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
 _MOST_SLOTS = {"cpu": 64, "cuda": 256}
 _MEMORY_SHARE = 0.8
-# The files with a control group's limit and its use, in both versions.
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-_VERSION_2 = ("memory.max", "memory.current")
 
 
-@dataclass(frozen=True)
-class AutoSlots:
+class AutoSlots(NamedTuple):
     """A number of slots to decode with, and its arithmetic as a sentence."""
 
     slots: int
@@ -58,7 +54,8 @@ def cgroup_rooms(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/
             if controllers and "memory" not in controllers.split(","):
                 continue
             top = mount / "memory" if controllers else mount
-            limit, used = _VERSION_1 if controllers else _VERSION_2
+            version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            limit, used = version_1 if controllers else ("memory.max", "memory.current")
             own = top / name.lstrip("/")
             for folder in [own, *own.parents]:
                 if folder.is_relative_to(top):

@@ -1,6 +1,7 @@
 """Prefilling prompts ahead of the slots that will hold them, in steps that delay the decoding slots little."""
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -23,10 +24,8 @@ class Prefiller:
     round otherwise), or because linear layers would read the padding.
     """
 
-    def __init__(
-        self, model: LoadedModel, *, keep_queries: bool, alone: bool = False, step_tokens: int = STEP_TOKENS
-    ) -> None:
-        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, step_tokens
+    def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool = False) -> None:
+        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, STEP_TOKENS
         self.done: dict[_Ids, Prefill] = {(): Prefill()}
         self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
 
@@ -44,21 +43,13 @@ class Prefiller:
         if self._begun is not None:
             self._next_chunk(*self._begun)
             return
-        count, width = 0, 0
-        for ids in missing:
-            width = max(width, len(ids))
-            if count and (count + 1) * width > self.step_tokens:
-                break
-            count += 1
+        widths = accumulate(map(len, missing), max)
+        count = max(1, sum(number * width <= self.step_tokens for number, width in enumerate(widths, start=1)))
         for prompts in [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]:
-            self._side_by_side(prompts)
-
-    def _side_by_side(self, prompts: list[_Ids]) -> None:
-        prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
-        lengths = list(map(len, prompts))
-        padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
-        self.model.read(padded, 0, PaddedPrefill(prefills, lengths), self.model.new_cache())
-        self.done.update(zip(prompts, prefills, strict=True))
+            prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
+            padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
+            self.model.read(padded, 0, PaddedPrefill(prefills, list(map(len, prompts))), self.model.new_cache())
+            self.done.update(zip(prompts, prefills, strict=True))
 
     def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
         start = prefill.length

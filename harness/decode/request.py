@@ -1,6 +1,5 @@
 """The input of the engine: how to decode, and requests with their branches. Importing this does not import torch."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,10 +38,9 @@ class SamplingConfig:
     order: SamplingOrder = "top_k_then_top_p"
 
     def __post_init__(self) -> None:
-        if not (self.temperature == 0 or _COLDEST <= self.temperature < math.inf):
-            raise UserError(
-                f"decoding.temperature={self.temperature} is out of range: 0 (greedy), or {_COLDEST} and above."
-            )
+        if not (self.temperature == 0 or _COLDEST <= self.temperature < float("inf")):
+            allowed = f"0 (greedy), or {_COLDEST} and above"
+            raise UserError(f"decoding.temperature={self.temperature} is out of range: {allowed}.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"decoding.top_p={self.top_p} is out of range: above 0 and at most 1 (1 keeps all).")
         if self.top_k < 0:
@@ -53,10 +51,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """The sampling of completions, and where they are cut off.
-
-    That is after `max_new_tokens`, and with `stop_on_loop` as soon as a text ends in a loop (`base.loops.find_loop`).
-    """
+    """How completions are sampled and cut off: at `max_new_tokens`, with `stop_on_loop` where they end in a loop."""
 
     name: str
     max_new_tokens: int
@@ -65,9 +60,8 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise UserError(
-                f"decoding.max_new_tokens={self.max_new_tokens} is out of range: it must be at least 1 token."
-            )
+            too_low = f"decoding.max_new_tokens={self.max_new_tokens} is out of range"
+            raise UserError(f"{too_low}: it must be at least 1 token.")
 
 
 def build_decoding(node: DictConfig) -> DecodingConfig:
@@ -133,6 +127,5 @@ def grows(policy: Policy, longest: int, limit: int) -> bool:
 
 def needed_capacity(requests: Iterable[Request], decoding: DecodingConfig) -> int:
     """Rows per slot that suffice for every branch of the requests, a whole number of attention's blocks."""
-    limit = decoding.max_new_tokens
-    rows = max(b.policy.capacity(len(r.prompt_ids), limit) for r in requests for b in r.branches)
+    rows = max(b.policy.capacity(len(r.prompt_ids), decoding.max_new_tokens) for r in requests for b in r.branches)
     return whole_blocks(rows, ROW_BLOCK)

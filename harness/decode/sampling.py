@@ -14,8 +14,8 @@ from kvsweep.harness.decode.request import SamplingConfig
 
 # In a larger vocabulary, finding the edge of the nucleus is faster than sorting.
 _SORTED = 1024
-_MASK = (1 << 64) - 1
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# SplitMix64's constants, as the int64 of the same bits.
+_GOLDEN, _MIX_1, _MIX_2 = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def sequence_key(*parts: object) -> int:
@@ -29,9 +29,9 @@ def uniform(keys: Tensor | int, counters: Tensor) -> Tensor:
 
     SplitMix64 (Steele, Lea, Flood 2014) of key + (counter + 1) * golden ratio; the top 53 bits make the number.
     """
-    state = keys + (counters + 1) * _signed(_GOLDEN)
-    state = (state ^ _shift_right(state, 30)) * _signed(_MIX_1)
-    state = (state ^ _shift_right(state, 27)) * _signed(_MIX_2)
+    state = keys + (counters + 1) * _GOLDEN
+    state = (state ^ _shift_right(state, 30)) * _MIX_1
+    state = (state ^ _shift_right(state, 27)) * _MIX_2
     state = state ^ _shift_right(state, 31)
     return _shift_right(state, 11).double() * 2.0**-53
 
@@ -61,8 +61,7 @@ def sample(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> Tensor:
     cumulative = probabilities.double().cumsum(dim=-1)
     # A target is strictly below the total, so that a tail of zeros is never chosen.
     targets = uniforms[:, None] * cumulative[:, -1:]
-    chosen = torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[-1] - 1)
-    return chosen.squeeze(-1)
+    return torch.searchsorted(cumulative, targets, right=True).clamp_(max=cumulative.shape[-1] - 1).squeeze(-1)
 
 
 def _least_kept(probabilities: Tensor, config: SamplingConfig) -> Tensor:
@@ -80,11 +79,9 @@ def _least_kept(probabilities: Tensor, config: SamplingConfig) -> Tensor:
 def _nucleus_edge(probabilities: Tensor, top_p: float) -> Tensor:
     """The lowest number, [rows, 1], such that all probabilities above it sum to less than `top_p`.
 
-    A binary search over the bits of float32, which are ordered as their numbers. It sorts nothing and does not make the
-    host wait for the device.
+    A binary search over the bits of float32, which are ordered as their numbers: no sort, no wait for the device.
     """
-    rows = probabilities.shape[0]
-    low = torch.zeros(rows, 1, dtype=torch.int32, device=probabilities.device)
+    low = torch.zeros(len(probabilities), 1, dtype=torch.int32, device=probabilities.device)
     high = torch.full_like(low, 0x3F800000)  # 1.0
     for _ in range(30):
         middle = (low + high) >> 1
@@ -105,9 +102,4 @@ def _largest(probabilities: Tensor, count: int) -> Tensor:
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
     """Shift right logically; the shift of int64 is arithmetic."""
-    return (value >> bits) & (_MASK >> bits)
-
-
-def _signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
-    return value - (1 << 64) if value >> 63 else value
+    return (value >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,6 +1,5 @@
 """The slot table: which sequence each slot holds, and the numbers that decoding keeps per slot."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,7 +124,7 @@ class SlotTable:
         """
         if not self.free or len(request.branches) == 1:
             return self.free > 0
-        occupied = itertools.chain(range(self.cache.live), range(self.slots - self.waiting, self.slots))
+        occupied = [*range(self.cache.live), *range(self.slots - self.waiting, self.slots)]
         trunks = [state for state in map(self.__getitem__, occupied) if state.is_trunk]
         unforked = sum(len(trunk.branches) - 1 for trunk in trunks)
         return len(trunks) < max(1, self.slots // 2) and unforked < self.slots
@@ -170,10 +169,7 @@ class SlotTable:
                 self._count_agreeing(slice(slot, slot + 1), count)
 
     def looping(self) -> Tensor:
-        """Take the tokens just written into account; return which live texts now end in a loop, [live].
-
-        The loops are those of `base.loops.find_loop`. Call this method once after each `append`.
-        """
+        """Take the tokens appended last into account; return which live texts loop (`base.loops.find_loop`), [live]."""
         live = slice(self.cache.live)
         self._count_agreeing(live, 1)
         needed = (LEAST_REPEATS * self._periods).clamp(min=LEAST_TOKENS)
@@ -214,10 +210,7 @@ class SlotTable:
         self.waiting += 1
 
     def fork(self) -> int | None:
-        """Make a due branch of the lowest parked trunk live, or the trunk if one branch is left of it or none is due.
-
-        Return its slot, None without room.
-        """
+        """Make a due branch of the lowest parked trunk live, all of it if none is due; return its slot if any."""
         parked, slot = self.slots - self.waiting, self.cache.live
         trunk = self[parked]
         due = [branch for branch in trunk.branches if self.cache.lengths[parked] > trunk.trigger(branch)]

@@ -24,11 +24,10 @@ def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: 
     """The work and the memory that `removal` will take, as a sentence."""
     slots = min(slots, steps + 1)
     batches = -(-(steps + 1) // slots)
-    fed = length - answer_start
     mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
     return (
-        f"attribution: a prefill of {answer_start} tokens, then {batches} x {fed} decode steps over {slots} slots "
-        f"({steps} steps and the whole text), {mib:.1f} MiB of keys and values"
+        f"attribution: a prefill of {answer_start} tokens, then {batches} x {length - answer_start} decode steps over "
+        f"{slots} slots ({steps} steps and the whole text), {mib:.1f} MiB of keys and values"
     )
 
 
@@ -68,8 +67,7 @@ def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int
         tokens = answer[at - answer_start].repeat(cache.live)
         logits = model.logits(model.step_hidden(tokens, at.repeat(cache.live), cache)).float()
         following = answer[at + 1 - answer_start].repeat(cache.live)
-        scores = logits.log_softmax(dim=-1).gather(-1, following[:, None])
-        rows.append(scores.view(cache.live, len(at)).T)
+        rows.append(logits.log_softmax(dim=-1).gather(-1, following[:, None]).view(cache.live, len(at)).T)
     return torch.cat(rows)
 
 

@@ -79,7 +79,6 @@ def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[ran
 
 
 def draw_attribution(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
-    """A heat table of the contribution of each step to each token of the answer."""
     trace, model = text.trace, text.model
     if not trace.answered:
         raise NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")

@@ -48,8 +48,7 @@ def importance(
             with torch.inference_mode():
                 strips[f"predicted: {path.parent.name}/{path.name}"] = head(hidden)
     for policy, scores in zip(policies, policy_scores(text, policies), strict=True):
-        averaged = ", mean of layers and heads" if policy.per_head else ""
-        strips[f"scores: {policy.name}{averaged}"] = scores
+        strips[f"scores: {policy.name}{', mean of layers and heads' if policy.per_head else ''}"] = scores
     return {title: scores.double().numpy(force=True) for title, scores in strips.items()}
 
 

@@ -36,9 +36,7 @@ def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
             goes_on = True
         elif goes_on := goes_on and begin not in paragraph_ends and re.search(r"\d", sentence) is not None:
             steps[-1][1] = end
-    if steps:
-        return [token_range(pieces, *step) for step in steps]
-    return _parts(pieces, paragraph_ends or cuts)
+    return [token_range(pieces, *step) for step in steps] if steps else _parts(pieces, paragraph_ends or cuts)
 
 
 def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:

@@ -68,8 +68,7 @@ class InspectedText:
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
-        backend = self.model.tokenizer.backend_tokenizer
-        return [stream.step(backend, token) or "" for token in self.trace.token_ids]
+        return [stream.step(self.model.tokenizer.backend_tokenizer, token) or "" for token in self.trace.token_ids]
 
     @property
     def thinking(self) -> list[str]:
@@ -95,11 +94,9 @@ class TextSource:
         values: Any = OmegaConf.to_container(self.config)
         policies = build_policies(DictConfig({**values, "grid": {"policy": list(names)}}))
         check_predictors(self.model, policies)
-        scoring = [policy for policy in policies if isinstance(policy, BudgetPolicy)]
-        for policy in policies:
-            if policy not in scoring:
-                raise UserError(f"--scores {policy.name} cannot be drawn: it keeps everything and scores nothing.")
-        return scoring
+        if others := [policy.name for policy in policies if not isinstance(policy, BudgetPolicy)]:
+            raise UserError(f"--scores {others[0]} cannot be drawn: it keeps everything and scores nothing.")
+        return [policy for policy in policies if isinstance(policy, BudgetPolicy)]
 
     def check_head(self, path: Path) -> None:
         try:
@@ -149,13 +146,12 @@ def of_completion(
         policy.update(rows=None, every=None)
     sections = {"model": stored["model"], "policy": policy}
     config = DictConfig(OmegaConf.merge(sections, OmegaConf.from_dotlist(list(overrides))))
-    model = build(ModelConfig, "model", config.model)
 
     def read(loaded: LoadedModel) -> InspectedText:
         trace = trace_of(completion, loaded, loaded.prompt_ids(question))
         return InspectedText(model=loaded, trace=trace, completion=completion, setting=setting_of(own), grade=grade)
 
-    return TextSource(model=model, config=config, read=read)
+    return TextSource(model=build(ModelConfig, "model", config.model), config=config, read=read)
 
 
 @plain_config_errors()
@@ -183,10 +179,7 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
 
 @plain_config_errors()
 def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: str | None = None) -> TextSource:
-    """A completion that `read` writes, of a benchmark's problem or of a question: the one that a cell would store.
-
-    Settings of more cells than one, or no such problem, raise a UserError.
-    """
+    """The completion that `read` writes, as a cell would; settings of more cells, or no such problem, are refused."""
     job = make_job(config := compose_config(*overrides))
     if len(job.cells) > 1:
         raise UserError(f"the grid has {len(job.cells)} cells and live writes one completion: leave out grid.*.")

@@ -1,20 +1,14 @@
-"""LoRA adapters: found, checked, and added to a network's weights by plain arithmetic.
-
-Importing this imports neither torch nor transformers.
-"""
+"""LoRA adapters: found, checked, and added to a network's weights by plain arithmetic."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvsweep.base.errors import UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-# The fields of peft's adapter_config.json that change no weight, or that `add_adapter` reads.
-_READ = {"peft_type", "r", "lora_alpha", "target_modules", "bias", "fan_in_fan_out"}
-_HARMLESS = {
+# The fields of peft's adapter_config.json that `add_adapter` reads, and those that change no weight.
+_KNOWN = {
+    *("peft_type", "r", "lora_alpha", "target_modules", "bias", "fan_in_fan_out"),
     *("base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "megatron_core"),
     *("peft_version", "qalora_group_size", "revision", "task_type", "auto_mapping"),
 }
@@ -25,14 +19,13 @@ def adapter_files(folder: str) -> list[Path]:
     """The two files of an adapter, as peft saves them."""
     files = [Path(folder) / name for name in ("adapter_config.json", "adapter_model.safetensors")]
     if not all(file.is_file() for file in files):
-        raise UserError(
-            f"model.adapter={folder} holds no adapter: name a folder with {files[0].name} and {files[1].name}, or null."
-        )
+        mend = f"name a folder with {files[0].name} and {files[1].name}, or null"
+        raise UserError(f"model.adapter={folder} holds no adapter: {mend}.")
     _scale(folder, files[0])
     return files
 
 
-def add_adapter(network: "PreTrainedModel", folder: str) -> None:
+def add_adapter(network: Any, folder: str) -> None:
     """Add the adapter's product to each weight that it names: W + lora_alpha / r · B A, computed in float32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -62,7 +55,7 @@ def _scale(folder: str, config: Path) -> float:
         rank, alpha = fields["r"], float(fields["lora_alpha"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _unusable(folder, f"has a config that cannot be read ({error})") from error
-    others = sorted(name for name, value in fields.items() if value and name not in _READ | _HARMLESS)
+    others = sorted(name for name, value in fields.items() if value and name not in _KNOWN)
     if fields.get("peft_type") != "LORA" or fields.get("bias", "none") != "none" or fields.get("fan_in_fan_out"):
         others = [*others, "peft_type, bias or fan_in_fan_out"]
     if others:

@@ -14,7 +14,6 @@ from kvsweep.harness.models.adapter import adapter_files
 from kvsweep.harness.models.gguf import converted, find_gguf
 from kvsweep.harness.models.thinking import ThinkTags
 
-DType = Literal["float32", "bfloat16", "float16"]
 # What a stand-in tokenizer must have a token for.
 ROLES = ("bos", "eos", "user", "assistant")
 
@@ -23,10 +22,7 @@ _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model and the way to run it; `conf/model/base/model.yaml` describes each field.
-
-    Fields that contradict each other raise a UserError; `settings.build` refuses a value that a field does not allow.
-    """
+    """A model: conf/model/base/model.yaml describes its fields; a contradiction raises a UserError."""
 
     name: str
     title: str
@@ -34,7 +30,7 @@ class ModelConfig:
     gguf: str | None = None
     adapter: str | None = None
     revision: str | None = None
-    dtype: DType = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     random_weights: bool = False
     device: str = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
@@ -79,7 +75,6 @@ class ModelConfig:
 
     @property
     def place(self) -> str:
-        """Where the model comes from, as the user named that."""
         return str(self.path if self.gguf is None else self.gguf)
 
     @property

@@ -43,23 +43,18 @@ class FusedStep:
         self.layers = [_Layer(layer) for layer in base.layers]
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of tokens, at positions [tokens], of a step that `cache` has begun.
-
-        Tokens beyond the step are computed for nothing.
-        """
+        """Last hidden states [tokens, hidden_size] of tokens at positions [tokens], a step that `cache` has begun."""
         states = functional.embedding(tokens, self.embedding.weight)
         cos, sin = self.rotary(states, positions[:, None])  # [live, 1, head_dim]
         # The rotation exchanges the halves of a head and negates one; the sine takes the sign here.
         sin = torch.cat([-sin[..., : self.head_dim // 2], sin[..., self.head_dim // 2 :]], dim=-1)
         for index, layer in enumerate(self.layers):
-            states = states + self._attention(index, layer, _normalized(layer.norm, states), cos, sin, cache)
+            states = states + self._attend(index, layer, _normalized(layer.norm, states), cos, sin, cache)
             gate, up = cache.linear(_normalized(layer.mlp_norm, states), layer.gate_up).chunk(2, dim=-1)
             states = states + cache.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
         return _normalized(self.norm, states)
 
-    def _attention(
-        self, index: int, layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cache: SlotCache
-    ) -> Tensor:
+    def _attend(self, index: int, layer: _Layer, states: Tensor, cos: Tensor, sin: Tensor, cache: SlotCache) -> Tensor:
         tokens, rotated = len(states), self.q_heads + self.kv_heads
         heads = cache.linear(states, layer.qkv, layer.qkv_bias).view(tokens, -1, self.head_dim)
         queries_keys = heads[:, :rotated]

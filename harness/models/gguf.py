@@ -1,7 +1,4 @@
-"""GGUF files: found on the disk or in an installed package, and converted once to a folder of safetensors.
-
-Importing this imports neither torch nor transformers.
-"""
+"""GGUF files: found on the disk or in an installed package, and converted once to a folder of safetensors."""
 
 import atexit
 import shutil
@@ -13,7 +10,7 @@ from typing import Any
 
 from kvsweep.base.errors import UserError
 from kvsweep.base.files import cache_folder, digests
-from kvsweep.harness.models.hub import check_tensors
+from kvsweep.harness.models.hub import check_tensors, lines_of
 
 
 def find_gguf(place: str) -> Path:
@@ -38,8 +35,7 @@ def find_gguf(place: str) -> Path:
 def converted(gguf: Path) -> Path:
     """The folder that holds weights and tokenizer of a GGUF file as transformers saves them, in float32.
 
-    It lies in the user's cache folder under the file's digest; where that folder cannot be written, in a temporary
-    folder that this process deletes at its end.
+    It lies in the user's cache folder under the file's digest, or else in one that this process deletes at its end.
     """
     folder = cache_folder() / "gguf" / digests([gguf])[0]
     if folder.is_dir():
@@ -76,7 +72,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         read, told = found
         check_tensors(told["missing_keys"])
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = lines_of(error)[0].rstrip(".")
         raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name a GGUF that transformers reads.") from error
     # transformers refuses to save what it read from a GGUF, so a model without that mark takes the weights.
     del read.config.quantization_config

@@ -8,14 +8,12 @@ from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 
 from kvsweep.base.errors import UserError
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_COMMIT = re.compile("[0-9a-f]{40}")
-_SECONDS = 5.0
 
 
 @cache
@@ -28,10 +26,10 @@ def is_reachable() -> bool:
 
     if not constants.HF_HUB_OFFLINE:
         try:
-            urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=_SECONDS).close()
+            urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5.0).close()
         except HTTPError:
             pass
-        except (URLError, OSError) as error:
+        except OSError as error:
             constants.HF_HUB_OFFLINE = not isinstance(getattr(error, "reason", error), ssl.SSLError)
     if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
         sys.modules["datasets"].config.HF_HUB_OFFLINE = True
@@ -43,22 +41,14 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
     if Path(place).is_dir():
         return load()
     if not _ID.fullmatch(place):
-        raise UserError(
-            f"model.path={place} is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B: "
-            "name the one or the other."
-        )
-    if _is_downloaded(place, revision) or not is_reachable():
-        return load(local_files_only=True)
-    return load()
-
-
-def _is_downloaded(place: str, revision: str | None) -> bool:
-    """True if a commit names the files, and the cache knows of the last file that loading a model asks for."""
+        neither = "is no folder, and no id on the hub such as deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+        raise UserError(f"model.path={place} {neither}: name the one or the other.")
     from huggingface_hub import try_to_load_from_cache
 
-    if revision is None or not _COMMIT.fullmatch(revision):
-        return False
-    return try_to_load_from_cache(place, "generation_config.json", revision=revision) is not None
+    # The cache knows of the last file that loading a model asks for, even if the hub has no such file.
+    is_pinned = revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
+    known = try_to_load_from_cache(place, "generation_config.json", revision=revision) if is_pinned else None
+    return load(local_files_only=True) if known is not None or not is_reachable() else load()
 
 
 def cached_file(place: str, revision: str | None, name: str) -> Path | None:
@@ -78,6 +68,11 @@ def check_tensors(missing: Collection[str], surplus: Collection[str] = ()) -> No
             raise ValueError(f"the checkpoint {what} the model, {len(names)} with {min(names)}")
 
 
+def lines_of(error: BaseException) -> list[str]:
+    """The lines that an error says, or its kind where it says nothing."""
+    return str(error).strip().splitlines() or [type(error).__name__]
+
+
 def reason(place: str, revision: str | None, error: BaseException) -> str:
     """Why a model or a data set at `place` could not be read, and the way out."""
     chain, names = error, set[str]()
@@ -93,5 +88,4 @@ def reason(place: str, revision: str | None, error: BaseException) -> str:
             return "it is not on the hub or not open to you: check the name, or run `hf auth login` if it is private"
         if isinstance(error, OSError) and not is_reachable():
             return "the hub cannot be reached, and its cache on this disk lacks it: check the network"
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return f"{said}: name a folder with config.json and safetensors, or an id on the hub"
+    return f"{lines_of(error)[0].rstrip('.')}: name a folder with config.json and safetensors, or an id on the hub"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.fused_step import FusedStep
-from kvsweep.harness.models.head import OwnHead
 from kvsweep.harness.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-_SEPARATORS = set(".,?!;:\n")
+Linear = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,9 @@ class LoadedModel:
     def check_length(self, tokens: int) -> None:
         """Raise a UserError for a text that exceeds the model's rotary embeddings, table of positions or window."""
         if self.spec.limited and self.spec.positions is not None and tokens > self.spec.positions:
-            raise UserError(
-                f"a text may take {tokens} tokens, prompt and completion, and {self.config.name} can be decoded over "
-                f"slots up to {self.spec.positions} alone: lower decoding.max_new_tokens."
-            )
+            needed = f"a text may take {tokens} tokens, prompt and completion"
+            most = f"{self.config.name} can be decoded over slots up to {self.spec.positions} alone"
+            raise UserError(f"{needed}, and {most}: lower decoding.max_new_tokens.")
 
     @property
     def device(self) -> torch.device:
@@ -71,11 +71,9 @@ class LoadedModel:
     @cached_property
     def separators(self) -> Tensor:
         """[vocabulary] true at SepLLM's separators: one punctuation mark or line break, spaces, the text's start."""
+        start, marks = getattr(self.tokenizer, "bos_token_id", None), {"", *".,?!;:\n"}
         texts = [self.decode([i]) for i in range(self.spec.vocab_size)]
-        separate = [bool(text) and text.strip(" ") in {"", *_SEPARATORS} for text in texts]
-        start = getattr(self.tokenizer, "bos_token_id", None)
-        if start is not None:
-            separate[start] = True
+        separate = [i == start or (bool(text) and text.strip(" ") in marks) for i, text in enumerate(texts)]
         return torch.tensor(separate, device=self.device)
 
     @cached_property
@@ -86,15 +84,13 @@ class LoadedModel:
             return ()
         ids = self.tokenizer.encode(tag, add_special_tokens=False)
         if not ids or self.tokenizer.unk_token_id in ids:
-            raise UserError(
-                f"model.think_end={tag} cannot be written by the tokenizer of {self.config.place}: name the tag that "
-                "this model closes its thinking with, or null if it thinks nothing aloud."
-            )
+            unknown = f"model.think_end={tag} cannot be written by the tokenizer of {self.config.place}"
+            mend = "name the tag that this model closes its thinking with, or null if it thinks nothing aloud"
+            raise UserError(f"{unknown}: {mend}.")
         return tuple(ids)
 
     @property
     def think_end_id(self) -> int | None:
-        """Token id of the tag that closes the thinking, where that is a single token."""
         return self.think_end_ids[0] if len(self.think_end_ids) == 1 else None
 
     @property
@@ -145,11 +141,6 @@ class LoadedModel:
         return str(self.tokenizer.decode(ids))
 
     @cached_property
-    def capturable(self) -> bool:
-        """True if a decode step never waits for the device, so that a CUDA graph can hold it."""
-        return self._fused_step is not None
-
-    @cached_property
     def _fused_step(self) -> FusedStep | None:
         return FusedStep(self.network) if self.spec.fusable else None
 
@@ -184,7 +175,7 @@ class LoadedModel:
             first.states = [[state[0] for state in states if state is not None] for states in kept]
         return hidden
 
-    def logits(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
+    def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:
         """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
         if self._own_head is not None:
             return self._own_head(hidden, linear)
@@ -194,3 +185,41 @@ class LoadedModel:
     @cached_property
     def _own_head(self) -> OwnHead | None:
         return None if self.spec.plain_head else OwnHead(self.network)
+
+
+class OwnHead:
+    """A network's own forward, which may scale or cap the logits, with given hidden states and a given last product."""
+
+    def __init__(self, network: Any) -> None:
+        head = network.get_output_embeddings()
+        name = next(name for name, module in network.named_children() if module is head)
+        self._given, self._product, self._network = _GivenStates(), _Product(head), copy.copy(network)
+        parts = {network.base_model_prefix: self._given, name: self._product}
+        self._network.__dict__["_modules"] = {**network._modules, **parts}
+
+    def __call__(self, hidden: Tensor, linear: Linear) -> Tensor:
+        """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""
+        self._given.states, self._product.linear = hidden[None], linear
+        return self._network(inputs_embeds=hidden[None], use_cache=False).logits[0]
+
+
+@dataclass
+class _Output(MoeModelOutputWithPast):
+    cross_attentions: Any = None
+
+
+class _GivenStates:
+    states: Tensor
+
+    def __call__(self, *_: Any, **__: Any) -> _Output:
+        return _Output(last_hidden_state=self.states)
+
+
+class _Product:
+    linear: Linear = staticmethod(functional.linear)
+
+    def __init__(self, head: Any) -> None:
+        self.weight, self.bias = head.weight, head.bias
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return self.linear(states[0], self.weight, self.bias)[None]

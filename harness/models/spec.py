@@ -1,7 +1,4 @@
-"""The facts of a model that a slot cache depends on, read once from its config, and the refusal of other models.
-
-Importing this imports neither torch nor transformers. A config.json of a plain family is read without them too.
-"""
+"""The facts of a model that a slot cache depends on, read once from its config, and the refusal of other models."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsweep.base.errors import UserError
-from kvsweep.compression.config import LayerKind, fixed_bytes
+from kvsweep.compression.config import LayerKind
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.hub import cached_file, from_place, reason
+from kvsweep.harness.models.hub import cached_file, from_place, lines_of, reason
 
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
@@ -122,10 +118,6 @@ class ModelSpec:
     def layers(self) -> int:  # of full attention, whose rows policies see
         return self.layer_kinds.count("full")
 
-    def fixed_bytes(self, dtype: str) -> int:
-        """Bytes that a slot takes in windows and linear layers, in a precision such as "float32"."""
-        return fixed_bytes(self, BYTES[dtype])
-
     def cache_shape(self, dtype: str) -> CacheShape:
         import torch
 
@@ -164,7 +156,6 @@ class _Facts:
         return self._get(name)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """A whole number of at least 1, or the default where the config has none."""
         value = default if self[name] is None else self[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _refused(str(self["model_type"]), f"{name}={value}, which must be a whole number of at least 1")
@@ -199,10 +190,9 @@ def _longest(facts: _Facts, ropes: set[str]) -> int | None:
 def read_spec(config: ModelConfig) -> ModelSpec:
     """The spec of a model whose weights need not lie on this disk.
 
-    It comes from the checkpoint's config.json where that file lies on this disk, in a folder or in the hub's cache;
-    for an id on the hub that was never downloaded, from `config`, which `load_model` compares with the download. A
-    config that does not name all sizes is read by transformers, which takes seconds to import. A config that cannot be
-    had, or of a model that a slot cache does not serve, raises a UserError.
+    It comes from the checkpoint's config.json on this disk; for an id on the hub that was never downloaded, from
+    `config`, which `load_model` compares with the download. A config that does not name all sizes is read by
+    transformers. A config that cannot be had, or of a model that a slot cache does not serve, raises a UserError.
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
@@ -237,8 +227,8 @@ def read_architecture(config: ModelConfig) -> Any:
             architecture = _build_architecture(config)
         else:
             place, revision = config.checkpoint, config.revision
-            load = partial(AutoConfig.from_pretrained, place, revision=revision, trust_remote_code=False)
-            architecture = from_place(load, place, revision)
+            how = {"revision": revision, "trust_remote_code": False}
+            architecture = from_place(lambda **more: AutoConfig.from_pretrained(place, **how, **more), place, revision)
             if architecture.model_type in _WRAPPERS:
                 architecture = architecture.get_text_config()
         ModelSpec.of(architecture)
@@ -260,21 +250,18 @@ def _build_architecture(config: ModelConfig) -> Any:
     try:
         architecture = AutoConfig.for_model(kind, **values)
     except Exception as error:  # Each architecture checks its own fields and raises what it likes.
-        reason = str(error).strip().splitlines()[-1].strip().rstrip(".")[:200]
-        raise UserError(f"model.config cannot be built as {kind} ({reason}): correct its fields.") from error
-    aliases = architecture.attribute_map
+        why = lines_of(error)[-1].strip().rstrip(".")[:200]
+        raise UserError(f"model.config cannot be built as {kind} ({why}): correct its fields.") from error
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
-        value = values.get(aliases.get(name, name), values.get(name))
-        if value is None and not hasattr(architecture, name):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        value = values.get(architecture.attribute_map.get(name, name), values.get(name))
+        is_field = value is not None or hasattr(architecture, name)
+        if is_field and (type(value) is not int or value < 1):
             raise UserError(f"model.config.{name}={value} must be a whole number of at least 1: correct it.")
     heads = architecture.num_attention_heads
     groups = getattr(architecture, "num_key_value_heads", None) or heads
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or heads % groups:
-        raise UserError(
-            f"model.config.num_key_value_heads={groups} must divide num_attention_heads={heads}: correct it."
-        )
+        given = f"model.config.num_key_value_heads={groups}"
+        raise UserError(f"{given} must divide num_attention_heads={heads}: correct it.")
     return architecture
 
 

@@ -16,10 +16,7 @@ class ThinkTags:
     end: str | None = "</think>"
 
     def closing(self, text: str) -> int | None:
-        """Character at which the tag begins that ends the thinking of a completion; None if the thinking never ends.
-
-        It is the first closing tag behind the last opening one: a thinking that is opened again must be closed again.
-        """
+        """Character of the first closing tag behind the last opening one, where the thinking ends; None without it."""
         if self.end is None:
             return None
         found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))
@@ -35,10 +32,8 @@ def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple
         raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
     end = tags.closing(text)
     if end is None:
-        raise UserError(
-            f"{name} never closes its thinking with {tags.end}, so it has no answer to label by: drop the text, or "
-            "name the closing tag that it uses."
-        )
+        unclosed = f"{name} never closes its thinking with {tags.end}, so it has no answer to label by"
+        raise UserError(f"{unclosed}: drop the text, or name the closing tag that it uses.")
     stripped = text.lstrip()
     opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
     start = len(text) - len(stripped) + len(opening) if opening else 0

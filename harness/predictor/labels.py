@@ -1,7 +1,6 @@
 """Stage 2: labels and last hidden states of the thinking, one forward a trace; faulty shards raise a UserError."""
 
 import hashlib
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -33,12 +32,9 @@ class LabelPass(Prefill):
     itself holds L (4 hidden_size + 2 intermediate_size) numbers, 1.5 GB in bfloat16.
     """
 
-    def __init__(
-        self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation = "torch"
-    ) -> None:
+    def __init__(self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation) -> None:
         super().__init__()
-        compute = operations(impl).importance_labels
-        self.label = partial(compute, answer_start=answer_start, min_distance=min_distance)
+        self.label = partial(operations(impl).importance_labels, answer_start=answer_start, min_distance=min_distance)
         self.kinds = kinds
         self.totals: dict[LabelKind, Tensor] = {}
         self.layers = 0
@@ -69,11 +65,7 @@ def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -
 
 @torch.inference_mode()
 def label_trace(
-    model: LoadedModel,
-    trace: Trace,
-    min_distance: int,
-    kinds: Sequence[LabelKind] = LABEL_KINDS,
-    impl: Implementation = "torch",
+    model: LoadedModel, trace: Trace, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation = "torch"
 ) -> tuple[Tensor, dict[LabelKind, Tensor]]:
     """The thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN where a token has none."""
     labels = LabelPass(trace.answer_start, min_distance, kinds, impl)
@@ -112,8 +104,8 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
 
 
 def write_shard(path: Path, traces: Sequence[Trace], model: LoadedModel, recipe: Recipe, data: str) -> None:
-    """Write the hidden states and labels of some traces end to end, and the length of each trace."""
-    hidden, labels = zip(*(label_trace(model, t, recipe.min_distance, impl=recipe.impl) for t in traces), strict=True)
+    read = [label_trace(model, trace, recipe.min_distance, LABEL_KINDS, recipe.impl) for trace in traces]
+    hidden, labels = zip(*read, strict=True)
     tensors: dict[str, Tensor] = {kind: torch.cat([label[kind] for label in labels]) for kind in LABEL_KINDS}
     held_out = [int(hashlib.sha256(t.problem_id.encode()).hexdigest(), 16) % recipe.held_out == 0 for t in traces]
     lengths = torch.tensor([len(h) for h in hidden])
@@ -127,8 +119,7 @@ def shard_path(directory: Path, number: int) -> Path:
 
 
 def data_hash(traces: Sequence[Trace]) -> str:
-    rows = "".join(json.dumps(trace.to_dict()) for trace in traces)
-    return hashlib.sha256(rows.encode()).hexdigest()[:16]
+    return hashlib.sha256("".join(json.dumps(trace.to_dict()) for trace in traces).encode()).hexdigest()[:16]
 
 
 def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict[LabelKind, Tensor]]]:
@@ -148,9 +139,9 @@ def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str,
     """Write the traces' texts and targets to the file that the policy `oracle` reads; return its path."""
     if manifest["data"] != data_hash(traces):
         raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep-predictor labels first.")
-    shards = (read_shard(recipe, number) for number in range(manifest["shards"]))
+    rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, number))
     found = {}
-    for trace, (_, _, labels) in zip(traces, itertools.chain.from_iterable(shards), strict=True):
+    for trace, (_, _, labels) in zip(traces, rows, strict=True):
         scores = torch.full((len(trace.token_ids),), torch.nan)
         scores[trace.think_start : trace.think_end] = target(labels, recipe.label)
         found[f"{trace.problem_id}/{trace.draw}"] = torch.tensor(trace.token_ids), scores
@@ -171,6 +162,4 @@ def target(labels: Mapping[LabelKind, Tensor], kinds: Sequence[LabelKind]) -> Te
 def standardise(label: Tensor) -> Tensor:
     """One trace's label shifted and scaled to 0 to 1, as its z-scores would be. NaN stays; a constant label is 0."""
     known = label[~label.isnan()]
-    if not len(known):
-        return label
-    return (label - known.min()) / (known.max() - known.min()).clamp(min=1e-12)
+    return (label - known.min()) / (known.max() - known.min()).clamp(min=1e-12) if len(known) else label

@@ -89,9 +89,8 @@ class PredictorSettings:
 @plain_config_errors()
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     """Compose conf/predictor/<recipe>.yaml (by default the model's, else toy) with overrides, and refuse wrong ones."""
-    for argument in arguments:
-        if argument.startswith("-"):
-            raise UserError(f"{argument} is no option of kvsweep-predictor: give settings as KEY=VALUE, or --help.")
+    if options := [argument for argument in arguments if argument.startswith("-")]:
+        raise UserError(f"{options[0]} is no option of kvsweep-predictor: give settings as KEY=VALUE, or --help.")
     models = [a.partition("=")[2] for a in arguments if a.startswith("model=")]
     own = [name for name in models[-1:] if name in choices("predictor")]
     name = ["toy", *own, *(a.partition("=")[2] for a in arguments if a.startswith("recipe="))][-1]

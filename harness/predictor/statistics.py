@@ -1,6 +1,7 @@
 """A stage of its own: the mean queries of a model, which the policy triattention expects in the future."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,8 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
     kind = getattr(rotary, "rope_type", "default")
     if 2 * len(frequencies) != model.shape.head_dim or kind == "longrope" or "dynamic" in kind:
-        raise UserError(
-            f"model={model.config.name} has no rotation of whole heads by fixed frequencies, which triattention needs: "
-            "choose another model or policy."
-        )
+        unfit = "has no rotation of whole heads by fixed frequencies, which triattention needs"
+        raise UserError(f"model={model.config.name} {unfit}: choose another model or policy.")
     return frequencies, float(rotary.attention_scaling)
 
 
@@ -86,14 +85,9 @@ def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel)
     return {"statistics": str(path), "tokens": means.tokens}
 
 
-def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> Iterator[list[int]]:
+def _texts(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> list[list[int]]:
     """Token ids of the texts, at most MOST_TOKENS of them in all."""
     if recipe.text:
-        yield model.tokenizer(Path(recipe.text).read_text(), add_special_tokens=False).input_ids[:MOST_TOKENS]
-        return
-    left = MOST_TOKENS
-    for trace in traces:
-        yield trace.token_ids[:left]
-        left -= len(trace.token_ids)
-        if left <= 0:
-            return
+        return [model.tokenizer(Path(recipe.text).read_text(), add_special_tokens=False).input_ids[:MOST_TOKENS]]
+    starts = accumulate((len(trace.token_ids) for trace in traces), initial=0)
+    return [trace.token_ids[: MOST_TOKENS - at] for trace, at in zip(traces, starts, strict=False) if at < MOST_TOKENS]

@@ -49,7 +49,6 @@ class Trace(records.PairRow, frozen=True, kw_only=True):
 
     @property
     def answer_start(self) -> int:
-        """Position of the first token behind the closing tag."""
         return self.think_end + self.tag_tokens
 
     @property
@@ -180,9 +179,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
                 yield replace(trace, kept=judges.verdict(text)[1] == "correct")
 
 
-def trace_of_text(
-    row: dict[str, Any], problem_id: str, tags: ThinkTags, model: LoadedModel, where: str
-) -> tuple[Trace, str]:
+def trace_of_text(row: dict[str, Any], name: str, tags: ThinkTags, model: LoadedModel, where: str) -> tuple[Trace, str]:
     """A row's text behind its question in the chat template, with the model's own tags; and the text's answer.
 
     A text that does not think, close its thinking and answer raises a UserError, which calls the row `where`.
@@ -193,5 +190,4 @@ def trace_of_text(
     thought, said = (model.tokenizer(part, add_special_tokens=False).input_ids for part in (thinking, answer))
     ids, start = [*prompt, *thought, *model.think_end_ids, *said], len(prompt)
     where_it_thinks = {"think_start": start, "think_end": start + len(thought), "tag_tokens": len(model.think_end_ids)}
-    trace = Trace(problem_id=problem_id, draw=draw, kept=True, token_ids=ids, **where_it_thinks)
-    return trace, answer
+    return Trace(problem_id=name, draw=draw, kept=True, token_ids=ids, **where_it_thinks), answer

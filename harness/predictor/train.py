@@ -21,7 +21,6 @@ from kvsweep.harness.predictor.labels import read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
 from kvsweep.harness.provenance import describe_code
 
-CHECKPOINT = "checkpoint.pt"
 # Eval counts how many of the true top 20% of the tokens lie in the predicted top 20%, 30%, ... and compares the means
 # of true and predicted importance in ten equal parts of the thinking.
 TOP, DEPTHS, BINS = 0.2, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), 10
@@ -37,7 +36,7 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, recipe.epochs * manifest["shards"])
     recipe.head.mkdir(parents=True, exist_ok=True)
-    path = recipe.head / CHECKPOINT
+    path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": optimizer, "schedule": schedule}
     start = 0
     if path.exists():
@@ -68,7 +67,6 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
 
 
 def fit_shard(head: ImportancePredictor, optimizer: torch.optim.Optimizer, recipe: Recipe, number: int) -> None:
-    """Fit the head to a shard's training tokens once, in random order."""
     device = next(head.parameters()).device
     traces = [(h, target(labels, recipe.label)) for held_out, h, labels in read_shard(recipe, number) if not held_out]
     if not traces:
@@ -93,8 +91,7 @@ def rank_loss(scores: Tensor, goal: Tensor, owner: Tensor) -> Tensor:
     order = owner.argsort(stable=True)
     scores, goal, owner = scores[order], goal[order], owner[order]
     same = owner[1:] == owner[:-1]
-    sign = (goal[1:] - goal[:-1]).sign()
-    losses = softplus(-10 * sign * (scores[1:] - scores[:-1]))
+    losses = softplus(-10 * (goal[1:] - goal[:-1]).sign() * (scores[1:] - scores[:-1]))
     return (losses * same).sum() / same.sum().clamp(min=1)
 
 

@@ -1,8 +1,12 @@
-"""The console script `kvsweep`: compose, check everything, launch."""
+"""The console script `kvsweep`: compose, check everything, launch; `kvsweep init` makes a folder of one's own."""
 
+import argparse
+import json
 import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -14,12 +18,13 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.records import read_cells
 from kvsweep.harness.replay.command import ReplayPlan, launch_replayed
 from kvsweep.harness.settings import CONF, build, build_target, own_overrides, plain_config_errors
-from kvsweep.harness.sweep.init import init
 from kvsweep.harness.sweep.launch.inline import Inline
 from kvsweep.harness.sweep.launch.launcher import Launcher, launch, split
 from kvsweep.harness.sweep.plan.estimate import describe
 from kvsweep.harness.sweep.plan.job import Job, make_job
+from kvsweep.harness.toy.tasks import problems
 
+TEMPLATE = Path(__file__).resolve().parents[1] / "template"
 # A command that names none of these runs the default policy, and beside it the full cache to compare with.
 _NAMES_CELLS = ("policy", "grid", "experiment")
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
@@ -69,8 +74,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
                 if not any(word.lstrip("+~").startswith(_NAMES_CELLS) for word in HydraConfig.get().overrides.task):
                     config.grid.policy = ["full", config.policy.name]
                 launcher = build_target("launcher", config.launcher)
-                replay = {name: config.get(name) for name in ("replay", "screen", "texts")}
-                plan = build(ReplayPlan, "replay", replay)
+                plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
                 found.append((make_job(config), launcher, plan))
         except UserError as mistake:
             mistakes.append(mistake)
@@ -102,6 +106,22 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
         except OSError as error:
             reason = f"results_dir cannot be written to ({error.strerror})"
             raise UserError(f"{reason}: set results_dir= elsewhere.") from error
+
+
+def init(arguments: Sequence[str]) -> None:
+    about = "A folder of your own: a policy, problems and a sweep to change, and conf/ for more of them."
+    parser = argparse.ArgumentParser(prog="kvsweep init", description=about)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
+    folder: Path = parser.parse_args(arguments).folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already: name a new folder, or an empty one.")
+    try:
+        shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        rows = ({"id": p.id, "problem": p.question, "answer": p.answer} for p in problems("chain", 40))
+        (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error
+    print(f"made {folder}; next:\n  cd {folder}\n  kvsweep -m experiment=mine\n  kvsweep-report results/runs/mine")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ Arithmetic is modulo 10; only `add` carries.
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
 EVAL_COUNT = 120
-_HELD_OUT_OF_256 = 16
 
 
 class ToyProblem(NamedTuple):
@@ -41,8 +39,7 @@ class Solution(NamedTuple):
     answer: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(NamedTuple):
     """A kind of question: how to ask one of a given size, how to solve it, and the sizes of both sets."""
 
     ask: Callable[[Random, int], str]
@@ -71,8 +68,7 @@ def _ask_chain(rng: Random, size: int) -> str:
         pair = [left, right]
         rng.shuffle(pair)
         parts.append(f"{names[index]}={'+'.join(pair)}.")
-    asked = rng.sample(names[2 : 2 + size], 3)
-    return f"{' '.join(parts)} Find {'+'.join(asked)} mod 10."
+    return f"{' '.join(parts)} Find {'+'.join(rng.sample(names[2 : 2 + size], 3))} mod 10."
 
 
 def _solve_chain(question: str) -> Solution:
@@ -180,7 +176,7 @@ TASKS: dict[str, Task] = {
 
 def is_held_out(question: str) -> bool:
     """True for the questions kept for evaluation and never trained on: 1 in 16 of all, chosen by a hash."""
-    return hashlib.sha256(question.encode()).digest()[0] < _HELD_OUT_OF_256
+    return hashlib.sha256(question.encode()).digest()[0] < 256 // 16
 
 
 def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> list[ToyProblem]:

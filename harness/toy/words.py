@@ -7,7 +7,6 @@ larger sizes than training.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -53,8 +52,7 @@ class Story(NamedTuple):
     answer: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of story: its writer, and its sizes for training and for evaluation."""
 
     write: Callable[[Random, int, bool], Story]

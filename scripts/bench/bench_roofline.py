@@ -21,6 +21,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ def step_seconds(model: LoadedModel, slots: int, length: int, config: CacheConfi
         cache.place_step(positions[:rows])
         return model.logits(model.step_hidden(tokens[:rows], positions[:rows], cache))
 
-    graphs = StepGraphs(decode, slots=slots) if StepGraphs.can_capture(model, cache) else None
+    graphs = StepGraphs(decode, slots=slots, timer=nullcontext) if StepGraphs.can_capture(model, cache) else None
 
     def step() -> Tensor:
         cache.lengths[:] = length - 1

@@ -74,10 +74,7 @@ def launch(jobs: Sequence[Job], launcher: Launcher) -> None:
 
 
 class RunJobs(Checkpointable):
-    """The function of one task. A task that the time limit stops is queued again, and resumes from its files.
-
-    `gpu` is the only GPU that the task's process may see; None leaves the process those that it has.
-    """
+    """The function of one task, which sees `gpu` alone if given; a task that the time limit stops is queued again."""
 
     def __init__(self, gpu: str | None = None) -> None:
         self.gpu = gpu

@@ -28,11 +28,10 @@ class Local(Launcher):
 
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)
-        for job in jobs:
-            if job.model.device.startswith("cuda") and not visible_gpus():
-                unseen = f"launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
-                mend = "make one visible, or set model.device=cpu"
-                raise UserError(f"model.device={job.model.device} needs a GPU, and {unseen}: {mend}.")
+        cuda = [job.model.device for job in jobs if job.model.device.startswith("cuda")]
+        if cuda and not visible_gpus():
+            unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
+            raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
 
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         """Run the tasks, round by round; a round in which a task fails ends the process with code 1."""
@@ -53,7 +52,9 @@ class Local(Launcher):
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; a process with more threads than cores is many times slower than one thread.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        with tqdm(total=len(waiting), unit="task", desc="launcher=local") as progress, _termination_raises():
+        # By default SIGTERM would end this process and leave its tasks.
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        with tqdm(total=len(waiting), unit="task", desc="launcher=local") as progress:
             try:
                 while waiting or running:
                     while waiting and len(running) < parallel:
@@ -71,25 +72,14 @@ class Local(Launcher):
                 for process in running:
                     process.cancel()
                 raise
+            finally:
+                signal.signal(signal.SIGTERM, before)
         return failed
 
 
 @contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Let SIGTERM raise SystemExit meanwhile: by default the signal would end this process and leave its tasks."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def _stderr_in(path: Path) -> Iterator[None]:
-    """Let the processes that are started meanwhile write their errors to a file.
-
-    submitit starts a process beside each task, and Ctrl-C would make each of them print a traceback to the terminal.
-    """
+    """Send errors of the processes that submitit starts meanwhile to a file: at Ctrl-C each would print a traceback."""
     terminal = os.dup(2)
     with open_file(path, "ab") as file:
         os.dup2(file.fileno(), 2)

@@ -41,12 +41,11 @@ class Cell:
     @property
     def _conditions(self) -> dict[str, Any]:
         """All settings but policy and cache. Cells whose conditions are the same can be compared."""
-        sampling = dataclasses.asdict(self.decoding.sampling)
         limits = {"max_new_tokens": self.decoding.max_new_tokens, "stop_on_loop": self.decoding.stop_on_loop}
         return {
             "model": self.model.identity(),
             "dataset": self.dataset_hash,
-            "decoding": {**limits, **sampling},
+            "decoding": {**limits, **dataclasses.asdict(self.decoding.sampling)},
             "seed": self.seed,
             "impl": self.impl,  # implementations round differently
         }
@@ -105,6 +104,11 @@ def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: 
     if done is None or done.rule != records.grading_rule(cell.describe()):
         return False
     return plan in done.plans or done.covers(problem_ids, draws)
+
+
+def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[records.Pair]:
+    files = records.shard_files(directory, rows).values()
+    return {row.key for path in files for row in records.read_rows(path, records.PairRow, on_bad=records.ignore)}
 
 
 def file_sizes(directory: Path) -> dict[str, int]:

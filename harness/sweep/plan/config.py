@@ -29,10 +29,8 @@ class TrackerConfig:
 
     def __post_init__(self) -> None:
         if self.kind != "none" and find_spec(self.kind) is None:
-            raise UserError(
-                f"tracker={self.kind} needs the package {self.kind}, which is not installed: "
-                f"pip install 'kvsweep[{self.kind}]', or tracker=none."
-            )
+            missing = f"tracker={self.kind} needs the package {self.kind}, which is not installed"
+            raise UserError(f"{missing}: pip install 'kvsweep[{self.kind}]', or tracker=none.")
 
 
 UNTRACKED = TrackerConfig()

@@ -13,10 +13,11 @@ from pathlib import Path
 from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, pairs_to_hold, power
 from kvsweep.base import records
 from kvsweep.base.command_line import counted
+from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.decode.request import grows
 from kvsweep.harness.models.spec import BYTES, read_spec
-from kvsweep.harness.sweep.plan.cell import Cell
+from kvsweep.harness.sweep.plan.cell import stored_pairs
 from kvsweep.harness.sweep.plan.job import Job
 from kvsweep.harness.toy.paths import WEIGHTS
 
@@ -74,36 +75,29 @@ def measure(job: Job) -> tuple[list[int], float, float] | None:
 
 
 def describe(jobs: Sequence[Job]) -> str:
-    """The estimate of each job as a paragraph, and the numbers of jobs and cells in all."""
     total = f"{counted(len(jobs), 'job')}, {counted(sum(len(job.cells) for job in jobs), 'cell')}"
     return "\n".join([*map(_describe_job, jobs), f"{total}; nothing was run (--dry-run)."])
 
 
 def _describe_job(job: Job) -> str:
-    lacking, pairs, cells = job.unfinished_cells(), len(job.own_pairs), len(job.cells)
+    lacking, own_pairs, cells = job.unfinished_cells(), set(job.own_pairs), len(job.cells)
+    missing = sum(len(own_pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in lacking)
     question, found = _question_tokens(job), measure(job)
     lengths, pace, size = found or ([job.decoding.max_new_tokens], 0.0, 0.0)
     forks = [first_eviction(cell.policy, question) for cell in job.cells]
-    tokens = forked_tokens(lengths, forks) / len(lengths) * sum(_missing(job, cell) for cell in lacking) / cells
+    tokens = forked_tokens(lengths, forks) / len(lengths) * missing / cells
     source = f"every text {lengths[0]} long at most"
     time_and_disk = "time and disk: not known until a cell has stored something"
     if found:
         source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
         time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; "
-        time_and_disk += f"disk: {size * pairs * cells / 2**20:.1f} MiB in all"
+        time_and_disk += f"disk: {size * len(own_pairs) * cells / 2**20:.1f} MiB in all"
     fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
     return (
         f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(lacking)} done) of "
-        f"{counted(pairs, 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
+        f"{counted(len(own_pairs), 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n  {time_and_disk}{_power(job)}"
     )
-
-
-def _missing(job: Job, cell: Cell) -> int:
-    """The completions of this job's shard that a cell has not stored."""
-    files = records.shard_files(job.run_directory / cell.cell_id, records.COMPLETIONS_FILE).values()
-    rows = (row for path in files for row in records.read_rows(path, records.PairRow, on_bad=records.ignore))
-    return len(set(job.own_pairs) - {row.key for row in rows})
 
 
 def _borrowed(job: Job) -> str:
@@ -156,7 +150,7 @@ def _memory(job: Job, question: int) -> str:
     spec, itemsize = read_spec(job.model), BYTES[job.model.dtype]
     layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim
     slot = partial(job.cache.bytes_per_slot, layers=layers, kv_heads=heads, head_dim=head_dim, itemsize=itemsize)
-    fixed = spec.fixed_bytes(job.model.dtype)
+    fixed = fixed_bytes(spec, itemsize)
     capacities = Counter(cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells)
     parts = [
         f"{(slot(capacity=rows) + fixed) / 2**20:.1f} MiB a slot of {rows} tokens ({counted(count, 'cell')})"

@@ -36,10 +36,9 @@ def build_policies(config: DictConfig) -> list[Policy]:
     grid = build(GridAxes, "grid", config.grid)
     composed = plain(config.policy)
     _refuse_two_sizes(composed, grid, config)
-    names = grid.policy or [composed["name"]]
     axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
-    for name, *point in itertools.product(names, *axes.values()):
+    for name, *point in itertools.product(grid.policy or [composed["name"]], *axes.values()):
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
         policies.append(build_target("policy", _sized({**values, **setting})))
@@ -78,8 +77,7 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
     if name not in choices("policy"):
         raise UserError(unknown_choice("policy", name, "grid.policy"))
     values = plain(_policy_section(name, config))
-    shared = {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
-    return {**values, **shared}
+    return values | {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
 
 
 def _policy_section(name: str, config: DictConfig) -> DictConfig:

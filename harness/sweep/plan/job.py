@@ -1,17 +1,11 @@
-"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses every mistake.
+"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses any mistake."""
 
-Neither torch nor transformers is imported for a model whose plain config.json lies on this disk.
-"""
-
-from __future__ import annotations
-
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from omegaconf import DictConfig
 
@@ -76,12 +70,10 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Model and benchmark, and bits where rows are packed, for progress and messages."""
         return f"{self.model.name} {self.benchmark.name}{self.cache.title}"
 
     @property
     def rows_file(self) -> str:
-        """The name of the cells' file of rows that this job writes."""
         return COMPLETIONS_FILE
 
     @property
@@ -98,14 +90,15 @@ class Job:
         """The pairs of this job's shard in the job's last round, which are new to the cells that are not decided."""
         if self.finish:
             return []
-        return self.shard.of(list(itertools.product(self.problem_ids, range(self.earlier_draws, self.draws))))
+        draws = range(self.earlier_draws, self.draws)
+        return self.shard.of([(problem_id, draw) for problem_id in self.problem_ids for draw in draws])
 
     @property
     def earlier_draws(self) -> int:
         """The draws until the end of the round before the job's last one, after which a decided cell is left out."""
         return 0 if self.finish else max((draws for draws in self.rounds if draws < self.draws), default=0)
 
-    def in_rounds(self) -> list[Job]:
+    def in_rounds(self) -> list[Self]:
         """A job for each round up to `draws`, and one to `finish`; this job alone unless the job is sequential."""
         rounds = [replace(self, draws=draws, finish=False) for draws in self.rounds if draws <= self.draws]
         return rounds + [self] * self.finish or [self]
@@ -123,8 +116,7 @@ class Job:
         for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
             if found.get(path) != self.inputs.get(path):
                 changed = f"{path} has changed since the cells of {self.name} were planned"
-                mend = "restore the file, or run the command again for cells of its new contents"
-                raise UserError(f"{changed}: {mend}.")
+                raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
     def unfinished_cells(self) -> list[Cell]:
         """The cells that are not marked DONE: decided, or with all problems and draws of this job."""
@@ -155,9 +147,8 @@ def make_job(config: DictConfig) -> Job:
     slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
     invariant = None if config.invariant == "auto" else config.invariant
     if config.invariant != "auto" and not isinstance(invariant, bool):
-        raise UserError(
-            f"invariant={invariant} is unknown: choose true, false or auto, which is true on the CPU alone."
-        )
+        known = "true, false or auto, which is true on the CPU alone"
+        raise UserError(f"invariant={invariant} is unknown: choose {known}.")
     shard = Shard.parse(str(config.shard))
     tracker = build(TrackerConfig, "tracker", config.tracker)
     # Not check_available: the machine that submits a job to SLURM need not have a GPU.
@@ -271,8 +262,7 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
     for policy in policies:
         if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
             untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
-            mend = "name the tag that closes the model's thinking, or choose another policy"
-            raise UserError(f"{untagged}: {mend}.")
+            raise UserError(f"{untagged}: name the tag that closes the model's thinking, or choose another policy.")
     hidden_size = read_spec(model).hidden_size
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
         card, weights, other = artifacts.read_card(kind, place), model.identity()["weights"], ""

@@ -35,7 +35,6 @@ from kvsweep.kernels.implementation import check_available
 
 
 def decode(work: OpenCells) -> None:
-    """Decode what the cells lack, all cells side by side in one batch."""
     job, pairs = work.job, work.job.own_pairs
     cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
     if not cells:
@@ -49,7 +48,7 @@ def decode(work: OpenCells) -> None:
         raise UserError(str(error)) from error
     decoding_pass, model = describe_process(), loaded(job.model)
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
-    _record_provenance(work, cells, model, decoding_pass)
+    _begin_passes(work, cells, model, decoding_pass)
     limit = job.decoding.max_new_tokens
     lengths = {problem.id: len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
     longest = max(lengths.values())
@@ -76,9 +75,7 @@ def loaded(config: ModelConfig) -> LoadedModel:
     return load_model(config)
 
 
-def _record_provenance(
-    work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]
-) -> None:
+def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
     job, code = work.job, decoding_pass["code"]
     group = job.cache.group
     empty, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
@@ -146,8 +143,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
         capacity = needed_capacity(requests, job.decoding)
         one = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
         if slots is None:
-            found = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
-            slots, reason = found.slots, found.reason
+            slots, reason = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
         asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
         size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
         total = f"{slots * one / 2**20:.1f} MiB of keys and values"
@@ -172,7 +168,6 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
 
 
 def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
-    """An engine with the job's settings and memory for the requests."""
     own: dict[str, Any] = {name: getattr(job, name) for name in ("decoding", "seed", "impl", "invariant", "cache")}
     return Engine.sized_for(requests, model, slots=slots, **own)
 
@@ -188,8 +183,7 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         written[cell_id].append(completion.num_tokens)
-        pace = clock.tokens / (time.perf_counter() - start)
-        work.progress.set_postfix_str(f"{pace:.0f} tokens/s", refresh=False)
+        work.progress.set_postfix_str(f"{clock.tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
         work.append(cell_id, completion)
     wall = time.perf_counter() - start
     parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
@@ -198,8 +192,8 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     whole |= {"slots": slots, "kv_bytes_allocated": cache.kv_bytes}
     whole["kv_bytes_analytic"] = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
     for cell_id, lengths in written.items():
-        stats = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
-        work.stores[cell_id].append_row(STATS_FILE, stats)
+        row = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
+        work.stores[cell_id].append_row(STATS_FILE, row)
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:

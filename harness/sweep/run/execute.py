@@ -43,7 +43,6 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
 
 
 def execute(job: Job, grader: Grader, progress: tqdm) -> None:
-    """Write the completions that the job's cells lack, grade them, mark the cells that are complete."""
     unfinished = job.unfinished_cells()
     decided = _decided_before(job, grader) if unfinished and job.earlier_draws else {}
     cells = [cell for cell in unfinished if cell.cell_id not in decided]
@@ -57,8 +56,7 @@ def execute(job: Job, grader: Grader, progress: tqdm) -> None:
             progress.total = (progress.total or 0) + missing
         if job.cache.is_packed:
             for cell_id, store in work.stores.items():
-                lengths = (row.peak_length for row in store.read_completions(own_pairs, _Peak))
-                if longest := max(lengths, default=0):
+                if longest := max((row.peak_length for row in store.read_completions(own_pairs, _Peak)), default=0):
                     status.cells[cell_id].packed = job.cache.packs(longest)
         with graded_beside(grader, work.stores.values()):
             decode(work)

@@ -29,8 +29,7 @@ class OpenCells:
 
     def append(self, cell_id: str, row: PairRow) -> None:
         self.stores[cell_id].append(row)
-        packed = self.job.cache.packs(row.peak_length) if isinstance(row, Completion) else None
-        self.reporter.stored(cell_id, packed)
+        self.reporter.stored(cell_id, self.job.cache.packs(row.peak_length) if isinstance(row, Completion) else None)
         self.progress.update()
 
 

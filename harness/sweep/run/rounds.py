@@ -14,8 +14,8 @@ from kvsweep.base.command_line import LOCKED
 from kvsweep.base.errors import UserError
 from kvsweep.base.records import Grade, ignore, read_grades, view
 from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.sweep.plan.cell import stored_pairs
 from kvsweep.harness.sweep.plan.job import Job
-from kvsweep.harness.sweep.run.store import stored_pairs
 
 _Verdict = view(Grade, "correct", "rule")
 

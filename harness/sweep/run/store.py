@@ -29,7 +29,7 @@ from kvsweep.base.command_line import LOCKED, counted
 from kvsweep.base.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.base.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.base.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
-from kvsweep.harness.sweep.plan.cell import Cell, Done, file_sizes
+from kvsweep.harness.sweep.plan.cell import Cell, Done, file_sizes, stored_pairs
 from kvsweep.harness.sweep.plan.job import Job
 
 LOCK_FILE = ".lock"
@@ -140,10 +140,7 @@ class CellStore:
             replace_text(path, json.dumps(whole, indent=2) + "\n")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int, plan: str | None = None) -> bool:
-        """Write DONE if the shards together have stored every draw of every problem; else delete DONE.
-
-        `plan` is that of a sequential job for which these draws are enough.
-        """
+        """Write DONE, with a job's plan if any, if the shards have stored all draws of all problems, else delete it."""
         pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
         path = self.directory / records.DONE_FILE
         # Read anew, because another shard's file may have lost rows since this process opened the cell.
@@ -197,11 +194,6 @@ def allow_open_cells() -> int:
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return max(1, most - _OTHER_FILES)
-
-
-def stored_pairs(directory: Path, rows: str = COMPLETIONS_FILE) -> set[Pair]:
-    files = records.shard_files(directory, rows).values()
-    return {row.key for path in files for row in records.read_rows(path, PairRow, on_bad=records.ignore)}
 
 
 def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:

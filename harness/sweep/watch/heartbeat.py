@@ -14,14 +14,12 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.tasks import TaskStatus
 
 HEARTBEAT_S = 5.0
-_ERROR_LINES = 12
 
 
 class Reporter:
     """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
 
-    A status that cannot be written stops no task. Each of `counters` returns the live tokens that an engine has
-    decoded.
+    A status that cannot be written stops no task. Each of `counters` returns an engine's live tokens so far.
     """
 
     def __init__(self, run_directory: Path, status: TaskStatus) -> None:
@@ -33,7 +31,9 @@ class Reporter:
     def __enter__(self) -> Self:
         self.status.state, self.status.error = "running", None
         self.status.host, self.status.pid = platform.node(), os.getpid()
-        self.status.scheduler_job = scheduler_job()
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        # As squeue names the job.
+        self.status.scheduler_job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
         self.status.started = time.time()
         self._write()
         self._thread.start()
@@ -68,12 +68,5 @@ class Reporter:
 
 def last_lines(error: BaseException) -> str:
     """The text to show of an error: one sentence for a user's mistake, the end of the traceback for any other error."""
-    if isinstance(error, UserError):
-        return str(error)
-    return "\n".join("".join(traceback.format_exception(error)).rstrip().splitlines()[-_ERROR_LINES:])
-
-
-def scheduler_job() -> str | None:
-    """The SLURM job of this process, as squeue names it; None outside SLURM."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    return str(error) if isinstance(error, UserError) else "\n".join(lines[-12:])

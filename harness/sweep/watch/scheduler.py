@@ -9,7 +9,6 @@ from pathlib import Path
 from kvsweep.base.files import replace_text
 from kvsweep.base.tasks import TaskStatus, job_file, noted_jobs, read_tasks, scheduler_jobs
 
-ASK = ("squeue", "--noheader", "--array", "--format=%i|%T|%r")
 # SLURM's reasons in words that a user can act on; its other reasons are shown as they are.
 REASONS = {
     "Resources": "no processors, memory or GPUs are free yet",
@@ -38,7 +37,7 @@ Queue = dict[str, tuple[str, str]]
 def waiting_jobs() -> Queue | None:
     """This user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
     try:
-        asked = [*ASK, f"--user={getpass.getuser()}"]
+        asked = ["squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={getpass.getuser()}"]
         said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, KeyError, subprocess.SubprocessError):
         return None
@@ -47,7 +46,6 @@ def waiting_jobs() -> Queue | None:
 
 
 def note_job(run_directory: Path, task: str, job: str) -> None:
-    """Add a SLURM job to those that were submitted for a task."""
     noted = [*noted_jobs(run_directory, task), job]
     replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
 

@@ -6,7 +6,6 @@ Each task writes its state to a small file every few seconds, because SLURM call
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections import Counter, defaultdict
@@ -38,7 +37,6 @@ from kvsweep.base.files import read_file
 from kvsweep.base.tasks import CellProgress, State, TaskStatus, policy_label
 from kvsweep.harness.sweep.watch.scheduler import tasks_now
 
-STATES: tuple[State, ...] = ("done", "running", "queued", "stopped", "failed")
 # A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
 
@@ -54,7 +52,6 @@ class CellStatus(CellProgress, kw_only=True):
 
     @property
     def ungraded(self) -> int:
-        """The completions that need a grade and have none."""
         return 0 if self.random_weights else self.finished - min(self.graded, self.finished)
 
 
@@ -86,7 +83,6 @@ class SweepStatus:
 
 
 def read_sweep(directory: Path) -> SweepStatus:
-    """Read a run directory's status files, DONE marks and grades."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
     tasks = tasks_now(directory)
@@ -132,7 +128,6 @@ def read_sweep(directory: Path) -> SweepStatus:
 
 
 def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
-    """The completions that are finished, and those that are expected."""
     return sum(row.finished for row in rows), sum(row.expected for row in rows)
 
 
@@ -220,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.watch:
             sweep = _watch(console, arguments.dir, arguments.interval, per_cell=arguments.cells)
         else:
-            console.print(_heading(sweep), soft_wrap=True)  # a long path stays one word, for people who copy it
+            console.print(f"{sweep.directory}: {sweep.state}", soft_wrap=True)  # so that people can copy a long path
             console.print(render(sweep, per_cell=arguments.cells))
         _print_failures(sweep)
     sys.exit(FAILED if sweep.failed else 0)
@@ -237,29 +232,24 @@ def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             sweep = read_sweep(directory)
-            live.update(Group(_heading(sweep), render(sweep, per_cell=per_cell)))
+            live.update(Group(f"{sweep.directory}: {sweep.state}", render(sweep, per_cell=per_cell)))
             if sweep.state not in ("running", "queued"):
                 return sweep
             time.sleep(max(0.1, interval))
 
 
 def as_json(sweep: SweepStatus) -> dict[str, Any]:
-    """The sweep's status as plain values: totals, cells, tasks, and the commands that try the failed tasks again."""
     values = msgspec.to_builtins(sweep, enc_hook=str)
     values["states"] = dict(Counter(cell.state for cell in sweep.cells))
     values["retry"] = sorted({task["command"] for task in values.pop("failed")})
     return values
 
 
-def _heading(sweep: SweepStatus) -> str:
-    return f"{sweep.directory}: {sweep.state}"
-
-
 def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
-    counts += [f"{states[state]} {state}" for state in STATES if states[state] and state != "done"]
+    counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
     if sweep.to_replay:
         counts.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
     unpacked = sum(cell.packed is False for cell in sweep.cells)
@@ -301,7 +291,6 @@ def _panel_table(cells: Sequence[CellStatus]) -> Table:
 
 
 def _table(*heads: str) -> Table:
-    """A table that folds a long name and cuts none."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
     for head in heads:
         names = head in ("model", "benchmark", "policy", "state", "cell")
@@ -317,7 +306,7 @@ def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list
 def _percent(cell: CellStatus) -> str:
     if cell.pass_at_1 is None:
         return "no grade" if cell.ungraded else ""
-    return percent_pm(cell.pass_at_1, math.nan if cell.error is None else cell.error)
+    return percent_pm(cell.pass_at_1, float("nan") if cell.error is None else cell.error)
 
 
 def _print_failures(sweep: SweepStatus) -> None:

@@ -15,9 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -75,8 +74,7 @@ def _note(kind: str, reason: str) -> str:
 # --- In the tracker's process -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TrackerRun:
+class TrackerRun(NamedTuple):
     """One cell's run at a tracker: `log(values, step)` with ascending steps, then `finish(ok)`."""
 
     log: Callable[[dict[str, float], int], object]
@@ -89,9 +87,7 @@ def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) ->
     # Twenty cells would record the console and the machine twenty times.
     settings = {"console": "off", "silent": True, "x_disable_stats": True}
     run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
-    return TrackerRun(
-        log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish(exit_code=0 if ok else 1)
-    )
+    return TrackerRun(log=run.log, finish=lambda ok: run.finish(exit_code=0 if ok else 1))
 
 
 def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
@@ -99,8 +95,7 @@ def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) 
     import trackio
 
     # In one context a second `init` would end the run before it.
-    context = contextvars.Context()
-    run = context.run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
+    run = contextvars.Context().run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
     return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
 
 
@@ -125,22 +120,20 @@ def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -
 TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "trackio": trackio_run, "mlflow": mlflow_run}
 
 
-def follow(
-    kind: str, project: str, interval_s: float, run_directory: Path, task: str, pid: int, cells: Collection[str]
-) -> None:
+def follow(kind: str, project: str, interval_s: float, directory: Path, task: str, pid: int, cells: list[str]) -> None:
     """Report a task's cells until the task of `pid` ends. Any error of the tracker's package passes through."""
-    path = TaskStatus.path(run_directory, task)
+    path = TaskStatus.path(directory, task)
     while not path.exists() or (status := TaskStatus.read(path)).pid != pid:
         if not is_alive(pid):
             return
         time.sleep(_LOOK_S)  # the task has not begun: this is an earlier task's file
     runs = {}
     for cell_id in cells:
-        settings = {**records.read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
+        settings = {**records.read_cell(directory / cell_id), "shard": status.shard, "command": status.command}
         cell = status.cells[cell_id]
         part = "" if status.shard == str(records.WHOLE) else f" {status.shard}"
         name = f"{cell.model} {cell.benchmark} {cell.policy}{part}"
-        runs[cell_id] = TRACKERS[kind](project=project, group=run_directory.name, name=name, config=settings)
+        runs[cell_id] = TRACKERS[kind](project=project, group=directory.name, name=name, config=settings)
     step = 0
     state: State = "running"
     while state == "running":
@@ -153,7 +146,7 @@ def follow(
             status = TaskStatus.read(path)
             state = status.seen(time.time())
     for cell_id, run in runs.items():
-        result = cell_result(run_directory / cell_id, records.Shard.parse(status.shard))
+        result = cell_result(directory / cell_id, records.Shard.parse(status.shard))
         run.log({**_progress(status, cell_id), **result}, step + 1)
         run.finish(state == "done")
 

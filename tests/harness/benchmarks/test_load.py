@@ -350,8 +350,8 @@ class TestHub:
 
         monkeypatch.setattr(datasets, "load_dataset", fake)
         benchmark = load_problems(BenchmarkConfig(**fields))
-        name = {"name": fields["hub_config"]} if fields["hub_config"] else {}
-        assert calls == [((fields["hub_id"],), {"split": fields["split"], "revision": fields["revision"], **name})]
+        place = (fields["hub_id"], fields["hub_config"])
+        assert calls == [(place, {"split": fields["split"], "revision": fields["revision"]})]
         if fields["answer_kind"] == "integer":
             assert [p.gold for p in benchmark.problems] == [str(i) for i in range(fields["expected_count"])]
         assert f"{fields['hub_id']}@{fields['revision'] or 'unpinned'}" in benchmark.origin
@@ -426,7 +426,7 @@ class TestFallback:
     ) -> None:
         asked: list[tuple[str, str | None]] = []
 
-        def fake(hub_id: str, *, split: str, revision: str | None) -> datasets.Dataset:
+        def fake(hub_id: str, name: None, *, split: str, revision: str | None) -> datasets.Dataset:
             asked.append((hub_id, revision))
             if hub_id == "math-ai/amc23":
                 raise ConnectionError("Couldn't reach")

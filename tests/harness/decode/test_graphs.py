@@ -200,7 +200,7 @@ OPTIONS = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tok
 @pytest.mark.parametrize("name", ["toy_qwen", "toy_llama"])
 def test_an_embedded_models_step_can_be_captured(name):
     model, requests = embedded(name)
-    assert model.capturable
+    assert model.spec.fusable
     plain, _ = run(model, requests, prepare=ragged, **OPTIONS)
     assert any(completion.evictions for completion in plain.values())
     assert run(model, requests, prepare=both, **OPTIONS)[0] == plain

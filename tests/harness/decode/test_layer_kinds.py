@@ -13,7 +13,7 @@ import torch
 from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import SLOT_ATTENTION
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.config import CacheConfig, fixed_bytes
 from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policies.h2o import H2O
 from kvsweep.compression.policies.window import Window
@@ -303,7 +303,7 @@ def test_bytes_count_what_does_not_grow() -> None:
         model = model_of(name)
         cache = SlotCache(model.shape, slots=3, capacity=50, device=model.device)
         assert cache.kv_bytes == 3 * SlotCache.bytes_per_slot(model.shape, 50)
-        assert SlotCache.bytes_per_slot(model.shape, 0) == model.spec.fixed_bytes("float32") > 0
+        assert SlotCache.bytes_per_slot(model.shape, 0) == fixed_bytes(model.spec, 4) > 0
 
 
 def test_rows_of_windows_cannot_be_evicted() -> None:

@@ -52,7 +52,7 @@ def read(texts, model):
 def test_strips_are_the_label_pipelines_numbers(read, model, tiny_predictor_dir):
     text = read("second")
     strips = importance(text, LABEL_KINDS, [tiny_predictor_dir], min_distance=8)
-    hidden, labels = label_trace(model, text.trace, 8)
+    hidden, labels = label_trace(model, text.trace, 8, LABEL_KINDS)
     assert list(strips)[:3] == ["true: answer", "true: far_max", "true: later"]
     for kind in ("answer", "far_max", "later"):
         np.testing.assert_array_equal(strips[f"true: {kind}"], labels[kind].double().numpy())

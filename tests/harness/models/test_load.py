@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from kvsweep.base.errors import UserError
+from kvsweep.compression.config import fixed_bytes
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.spec import read_architecture, read_spec
@@ -111,7 +112,7 @@ def test_models_of_2026_have_the_published_sizes_and_layers(
     spec = read_spec(whole)
     kind, count = others
     assert (spec.layers, spec.layer_kinds.count(kind)) == (full, count)  # type: ignore[arg-type]
-    assert spec.fixed_bytes("bfloat16") / 2**20 == fixed_mib
+    assert fixed_bytes(spec, 2) / 2**20 == fixed_mib
 
 
 def test_channels_are_the_thinking_and_the_answer_of_gpt_oss() -> None:

@@ -105,6 +105,8 @@ def test_a_base_model_is_asked_the_bare_question(tiny_model_dir: Path, tmp_path:
     assert model.config.identity() != of_folder(tiny_model_dir).config.identity()
     with pytest.raises(UserError, match="broken"):
         of_folder(edited(tiny_model_dir, tmp_path / "n", "{{ raise_exception('broken template') }}"))
+    with pytest.raises(UserError, match=r"takes a question \(TemplateError\)"):  # it says nothing
+        of_folder(edited(tiny_model_dir, tmp_path / "o", "{{ raise_exception('') }}"))
 
 
 def test_a_sweep_without_tags_and_a_note_where_answers_are_missing(

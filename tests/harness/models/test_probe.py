@@ -10,8 +10,8 @@ from kvsweep.base.errors import UserError
 from kvsweep.compression.attention import slot_attention
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.fused_step import FusedStep
-from kvsweep.harness.models.head import OwnHead
 from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.loaded import OwnHead
 
 TINY = {
     "hidden_size": 32,

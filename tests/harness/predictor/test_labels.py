@@ -28,7 +28,7 @@ def test_labels_equal_those_of_eager_attention_in_float64(models, length, start,
     trace = Trace(problem_id="p", draw=0, kept=True, token_ids=ids, think_start=start, think_end=end)
     output = eager.model(torch.tensor([ids]), output_attentions=True)
     attention = torch.cat(output.attentions).double()  # [layers, q_heads, length, length]
-    hidden, labels = label_trace(model, trace, min_distance)
+    hidden, labels = label_trace(model, trace, min_distance, LABEL_KINDS)
     torch.testing.assert_close(hidden.double(), output.last_hidden_state[0, start:end].double(), rtol=1e-3, atol=1e-3)
     assert set(labels) == set(LABEL_KINDS)
     for token in range(start, end):
