@@ -69,7 +69,7 @@ def test_a_launchers_settings_are_checked(
 def test_sigterm_ends_the_processes_of_a_local_sweep(
     start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
 ) -> None:
-    process = start_kvsweep(*tiny, "launcher=local", "draws=400", "policy=full", f"results_dir={tmp_path}")
+    process = start_kvsweep(*tiny, "launcher=local", "draws=5000", "policy=full", f"results_dir={tmp_path}")
     deadline, running = time.monotonic() + 240, dict[str, Any]()
     while running.get("state") != "running" or not running["made"]:
         assert time.monotonic() < deadline
