@@ -38,7 +38,6 @@ def plain_disk_errors(directory: Path) -> Iterator[None]:
         place = directory
         if isinstance(error, IsADirectoryError):  # a folder stands where the file belongs
             place = error.filename2 or error.filename or directory
-        raise UserError(
-            f"{place} cannot be written to ({error.strerror}): make room or set results_dir= elsewhere, then run "
-            "the same command again; what is stored stays and is not made anew."
-        ) from error
+        mend = "make room or set results_dir= elsewhere, then run the same command again"
+        stays = "what is stored stays and is not made anew"
+        raise UserError(f"{place} cannot be written to ({error.strerror}): {mend}; {stays}.") from error

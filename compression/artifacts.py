@@ -26,10 +26,8 @@ def file_of(place: str | Path) -> Path:
 def check(kind: str, place: str | None, maker: str) -> None:
     """Refuse a setting `policy.KIND` that names no artifact of its kind; `maker` is the command that makes one."""
     if place is None:
-        raise ValueError(
-            f"policy.{kind} is not set and this model comes with none: make it with `{maker}` and name its place, or "
-            "choose a policy that needs none."
-        )
+        mend = f"make it with `{maker}` and name its place, or choose a policy that needs none"
+        raise ValueError(f"policy.{kind} is not set and this model comes with none: {mend}.")
     if not file_of(place).is_file():
         raise ValueError(f"policy.{kind}={place} holds no {kind}: make it with `{maker}` and name its place.")
     _check_shapes(kind, place, read_card(kind, place))
@@ -50,10 +48,8 @@ def _check_shapes(kind: str, place: str, card: Mapping[str, Any]) -> None:
     wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
     wrong += [name for name, kind_of in types.items() if kind_of not in (_IDS if name.startswith("ids/") else _FLOATS)]
     if wrong:
-        raise ValueError(
-            f"policy.{kind}={place} has the tensor {wrong[0]!r:.80} as {types.get(wrong[0], 'nothing')} "
-            f"{found.get(wrong[0], '')}, which does not fit its card and kind: make it again."
-        )
+        tensor = f"the tensor {wrong[0]!r:.80} as {types.get(wrong[0], 'nothing')} {found.get(wrong[0], '')}"
+        raise ValueError(f"policy.{kind}={place} has {tensor}, which does not fit its card and kind: make it again.")
 
 
 def _shapes(kind: str, card: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -99,9 +95,8 @@ def load(place: str | Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()
         if wrong.any() or (name.startswith("ids/") and (tensor < 0).any()):
-            raise ValueError(
-                f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind: make it again."
-            )
+            holds = f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind"
+            raise ValueError(f"{holds}: make it again.")
     return tensors
 
 

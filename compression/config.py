@@ -57,10 +57,8 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         if 16 in self.widths and self.is_packed:
-            raise ValueError(
-                f"cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits} leave one of the two at 16 "
-                "bits: give both, or cache.bits below 16."
-            )
+            given = f"cache.key_bits={self.key_bits} and cache.value_bits={self.value_bits}"
+            raise ValueError(f"{given} leave one of the two at 16 bits: give both, or cache.bits below 16.")
 
     @property
     def widths(self) -> tuple[int, int]:  # bits of keys, of values
@@ -97,10 +95,8 @@ class CacheConfig:
         if not self.is_packed:
             return None
         if self.scheme == "rotated" and head_dim & (head_dim - 1):
-            raise ValueError(
-                f"cache.scheme=rotated needs heads of a power of two, and the model's have {head_dim} numbers: "
-                "choose plain or kivi."
-            )
+            unfit = f"cache.scheme=rotated needs heads of a power of two, and the model's have {head_dim} numbers"
+            raise ValueError(f"{unfit}: choose plain or kivi.")
         keys, values = self.widths
         sizes = ((keys, self.group if self.scheme == "kivi" else head_dim), (values, head_dim))
         key, value = (RowFormat(bits=bits, group=self.group, head_dim=numbers) for bits, numbers in sizes)

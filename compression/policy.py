@@ -198,14 +198,12 @@ class BudgetPolicy(Policy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.local_window > self.budget:
-            raise ValueError(
-                f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}: "
-                "choose a window of at most the budget."
-            )
+            larger = f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}"
+            raise ValueError(f"{larger}: choose a window of at most the budget.")
         if self.sinks_kept > max(0, self.size - self.newest_kept):
+            others = f"of the {self.size} tokens that stay {self.newest_kept} are the newest"
             raise ValueError(
-                f"policy.sinks={self.sinks_kept} is out of range: of the {self.size} tokens that stay "
-                f"{self.newest_kept} are the newest, and sinks are among the others."
+                f"policy.sinks={self.sinks_kept} is out of range: {others}, and sinks are among the others."
             )
 
     # Where none is set, the authors' choice.
@@ -291,10 +289,8 @@ def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
     are cut. The ratio is the decimal of fewest digits with which BudgetPolicy's rounding gives exactly `rows`.
     """
     if rows <= local_window:
-        raise ValueError(
-            f"policy.rows={rows} leaves no row beside policy.local_window={local_window}: "
-            "choose more rows or a smaller window."
-        )
+        none = f"policy.rows={rows} leaves no row beside policy.local_window={local_window}"
+        raise ValueError(f"{none}: choose more rows or a smaller window.")
     budget, kept = rows + every, rows - local_window
     outside = budget + 1 - local_window
     ratios = (math.ceil(kept / outside * 10**digits) / 10**digits for digits in itertools.count(1))

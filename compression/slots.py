@@ -117,9 +117,8 @@ class Slots:
             raise ValueError("a slot of a model with linear layers takes one token per step")
         for slot, count in counts.items():
             if self.lengths[slot] + count > self.capacity:
-                raise ValueError(
-                    f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows: it has no room for {count}."
-                )
+                full = f"slot {slot} holds {self.lengths[slot]} of {self.capacity} rows"
+                raise ValueError(f"{full}: it has no room for {count}.")
             pieces.append(Piece(slots=slice(slot, slot + 1), tokens=slice(begin, begin + count), count=count))
             begin += count
         at, sizes = (torch.tensor(list(one), device=self.device) for one in (counts, counts.values()))

@@ -23,14 +23,11 @@ class RowFormat:
 
     def __post_init__(self) -> None:
         if self.head_dim % self.group:
-            raise ValueError(
-                f"cache.group={self.group} does not divide the {self.head_dim} numbers of a head: choose a divisor."
-            )
+            undivided = f"cache.group={self.group} does not divide the {self.head_dim} numbers of a head"
+            raise ValueError(f"{undivided}: choose a divisor.")
         if self.group * self.bits % 32:
-            raise ValueError(
-                f"cache.group={self.group} does not fill whole words of 4 bytes with {self.bits} bits a number: choose "
-                f"a multiple of {32 // self.bits}."
-            )
+            unfilled = f"cache.group={self.group} does not fill whole words of 4 bytes with {self.bits} bits a number"
+            raise ValueError(f"{unfilled}: choose a multiple of {32 // self.bits}.")
 
     @property
     def group_bytes(self) -> int:

@@ -274,9 +274,8 @@ def read_summary(path: Path) -> pd.DataFrame:
     if numbers.isna().any(axis=None) or not numbers["pass_at_1"].between(0, 100).all():
         raise UserError(f"{path} holds a value that is no number, or a pass_at_1 outside 0 to 100 percent.")
     if table.empty or (numbers[["problems", "draws"]] < 1).any(axis=None):
-        raise UserError(
-            f"{path} holds no score, or one of fewer than one problem or draw: give what scores are means of."
-        )
+        none = f"{path} holds no score, or one of fewer than one problem or draw"
+        raise UserError(f"{none}: give what scores are means of.")
     return table
 
 

@@ -48,10 +48,8 @@ class NoQuestion(DynTS):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.question_rule != "free":
-            raise ValueError(
-                f"policy.question={self.question_rule} contradicts policy={self.name}, which evicts the question: "
-                "choose free, or leave the policy out."
-            )
+            other = f"policy.question={self.question_rule} contradicts policy={self.name}, which evicts the question"
+            raise ValueError(f"{other}: choose free, or leave the policy out.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,10 +71,8 @@ class KVPress(HeadPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if find_spec("kvpress") is None:
-            raise ValueError(
-                f"policy.press={self.press} needs the package kvpress, which is not installed: "
-                "`pip install --no-deps kvpress` installs it, or choose another policy."
-            )
+            lacks = f"policy.press={self.press} needs the package kvpress, which is not installed"
+            raise ValueError(f"{lacks}: `pip install --no-deps kvpress` installs it, or choose another policy.")
         # A copy in another process brings the press along, and so imports kvpress before a model is loaded.
         object.__setattr__(self, "_scorer", self._make_press())
         object.__setattr__(self, "_signal", self._tried_signal())
@@ -120,19 +118,16 @@ class KVPress(HeadPolicy):
         kvpress = _import_kvpress()
         cls = getattr(kvpress, self.press, None)
         if not (isinstance(cls, type) and issubclass(cls, kvpress.ScorerPress)):
-            raise ValueError(
-                f"policy.press={self.press} is no ScorerPress of kvpress, so more than scores decides what it keeps: "
-                "choose one that scores rows, such as KeyDiffPress."
-            )
+            other = f"policy.press={self.press} is no ScorerPress of kvpress, so more than scores decides what it keeps"
+            raise ValueError(f"{other}: choose one that scores rows, such as KeyDiffPress.")
         if "compression_ratio" in self.press_args:
             raise ValueError("policy.press_args.compression_ratio contradicts policy.keep_ratio: leave the first out.")
         try:
             return cls(**self.press_args)
         except (TypeError, ValueError, AssertionError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            raise ValueError(
-                f"policy.press_args={dict(self.press_args)} do not fit {self.press} ({reason}): correct them."
-            ) from error
+            unfit = f"policy.press_args={dict(self.press_args)} do not fit {self.press} ({reason})"
+            raise ValueError(f"{unfit}: correct them.") from error
 
     def _tried_signal(self) -> Signal | None:
         """Score random rows, to learn which signal the press needs before any model is loaded."""
@@ -155,15 +150,12 @@ class KVPress(HeadPolicy):
                 continue
             except Exception as error:  # a press raises what it likes
                 reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-                raise ValueError(
-                    f"policy.press={self.press} cannot score {count} rows from what is recorded here ({reason}): "
-                    "choose another press or other policy.press_args."
-                ) from error
+                fails = f"policy.press={self.press} cannot score {count} rows from what is recorded here ({reason})"
+                raise ValueError(f"{fails}: choose another press or other policy.press_args.") from error
             if not torch.equal(scores, again):
-                raise ValueError(
-                    f"policy.press={self.press} draws random numbers that differ from call to call: give "
-                    "policy.press_args.seed if it has one, or choose policy=random_head."
-                )
+                draws = f"policy.press={self.press} draws random numbers that differ from call to call"
+                mend = "give policy.press_args.seed if it has one, or choose policy=random_head"
+                raise ValueError(f"{draws}: {mend}.")
             return signal
         raise ValueError(
             f"policy.press={self.press} needs {needs}, and at an eviction there are keys, values, the attention that "

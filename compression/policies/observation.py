@@ -29,10 +29,8 @@ class Observation(BudgetPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.observation_window > self.size:
-            raise ValueError(
-                f"policy.observation_window={self.observation_window} is out of range: at most the {self.size} "
-                "tokens that stay at an eviction."
-            )
+            allowed = f"at most the {self.size} tokens that stay at an eviction"
+            raise ValueError(f"policy.observation_window={self.observation_window} is out of range: {allowed}.")
 
     @property
     def signals(self) -> tuple[Signal, ...]:

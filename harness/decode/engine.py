@@ -40,14 +40,11 @@ def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, im
     """
     on_cpu = device.type == "cpu"
     if setting and spec.experts:
-        raise UserError(
-            f"invariant=true cannot hold for the experts of model type {spec.family}: choose false or auto."
-        )
+        experts = f"invariant=true cannot hold for the experts of model type {spec.family}"
+        raise UserError(f"{experts}: choose false or auto.")
     if setting and not on_cpu and (impl == "torch" or not spec.fusable):
-        raise UserError(
-            "invariant=true needs impl=triton on a GPU, and a model of type llama, qwen2 or qwen3: choose these, or "
-            "invariant=false."
-        )
+        needs = "invariant=true needs impl=triton on a GPU, and a model of type llama, qwen2 or qwen3"
+        raise UserError(f"{needs}: choose these, or invariant=false.")
     return on_cpu and not spec.experts if setting is None else setting
 
 
