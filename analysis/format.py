@@ -41,48 +41,19 @@ EQUATION = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
 
 # The policies as their papers write them, in the order in which they are shown.
 POLICY_TITLES = {
-    "full": "full cache",
-    "full_packed": "all rows, packed",
-    "dynts": "DynTS",
-    "no_question": "DynTS (no question)",
-    "no_window": "DynTS (no window)",
-    "rkv": "R-KV",
-    "rkv_paper": "R-KV (paper)",
-    "rkv_dynts_code": "R-KV (DynTS code)",
-    "snapkv": "SnapKV",
-    "snapkv_dynts_code": "SnapKV (DynTS code)",
-    "h2o": "H2O",
-    "h2o_dynts_code": "H2O (DynTS code)",
-    "tova": "TOVA",
-    "tova_kvpress": "TOVA (kvpress)",
-    "vase": "VaSE",
-    "gkv": "G-KV",
-    "triattention": "TriAttention",
-    "rpc": "RPC",
-    "caote": "CAOTE",
-    "longflow": "LongFlow",
-    "inertia": "InertiaKV",
-    "raas": "RaaS",
-    "lazyeviction": "LazyEviction",
-    "keydiff": "KeyDiff",
-    "knorm": "K-norm",
-    "lagkv": "LagKV",
-    "lagkv_16": "LagKV (16)",
-    "sepllm": "SepLLM",
-    "sepllm_dynts_code": "SepLLM (DynTS code)",
-    "streaming_llm": "StreamingLLM",
-    "streaming_llm_dynts_code": "StreamingLLM (DynTS code)",
-    "window": "window",
-    "random_head": "random per head",
-    "random": "random",
-    "bottom": "bottom",
-    "dynts_answer": "DynTS (answer)",
-    "dynts_far_max": "DynTS (far_max)",
-    "dynts_later": "DynTS (later)",
-    "dynts_sum": "DynTS (answer + far_max)",
-    "oracle_answer": "oracle (answer)",
+    "full": "full cache", "full_packed": "all rows, packed", "dynts": "DynTS", "no_question": "DynTS (no question)",
+    "no_window": "DynTS (no window)", "rkv": "R-KV", "rkv_paper": "R-KV (paper)",
+    "rkv_dynts_code": "R-KV (DynTS code)", "snapkv": "SnapKV", "snapkv_dynts_code": "SnapKV (DynTS code)",
+    "h2o": "H2O", "h2o_dynts_code": "H2O (DynTS code)", "tova": "TOVA", "tova_kvpress": "TOVA (kvpress)",
+    "vase": "VaSE", "gkv": "G-KV", "triattention": "TriAttention", "rpc": "RPC", "caote": "CAOTE",
+    "longflow": "LongFlow", "inertia": "InertiaKV", "raas": "RaaS", "lazyeviction": "LazyEviction",
+    "keydiff": "KeyDiff", "knorm": "K-norm", "lagkv": "LagKV", "lagkv_16": "LagKV (16)", "sepllm": "SepLLM",
+    "sepllm_dynts_code": "SepLLM (DynTS code)", "streaming_llm": "StreamingLLM",
+    "streaming_llm_dynts_code": "StreamingLLM (DynTS code)", "window": "window", "random_head": "random per head",
+    "random": "random", "bottom": "bottom", "dynts_answer": "DynTS (answer)", "dynts_far_max": "DynTS (far_max)",
+    "dynts_later": "DynTS (later)", "dynts_sum": "DynTS (answer + far_max)", "oracle_answer": "oracle (answer)",
     "oracle_far_max": "oracle (far_max)",
-}
+}  # fmt: skip
 VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code", "kvpress": "kvpress"}
 
 
@@ -161,10 +132,7 @@ def axes(values: Any) -> str:
 
 
 def setting(row: Any, *, budget: bool = True) -> str:
-    """Name a policy setting, as "DynTS 0.3 / 48, budget 128, question=free", or without the budget.
-
-    The row has policy, budget and variant; keep_ratio and local_window are named if it has them.
-    """
+    """Name a row's policy setting: "DynTS 0.3 / 48, budget 128, question=free", or without the budget."""
     sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
     name = " / ".join(number(size) for size in sizes if not missing(size))
     parts = [f"{policy_title(row.policy)} {name}".rstrip(), axes({"budget": row.budget}) if budget else "", row.variant]

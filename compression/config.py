@@ -88,10 +88,7 @@ class CacheConfig:
             raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")
 
     def forms(self, head_dim: int) -> RowForms | None:
-        """The bytes of a key and of a value, with "kivi" those of a channel of `group` keys; None if none is packed.
-
-        A ValueError says why heads of this width, or groups of this size, cannot be packed so.
-        """
+        """The bytes of a key ("kivi": of a channel of `group` keys) and of a value, if any is packed."""
         if not self.is_packed:
             return None
         if self.scheme == "rotated" and head_dim & (head_dim - 1):

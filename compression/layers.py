@@ -34,10 +34,7 @@ class _Layer(CacheLayerMixin):
 
 
 class SlotLayer(_Layer):
-    """A full layer, whose rows policies see. `observe` takes in what each token attended to.
-
-    `keys` and `values` are the layer's memory, [slots, kv_heads, capacity, head_dim], unless rows are packed.
-    """
+    """A full layer, whose rows [slots, kv_heads, capacity, head_dim] policies see; `observe` takes in the attention."""
 
     def __init__(self, cache: Slots, storage: Storage, index: int, observe: Callable[..., None]) -> None:
         super().__init__(cache)

@@ -33,10 +33,7 @@ class Recorder:
         """Prepare for a step that will write row `at` of `slots`, at original `positions`, [tokens] each."""
 
     def on_token(self, slots: Tensor, at: Tensor, hidden: Tensor) -> None:
-        """Take in a step that wrote row `at` [tokens] of `slots` [tokens].
-
-        The hidden states, [tokens or more, hidden_size], may go on beyond the step's tokens.
-        """
+        """Take in a step that wrote row `at` of `slots`, [tokens] each, with `hidden` [tokens or more, width]."""
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
         """Take in the attention of the same number of tokens in each of some slots, in their order.

@@ -16,10 +16,7 @@ from kvsweep.kernels.implementation import Implementation, operations
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Part of a step: `count` tokens in each of some neighbouring slots, slot by slot.
-
-    A decode step is one piece, of one token in each slot; a step that feeds known texts has a piece for each slot.
-    """
+    """`count` tokens in each of neighbouring slots: a whole decode step, or a slot's part of one that feeds texts."""
 
     slots: slice
     tokens: slice

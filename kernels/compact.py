@@ -17,10 +17,7 @@ WORDS = 32
 
 
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
-    """The reference's operation, for tensors of one shape, one layout and one precision.
-
-    Rows begin at a multiple of 16 bytes, or of 4, as packed rows of some widths do; these move 4 bytes at a time.
-    """
+    """The reference's operation, for tensors of one layout whose rows begin at multiples of 16 bytes, or of 4."""
     first, kept = rows[0], keep.shape[-1]
     size = first.element_size()
     words = first.shape[-1] * size // 4

@@ -44,31 +44,14 @@ def packed_attention(
     part, peak, total, logits = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads
     _attend_packed[(slots, kv_heads, chunks)](
-        *(query, keys, keys.view(torch.float16), values, values.view(torch.float16)),
-        *(newest, positions, counts, per_head),
-        *(part, peak, total, logits, scaling, capacity),
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        *newest.stride()[:3],
-        *positions.stride()[:2],
-        *counts.stride(),
-        *per_head.stride(),
-        GROUP=group,
-        GROUP_PADDED=1 << (group - 1).bit_length(),
-        DIM=dim,
-        DIM_PADDED=padded(dim),
-        CHUNK=CHUNK,
-        BLOCK=BLOCK,
-        KEY_BITS=forms[0].bits,
-        VALUE_BITS=forms[1].bits,
-        SHARE=forms[1].group,
-        RESIDUAL=newest.shape[3],
-        MASS=return_mass,
-        UPCAST=upcast(query.dtype),
-        SOFTCAP=softcap,
-        num_warps=WARPS,
-        num_stages=2,
-    )
+        query, keys, keys.view(torch.float16), values, values.view(torch.float16), newest, positions, counts, per_head,
+        part, peak, total, logits, scaling, capacity,
+        *keys.stride()[:3], *values.stride()[:3], *newest.stride()[:3], *positions.stride()[:2], *counts.stride(),
+        *per_head.stride(), GROUP=group, GROUP_PADDED=1 << (group - 1).bit_length(), DIM=dim, DIM_PADDED=padded(dim),
+        CHUNK=CHUNK, BLOCK=BLOCK, KEY_BITS=forms[0].bits, VALUE_BITS=forms[1].bits, SHARE=forms[1].group,
+        RESIDUAL=newest.shape[3], MASS=return_mass, UPCAST=upcast(query.dtype), SOFTCAP=softcap,
+        num_warps=WARPS, num_stages=2,
+    )  # fmt: skip
     return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
 
 

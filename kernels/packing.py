@@ -1,7 +1,4 @@
-"""Rows of keys and values as bytes and back, and the rotation that spreads a row's outliers before it is packed.
-
-Both implementations pack with these functions. A row's bytes depend on that row alone.
-"""
+"""Rows of keys and values as bytes and back, as both implementations pack them, and the rotation of outliers."""
 
 from functools import reduce
 

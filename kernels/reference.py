@@ -76,10 +76,7 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def attention_weights(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """The probabilities of each query's rows, [..., rows], in float32 at least.
-
-    `sinks` is a logit beside each query's rows (gpt-oss), broadcast over [..., 1]. It takes a part of the probability.
-    """
+    """Probabilities [..., rows] of each query, float32 at least; `sinks` [..., 1] is a logit beside the rows."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     if sinks is None:
         return logits.softmax(dim=-1, dtype=wide)
@@ -293,10 +290,7 @@ def whole_kivi_rows(
 
 
 def _unpacked(packed: Tensor, form: RowFormat, room: int, like: Tensor) -> Tensor:
-    """The numbers of packed rows [slots, kv_heads, rows, bytes] as `like`, and zeros in `room` rows behind them.
-
-    At most `room` newest rows follow the packed ones.
-    """
+    """The numbers of packed rows [slots, kv_heads, rows, bytes] as `like`, and `room` rows of zeros for the newest."""
     words = pad(packed.view(torch.int32), (0, 0, 0, room))  # copied several times as fast as bytes
     return unpack_rows(words.view(torch.uint8), form).to(like.dtype)
 

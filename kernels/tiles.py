@@ -22,10 +22,7 @@ def padded(width: int) -> int:
 
 
 def row_tile(dtype: torch.dtype, width: int) -> dict[str, int]:
-    """The constants with which a kernel multiplies rows of `width` numbers, DEPTH numbers at a time.
-
-    DEPTH is a whole row on tensor cores; 16 in float32, where registers hold the operands.
-    """
+    """The constants to multiply rows of `width` numbers, DEPTH at once: all; 16 in float32, to spare registers."""
     depth = 16 if dtype == torch.float32 else padded(width)
     return {"DIM": width, "DIM_PADDED": padded(width), "DEPTH": depth}
 

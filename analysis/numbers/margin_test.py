@@ -187,10 +187,7 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
-    """The chance that a cell which loses nothing holds, where a pair of answers differs with the chance `differ`.
-
-    It is the share of a thousand drawn tables, of fewer where these are large.
-    """
+    """The chance that a cell which loses nothing holds, where a pair differs with chance `differ`: 1,000 draws."""
     tables = max(100, min(1000, _MOST_DRAWN // (problems * draws)))
     rates = (differ / 2, 1 - differ, differ / 2)
     won, _, lost = np.moveaxis(np.random.default_rng(0).multinomial(draws, rates, (tables, problems)), -1, 0)
@@ -372,10 +369,7 @@ def better_sums(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
 
 
 def _dirichlet_below(means: Floats, value: float) -> float:
-    """The chance that the Dirichlet-weighted mean of `means` and -1 lies below `value`.
-
-    It is the chance that a sum of exponential variables times (mean - value) is negative, by Imhof's (1961) integral.
-    """
+    """The chance that the Dirichlet-weighted mean of `means` and -1 lies below `value`, by Imhof's (1961) integral."""
     steps, counts = np.unique(np.append(means, -1.0) - value, return_counts=True)
     turns = np.multiply.outer(_FREQUENCIES / max(1e-12, float(np.abs(steps).max())), steps)
     damped = np.exp(-np.log1p(turns**2) @ counts / 2)

@@ -92,10 +92,7 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
 
 
 def _curves(run: Run, cells: pd.DataFrame, full_cell: str | None) -> list[Curve]:
-    """At most `MAX_LINES` curves, spread from the smallest cache to the largest.
-
-    Cells with like lengths and the same bits share one. Where bytes are not known, the lengths take their place.
-    """
+    """At most `MAX_LINES` curves, from the smallest cache to the largest; cells alike in bytes or lengths share one."""
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
     known = {cell: given.get("bytes", {}) for cell, given in run.provenance.items()}

@@ -44,10 +44,7 @@ class Panel:
 
 
 def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per benchmark; differences to the full cache bear a mark where the setting holds or loses.
-
-    `metrics` has all cells of the run, for the titles and the full-cache scores.
-    """
+    """Draw one panel per benchmark, differences with marks; `metrics` has all cells, for titles and full caches."""
     panels = []
     for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]

@@ -231,10 +231,7 @@ def bytes_figure(metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -
 
 
 def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
-    """Select the points that no other point beats with less or equal memory and a higher score, or less and as high.
-
-    `memory` is a column. The points come in order of memory, of equal ones the first.
-    """
+    """The points that no other beats with less or equal `memory` (a column) and a higher score, in order of memory."""
     ordered = points.sort_values([memory, "pass_at_1"], ascending=[True, False], kind="stable")
     before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)
     return ordered[ordered["pass_at_1"] > before]

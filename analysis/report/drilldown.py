@@ -37,11 +37,7 @@ _V = TypeVar("_V")
 
 
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Collect the data of all cells, with at most so many completions together.
-
-    Returns:
-        By cell_id the compressed data for the page, and the names of the files that were written beside it.
-    """
+    """By cell_id the compressed data of so many completions for the page, and the files that were written beside it."""
     data = cells_data(run, completions)
     size = sum(path.stat().st_size for path in run.directory.glob("*/completions*.jsonl"))
     if size * min(1.0, completions / max(1, len(run.completions))) <= MAX_EMBEDDED_BYTES:

@@ -8,10 +8,7 @@ from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 @dataclass(frozen=True, kw_only=True)
 class KeyDiff(HeadPolicy):
-    """Minus the cosine to the mean of the normalised keys, per layer and head (section 4).
-
-    No row stays for certain, as in kvpress, to which the authors contributed it.
-    """
+    """Minus the cosine to the mean of the normalised keys, per layer and head (section 4); no row stays for certain."""
 
     newest_kept = 0
 

@@ -20,10 +20,7 @@ from kvsweep.kernels.lazy_torch import Tensor, functional, torch
 
 @dataclass(frozen=True, kw_only=True)
 class LessRedundancy(Observation):
-    """Scores mix * importance - (1 - mix) * redundancy; mix is the paper's lambda.
-
-    Importances are pooled over `pooling` neighbours. Two keys count as similar above a cosine of `threshold`.
-    """
+    """mix * importance (pooled over `pooling`) - (1 - mix) * redundancy (keys of a cosine above `threshold`)."""
 
     observation_window: Count = 8
     pooling: Pooling = 7

@@ -34,10 +34,7 @@ from kvsweep.kernels.implementation import Implementation
 
 
 def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, impl: Implementation) -> bool:
-    """The setting, or its default: true on the CPU, where its cost is known; false on a GPU and for experts.
-
-    A UserError refuses true for products whose bits depend on the number of slots.
-    """
+    """The setting, or its default: true on the CPU without experts. True is refused where bits depend on the slots."""
     on_cpu = device.type == "cpu"
     if setting and spec.experts:
         experts = f"invariant=true cannot hold for the experts of model type {spec.family}"

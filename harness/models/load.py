@@ -118,10 +118,7 @@ def _check_text(model: LoadedModel) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MiB of freed memory, where the allocator is glibc's.
-
-    Each page of a step's tensors that is given back costs a fault: with packed rows half of the time was the system's.
-    """
+    """Let glibc keep 64 MiB of freed memory: each page given back costs a fault, with packed rows half of the time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 2 * _MOST_MMAP)

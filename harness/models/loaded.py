@@ -145,10 +145,7 @@ class LoadedModel:
         return FusedStep(self.network) if self.spec.fusable else None
 
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
-        """Last hidden states [tokens, hidden_size] of a decode step that the cache has begun, after the final norm.
-
-        Tokens and positions [tokens] may go on beyond the step's slots, to fill a block.
-        """
+        """Last hidden states [tokens, hidden_size] of a step that the cache has begun; more tokens may fill a block."""
         if self._fused_step is not None:
             return self._fused_step(tokens, positions, cache)
         ids, at = tokens[:, None], positions[:, None]

@@ -161,10 +161,7 @@ _Lengths = records.view(records.Completion, "num_tokens", "prompt_tokens", "peak
 
 
 def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
-    """One cell's results so far, of one shard; empty without grades.
-
-    `kept_memory_own` is as in the report, `kv_bytes_allocated` the largest KV cache of a decoding pass with all slots.
-    """
+    """One cell's results so far, of one shard, with columns as in cells.csv; empty without grades."""
     grades = Counter(row.outcome for row in records.read_grades(folder, shard=shard, on_bad=records.ignore))
     if not grades:
         return {}
