@@ -29,7 +29,7 @@ _SHORT = r"[kcdmn]m|kg|[mn]s|[kMG][WJN]|m[lL]|[kMG]?(?:Pa|Hz|eV)|(?:k?cal|mol|in
 _WORD = r"[^\W\d_A-Za-z]|[^\W\d_]{4,}|[a-z]{2,3}(?= [a-z]{4})|[apAP]\.?[mM]"
 _BARE_WORD = rf"(?:{_WORD}|(?:k?m/[sh]|{_SHORT}|oz|mph|rad|per|sq|men)(?:\^\{{?[23]\}}?)?)"
 _BARE_UNITS = re.compile(rf"((?:\\[a-z]+|[^A-Za-z\\])*[\d}}])\s+({_BARE_WORD}(?:[ ./-]+{_BARE_WORD})*)[\s.]*$")
-_LEAD = re.compile(r"^(?:(?:the|final|answer)\s+)*(?:is|are|equals?|equal to)\b\s*(?=[-\d.\\(])", re.I)
+_LEAD = re.compile(r"^(?:(?:the|final|answer)\s+)*(?:(?:is|are|equals?|equal to)\b|answer:)\s*(?=[-\d.\\(])", re.I)
 _SPELLED_AS = {
     "": r"\left \right \displaystyle \big \Big \bigl \bigr \Bigl \Bigr", "<": r"\lt", ">": r"\gt", "odot": r"\odot",
     r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle", ")": r"\rangle", " ": r"\quad \qquad ~", "-": "\u2212 –",
@@ -64,8 +64,8 @@ _SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<!\d)\.(?=\d)", "0."),
     (r"(?<=\d)\.(?![\d\\])", ""),
     (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
-    (r"\((\d+)\)\s*_", r"\1_"),
-    (r"([^,;]*)\\pm([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2"),
+    (r"\((\d[\dA-F]*)\)\s*_", r"\1_"),
+    (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2"),
     (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1"),
     # The argument of a function ends with the next product sign; the library reads `\sin^{2}(x)` and not `\sin^2(x)`.
     (rf"({_SINE}(?:\s*[\^_]\s*(?:\{{-?\d+\}}|\d))?)\s*(?![\^_(])"

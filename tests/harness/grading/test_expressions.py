@@ -209,6 +209,9 @@ class TestStructures:
             (r"\ln 2 \cdot 3", r"3 \ln 2"),
             (r"2 \cdot 2^{1008}", "2^{1009}"),
             (r"\approx 3.14", "3.14"),
+            ("Final answer: 3.14", "3.14"),
+            (r"n \equiv 1 \pmod 4", r"n\equiv 1\pmod{4}"),
+            ("(2A5)_{16}", "2A5_{16}"),
         ],
     )
     def test_the_same(self, answer: str, gold: str) -> None:
