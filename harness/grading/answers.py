@@ -144,7 +144,7 @@ def stated_answer(text: str) -> str | None:
     return None
 
 
-_INTEGER = re.compile(r"\{*\s*(?:[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(-? ?[0-9]+)(?:\.0*)?\s*\}*")
+_INTEGER = re.compile(r"(?:\([A-F]\))?[\s{]*(?:[A-Za-z](?: ?\+ ?[A-Za-z])* ?=)?\s*(-? ?[0-9]+)(?:\.0*)?\s*\}*")
 
 
 def parse_integer(text: str) -> str | None:
@@ -156,7 +156,9 @@ def parse_integer(text: str) -> str | None:
     return str(int(match[1].replace(" ", ""))) if match else None
 
 
-_LETTER_BOXED = re.compile(r"(?:(?i:option|choice|answer)[\s:]*)?[\s$([{*]*([A-D])(?:[\s$)\]}*.]*|[)\]}.:]+\s.*)", re.S)
+_LETTER_BOXED = re.compile(
+    r"(?:(?i:option|choice|answer)[\s:]*)?[\s$([{*]*([A-D])(?:[\s$)\]}*.]*|[)\]}.:]+[\s\\~](?!\s*(?:and|or)\b).*)", re.S
+)
 _LETTER_STATED = re.compile(
     r"\b(?i:answer|choice|option)(?:\s++(?i:is|would\s+be|must\s+be))?[\s:*]*+(?:(?i:option|choice)\s++)?"
     r"[\s*$({\[]*+(?:\\(?:text|math)[a-z]*\{)?[({]?([A-D])(?![A-Za-z'’])(?!\s++[a-z])|"

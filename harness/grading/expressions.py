@@ -9,35 +9,42 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
 _MOST_DIGITS = 200_000
-# Of an exponent of e, whose power is a rounded number; its calculation takes 24 ms then.
-_MOST_DIGITS_OF_EXPONENT = 300.0
+_MOST_DIGITS_OF_EXPONENT = 300.0  # of e, whose power is a rounded number that takes 24 ms then
 _GROWING = {"factorial", "factorial2", "subfactorial", "binomial", "gamma", "RisingFactorial", "FallingFactorial"}
 
 # A word that makes another number, or no number, of the number before it.
 _NOT_UNIT = re.compile("(?:i|e|pi|hundred|thousand|[mbtr]+illion|dozen|hal[fv]e?|third|squared|cubed|time|base|not)s?")
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:bf|rm|it|sf)|mbox|operatorname)\s*+"
-TEXT_COMMAND = re.compile(rf"{_TEXT}\{{([^{{}}]*+)\}}")
-_UNIT = rf"{_TEXT}\{{(?:[^\W\d_]|[ .,/()⁻-]|\^\d)*+\}}(?:\s*\^\s*(?:\{{\s*-?\d\s*\}}|\d))?"
+_POWER = r"\^\s*(?:\{\s*-?\d\s*\}|-?\d)"
+TEXT_COMMAND = re.compile(rf"{_TEXT}\{{((?:{_POWER}|[^{{}}])*+)\}}")
+_UNIT = rf"{_TEXT}\{{(?:{_POWER}|\\cdot|[^\W\d_]|[ .,/()⁻-])*+\}}(?:\s*{_POWER})?"
 _FINAL_UNITS = re.compile(rf"(?<=[\w)}}])\s*({_UNIT}(?:(?:\s|\\cdot|/)*{_UNIT})*)[\s.]*$")
-_BARE_WORD = r"(?:[^\W\d_A-Za-z]|[^\W\d_]{2,}|[ap]\.m)"
+# Other words of two or three letters may be products of names, unless a longer word follows.
+_SHORT = r"[kcdmn]m|kg|[mn]s|[kMG][WJN]|m[lL]|[kMG]?(?:Pa|Hz|eV)|(?:k?cal|mol|in|ft|yd|mi|min|hr|sec|yr|lb|day)s?"
+_WORD = r"[^\W\d_A-Za-z]|[^\W\d_]{4,}|[a-z]{2,3}(?= [a-z]{4})|[apAP]\.?[mM]"
+_BARE_WORD = rf"(?:{_WORD}|(?:k?m/[sh]|{_SHORT}|oz|mph|rad|per|sq|men)(?:\^\{{?[23]\}}?)?)"
 _BARE_UNITS = re.compile(rf"((?:\\[a-z]+|[^A-Za-z\\])*[\d}}])\s+({_BARE_WORD}(?:[ ./-]+{_BARE_WORD})*)[\s.]*$")
-_LEAD = re.compile(r"(?:\([A-F]\)|(?:(?:the|final|answer)\s+)*(?:is|are|equals?|equal to)\b)\s*(?=[-\d.\\(])", re.I)
+_LEAD = re.compile(r"^(?:(?:the|final|answer)\s+)*(?:(?:is|are|equals?|equal to)\b|answer:)\s*(?=[-\d.\\(])", re.I)
 _SPELLED_AS = {
     "": r"\left \right \displaystyle \big \Big \bigl \bigr \Bigl \Bigr", "<": r"\lt", ">": r"\gt", "odot": r"\odot",
     r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle", ")": r"\rangle", " ": r"\quad \qquad ~", "-": "\u2212 –",
     r"\leq ": r"\le \leqslant ≤", r"\geq ": r"\ge \geqslant ≥", r"\neq ": r"\ne ≠", r"\emptyset ": r"\varnothing",
     r"\ldots ": r"\dots \cdots", r"\frac": r"\dfrac \tfrac", r"\cup ": r"\bigcup ∪", r"\in ": "∈", r"\sqrt ": "√",
-    "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
+    "μ": "µ", "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
 }  # fmt: skip
 _SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
 
+_SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
+_INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them says "and" or "or" with its commas
 # One spelling of what can be spelled in several ways, in this order; `(?<!\\)` spares the `\\` between matrix rows.
 _SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
+    (rf"^{_TEXT}\{{(-?[\d.,]+ [^{{}}]*)\}}$", r"\1"),
+    (r"^\$?\\\$\s*(\d(?:[\d.]|\{?,\}?|\\!)*)\$?$", r"\1\\text{dollars}"),
     (r"√\s*(\d+)", r"\\sqrt{\1}"),
     (r"\\[A-Za-z]+\s*|[^\x00-}]", lambda match: _SPELLED.get(match[0].strip(), match[0])),
     (r"(?<=\d)(?:,?\\[,!]|\{,\}(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
@@ -46,17 +53,24 @@ _SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", "")),
     (r"(?<!\\)\\[,;: ]", " "),
     (r"\\\{\s*\\\}", r"\\emptyset "),
-    (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})", r"\\text{degrees}"),
+    (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*([CF])(?![A-Za-z]))?", r"\\text{degrees \1}"),
+    (rf"\\frac\s*\{{\s*({_UNIT})\s*\}}\s*\{{\s*({_UNIT})\s*\}}", r"\1/\2"),
+    (rf"(?<=\d)\s*\\mu\s*({_TEXT}\{{)\s*", r"\1μ"),
     (rf"(?<=\d)\s*\^?\{{?(?:{_TEXT}\{{)?\s*(?:st|nd|rd|th)(?![A-Za-z])\s*\}}{{0,2}}", ""),
-    (rf",?\s*(?:{_TEXT}\{{[\s,]*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))(?:\s*,)?", ", "),
+    (rf",?\s*(?:{_TEXT}\{{[\s,]*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))(?:\s*,)?",
+     lambda match: (r" \land ", r" \lor ")["or" in match[0]] if _INEQUALITIES.fullmatch(match.string) else ", "),
     (r"(?<![\w.])(\d+(?:\.\d*)?)\s*[eE]([+-]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}"),
     (r"(?<=\d)\s*(?:[x*]|\\times|\\cdot)\s*10\s*\^\s*(\{)?([+-]?\d+)(?(1)\})", r" \\cdot 10^{\2}"),
     (r"(?<!\d)\.(?=\d)", "0."),
     (r"(?<=\d)\.(?![\d\\])", ""),
     (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
-    (r"\((\d+)\)\s*_", r"\1_"),
-    (r"([^,;]*)\\pm([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2"),
-    (r"(^|[=,(\[])\s*\+", r"\1"),
+    (r"\((\d[\dA-F]*)\)\s*_", r"\1_"),
+    (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2"),
+    (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1"),
+    # The argument of a function ends with the next product sign; the library reads `\sin^{2}(x)` and not `\sin^2(x)`.
+    (rf"({_SINE}(?:\s*[\^_]\s*(?:\{{-?\d+\}}|\d))?)\s*(?![\^_(])"
+     r"((?:[\w\s^]|\\(?!cdot|times|sin|cos|tan|ln|log|exp)[a-z]+|\{[^{}]*\})+?)\s*(?=\\cdot|\\times)", r"\1(\2)"),
+    (rf"({_SINE}\s*[\^_])\s*(\d)\s*(?=\()", r"\1{\2}"),
 )]  # fmt: skip
 
 
@@ -65,19 +79,41 @@ def readable(answer: str) -> tuple[str, str]:
     for pattern, new in _SPELLINGS:
         answer = pattern.sub(new, answer)
     items, units = zip(*map(_without_unit, split(answer, ",;")[0]), strict=True)
-    text = re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" .")
-    return text[lead.end() :] if (lead := _LEAD.match(text)) else text, "".join(units)
+    text = _LEAD.sub("", re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" ."))
+    return text, ";".join(units if len({*units, ""}) > 2 else {max(units)})  # one unit may stand for all items
+
+
+# Units in one spelling: M stays for mega, and M, S, G and H alone are no meter, second, gram and hour.
+_SYMBOLS_OF = {name: symbol for symbol, *names in map(str.split, (
+    "m meter metre", "g gram", "s second sec", "min minute", "h hour hr", "d day", "yr year yr", "in inche inch",
+    "ft foot feet", "yd yard yd", "mi mile", "lb pound lb", "oz ounce", "l liter litre", "n newton", "j joule",
+    "w watt", "v volt", "a ampere amp", "t tesla", "pa pascal", "hz hertz", "mol mole", "ev electronvolt",
+    "cal calorie", "k kelvin", "c coulomb celsius", "f fahrenheit", "degree deg degree", "rad radian",
+)) for name in names}  # fmt: skip
+_UNIT_SPELLINGS: dict[str, Any] = {
+    r"⁻\^?": " -", r"[{}^]|\\cdot": " ", r"\.": "", r"\b([kM]?[NJWV])([msh])\b": r"\1 \2", r"(?i)\bmph\b": "mi/h",
+    r"\b(?!(?:[MSGH]|pA)\b)(M(?=(?:Pa|Hz|eV|pc|[A-Zmgs])\b)|)(\w+)": lambda match: match[1] + match[2].lower(),
+    rf"\b(kilo|centi|milli|mega|micro|nano|giga|deci|)({'|'.join(_SYMBOLS_OF)})s?\b": lambda match: (
+        {"mega": "M", "micro": "μ"}.get(match[1], match[1][:1]) + _SYMBOLS_OF[match[2]]),
+    r"\b(\w{3,})s\b": r"\1", r"\bsq(?:uare)? (\w+)": r"\1 2", r"\bcu(?:bic)? (\w+)": r"\1 3",
+}  # fmt: skip
 
 
 def _without_unit(item: str) -> tuple[str, str]:
-    """A single item without its final unit, and the unit, powers first: "2in" for square inches."""
+    """A single item without its final unit, and the unit, each symbol with its power: "m1 s-2" for m/s^2."""
     item = _BARE_UNITS.sub(r"\1\\text{\2}", item)
     found = _FINAL_UNITS.search(item)
-    unit = TEXT_COMMAND.sub(r" \1", found[1]).lower() if found else ""
-    if not found or any(map(_NOT_UNIT.fullmatch, re.findall("[a-z]+", unit))):
+    unit = TEXT_COMMAND.sub(r" \1", found[1]) if found else ""
+    if not found or any(map(_NOT_UNIT.fullmatch, re.findall("[a-z]+", unit.lower()))):
         return item, ""
-    unit = re.sub(r"[\W_]", "", unit.replace("square", "2").replace("cubic", "3").replace("/", "per"))
-    return item[: found.start()], re.sub(r"^(\D+)(\d)", r"\2\1", unit)
+    for pattern, new in _UNIT_SPELLINGS.items():
+        unit = re.sub(pattern, new, unit)
+    factors = [
+        word + ("-" if under and "-" not in power else "") + (power or "1")
+        for under, part in enumerate(re.split(r"/|\bper\b", unit))
+        for word, power in re.findall(r"([^\W\d_]+)\s*((?:-?\d)?)", part)
+    ]
+    return item[: found.start()], " ".join(sorted(factors))
 
 
 _TURNED = {">": "<", r"\geq": r"\leq"}
@@ -100,16 +136,10 @@ def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list
 def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
     (left, unit), (right, wanted) = readable(answer), readable(gold)
-    short, long = sorted((unit, wanted), key=len)
-    if short and not _abbreviates(short, long):
+    if unit and wanted and unit != wanted:
         return False, "other units", left, right
+    left = left if _OPTION.fullmatch(right) else re.sub(r"^\([A-F]\) ?(?=[-\d.\\(])", "", left)
     return (*_same(left, right), left, right)
-
-
-def _abbreviates(short: str, long: str) -> bool:
-    """Whether two units are one: "cm" abbreviates "centimeters", and "m" neither that nor "mm", "min" or "m/s"."""
-    whole = len(long) > 3 or long in ("hr", "hrs", "lbs", "sec")
-    return short == long or bool(whole and ("per" not in long or "p" in short) and re.match(".*".join(short), long))
 
 
 def _squeezed(text: str) -> str:
@@ -130,7 +160,7 @@ def _same(answer: str, gold: str) -> tuple[bool, str]:
         return _same_expression(answer, gold)
     if kind.split()[0] in _RELATIONS:
         return _same_relation(kind, parts, gold_parts)
-    return _same_parts(parts, gold_parts, ordered=kind not in ("list", r"\{\}"))
+    return _same_parts(parts, gold_parts, ordered=not kind.startswith(("list", r"\{")))
 
 
 _BRACKETS = ("()", "(]", "[]", "[)", r"\{\}")
@@ -138,9 +168,10 @@ _BRACKETS = ("()", "(]", "[]", "[)", r"\{\}")
 
 def _structure(text: str) -> tuple[str, list[str]]:
     r"""What a text is made of, and its parts: "list", the relation signs, the brackets, or "expression"."""
-    items, _ = split(text, ",;")
-    if len(items) > 1:
-        return "list", items
+    for separators in (",;", (r"\land", r"\lor")):
+        items, found = split(text, separators)
+        if found:
+            return " ".join(("list", *sorted({*found} - {*",;"}))), items
     sides, signs = split(text, _RELATIONS)
     if signs:
         turn = -1 if signs[0] in _TURNED else 1
@@ -178,9 +209,15 @@ def _same_otherwise(answer: str, gold: str) -> tuple[bool, str] | None:
     if signs in ({"="}, {r"\in"}):
         values = all(_same(value, gold)[0] for value in parts[named:])
         return values, "the value of a name: an equation is a value only if its left side is a single name"
-    if kind == "list" and r"\cup" in gold:
-        return _same_parts(parts, split(gold, (r"\cup",))[0], ordered=False)
-    if kind == r"\{\}" or (kind == "()" and wanted == "list"):
+    if kind == r"list \land":
+        for (sign, low), (other, high) in permutations(map(_structure, parts), 2):
+            if len(parts) == len(low) == len(high) == 2 and low[1] == high[0]:  # x > 1 and x < 2 is 1 < x < 2
+                return _same(f"{low[0]} {sign} {low[1]} {other} {high[1]}", gold)
+    if (kind == "list" and wanted.startswith("list")) or (kind in ("list", r"list \lor") and r"\cup" in gold):
+        return _same_parts(parts, split(gold, (r"\cup", r"\land", r"\lor"))[0], ordered=False)
+    if kind == "()" and (column := re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)):
+        return _same_parts(parts, split(column[1], (r"\\",))[0], ordered=True)
+    if (kind == r"\{\}" and gold != r"\emptyset") or (kind == "()" and wanted == "list"):
         return _same_parts(parts, gold_parts if wanted == "list" else [gold], ordered=kind == "()")
     if signs <= {"<", r"\leq"} and wanted in _BRACKETS:
         return _same_expression(answer, gold)
@@ -205,6 +242,7 @@ def _same_relation(kind: str, parts: list[str], gold: list[str]) -> tuple[bool, 
     return False, "another relation"
 
 
+_OPTION = re.compile(r"\(?([A-F])\)?")
 _PLAIN_WORDS = re.compile(r"(?=.*[^\W\d_]{3}|no$)(?:an? |the )?([^\W\d_]+(?:[ ,'-]+[^\W\d_]+)*)", re.IGNORECASE)
 _AS_WRITTEN = re.compile(
     r"\d\s*_|(?<!\\log_)\d\s+\d|(?<![A-Za-z\\])[A-Za-z]{3,}\s+\d|'|\\(?:ldots|angle|triangle)(?![A-Za-z])|:|!\s*!|"
@@ -215,7 +253,7 @@ _AS_WRITTEN = re.compile(
 
 def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
     """Compare what is no list, relation, bracket or matrix: an option, words, or an expression for the library."""
-    option, chosen = re.fullmatch(r"\(?([A-F])\)?", gold), re.match(r"\(?([A-F])(?:[).:]|$)", answer)
+    option, chosen = _OPTION.fullmatch(gold), re.match(r"\(?([A-F])(?:[).:]|$)", answer)
     if option and chosen:
         return option[1] == chosen[1], "the letter of an option"
     words, wanted = (_PLAIN_WORDS.fullmatch(side) for side in (answer, gold))
@@ -235,7 +273,8 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         if not isinstance(left, Expr) or not isinstance(right, Expr) or left.is_Matrix or right.is_Matrix:
             # Without time limits of its own, which need the main thread's signals: the worker as a whole is killed.
             return verify(right, left, allow_set_relation_comp=True, timeout_seconds=None), "math-verify"
-        rest = left - right
+        rest = left - right  # and 2 \cdot 2^{999} is calculated before it is rounded
+        rest = rest.replace(lambda part: part.is_Add or part.is_Mul or part.is_Pow, lambda part: part.func(*part.args))
         if abs(_value_at(rest, 1)) > limit * min(1, abs(_value_at(right, 1))):
             return False, "the values where numbers are put for the names"
         if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
@@ -256,18 +295,14 @@ def _value_at(form: Any, base: int, parts: int = 1, names: list[Any] | None = No
 def _equal_at_points(left: Any, right: Any) -> bool:
     """Whether two forms agree wherever the left one is finite and not zero, with the names' numbers in either order."""
     names = sorted(left.free_symbols | right.free_symbols, key=str)
-    agree = []
-    for (base, parts), order in product((_SMALL, *((base, 1) for base in _EXPRESSION_BASES)), (names, names[::-1])):
-        one, other = (_value_at(form, base, parts, order) for form in (left, right))
-        if one.is_finite and not one.is_zero:
-            agree.append(bool(other.is_finite) and bool(abs(one - other) <= 1e-12 * abs(one)))
-    return bool(agree) and all(agree)
+    points = product((_SMALL, *((base, 1) for base in _EXPRESSION_BASES)), (names, names[::-1]))
+    pairs = [[_value_at(form, base, parts, order) for form in (left, right)] for (base, parts), order in points]
+    finite = [(one, other) for one, other in pairs if one.is_finite and not one.is_zero]
+    return bool(finite) and all(other.is_finite and abs(one - other) <= 1e-12 * abs(one) for one, other in finite)
 
 
-# What the numbers that stand for names are made of: those of relations, and of expressions beside 1.
-_RELATION_BASES, _EXPRESSION_BASES = (1, 5, -3, 97), (2, 3)
-# Base and parts of numbers so small that no power of e is lost beside other terms.
-_SMALL = (1, 11)
+# Base and parts of small numbers for names, where no power of e is lost; bases for relations, and for expressions.
+_SMALL, _RELATION_BASES, _EXPRESSION_BASES = (1, 11), (1, 5, -3, 97), (2, 3)
 
 
 def _number(n: int, base: int) -> int:
@@ -321,10 +356,11 @@ def _parsed(texts: list[str], bases: Sequence[int]) -> list[Any]:
     forms = []
     for text in texts:
         text = re.sub(r"(?<![A-Za-z\\])[eE]_", r"\\varepsilon_", text)  # to the library E_1 is a mistake
-        text = re.sub(r"(?<=[\d)])(?<!\\log_\d)\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
+        text = re.sub(r"(?<=[\d)])\s*\((?=[^,]*\))", r" \\cdot (", text)  # and 3(2) a sum
         text = re.sub(r"(?<![\d.])(\d+)\.(\d+)", lambda m: rf"(\frac{{{m[1]}{m[2]}}}{{1{'0' * len(m[2])}}})", text)
         names = ConversionConfig(lowercase_symbols=one_case)
         form = latex2sympy(text, is_real=not is_complex, normalization_config=spelling, conversion_config=names)
         _digits(form, sorted(form.free_symbols, key=str), max(bases))
-        forms.append(form.subs(sympy.Symbol("i", real=False), sympy.I) if is_complex else form)
+        named = {part: sympy.Symbol(str(part)) for part in form.atoms(sympy.core.function.AppliedUndef)}
+        forms.append(form.subs({sympy.Symbol("i", real=False): sympy.I, **named}))  # I(0) has no number of its own
     return forms

@@ -93,6 +93,8 @@ class TestLetters:
             (r"\boxed{\text{(C)}}", "C"),
             (r"\boxed{\textbf{C}}", "C"),
             (r"\boxed{C) 12 legs}", "C"),
+            (r"\boxed{\text{(C)}\ 12}", "C"),
+            (r"\boxed{(C) or (D)}", "(C) or (D)"),
             ("Answer: C", "C"),
             ("**Answer: C**", "C"),
             ("**Answer:** C.", "C"),

@@ -134,6 +134,112 @@ class TestLibrary:
         assert not compare(answer, gold)[0], rule
 
 
+class TestUnits:
+    """A unit in one of both alone is dropped, and two units must be one, however they are written."""
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            (r"9.8 \text{ m s}^{-2}", r"9.8 \text{ m/s}^2"),
+            (r"9.8\,\mathrm{m\,s^{-2}}", r"9.8 \text{ meters per square second}"),
+            (r"9.8 \ \text{m}\cdot\text{s}^{-2}", r"9.8 \frac{\text{m}}{\text{s}^2}"),
+            ("9.8 m/s^2", r"9.8 \text{ m/s}^2"),
+            (r"5 \text{ J/(mol K)}", r"5 \text{ J mol}^{-1} \text{ K}^{-1}"),
+            (r"5\,\mathrm{m^2\,kg}", r"5\ \text{kg}\cdot\text{m}^2"),
+            (r"12 \text{ sq. ft.}", r"12 \text{ ft}^2"),
+            (r"60 \text{ mph}", r"60 \text{ mi/h}"),
+            (r"5 \text{ megawatts}", r"5 \text{ MW}"),
+            (r"5\,\mu\text{m}", r"5 \text{ micrometers}"),
+            (r"5 \text{ ml}", r"5 \text{ mL}"),
+            (r"5 \text{ kWh}", r"5 \text{ kW h}"),
+            (r"5 \text{ lbs}", r"5 \text{ pounds}"),
+            ("25°C", r"25^\circ\text{C}"),
+            (r"8:51 \text{ P.M.}", "8:51 pm"),
+            (r"\text{5 cm}", "5"),
+            (r"1 \text{ m}, 2 \text{ m}", r"1, 2 \text{ m}"),
+            ("4 up quarks", "4"),
+            ("2 xy", "2xy"),
+        ],
+    )
+    def test_one_unit(self, answer: str, gold: str) -> None:
+        verdict = compare(answer, gold)
+        assert verdict[0], verdict
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            (r"5 \text{ mm}", r"5 \text{ Mm}"),
+            (r"3 \text{ MW}", r"3 \text{ mW}"),
+            (r"3 \text{ M}", r"3 \text{ m}"),
+            (r"3 \text{ Nm}", r"3 \text{ nm}"),
+            (r"9.8 \text{ cm/s}^2", r"9.8 \text{ m/s}^2"),
+            (r"9.8 \text{ m s}^{-1}", r"9.8 \text{ m/s}^2"),
+            (r"9.8 \text{ m s}^{2}", r"9.8 \text{ m/s}^2"),
+            (r"5 \text{ ms}", r"5 \text{ meters}"),
+            (r"5 \text{ m}", r"5 \text{ minutes}"),
+            (r"5 \text{ mm}", r"5 \text{ micrometers}"),
+            (r"5 \text{ mm}", r"5\,\mu\text{m}"),
+            (r"18.90 \text{ cents}", r"\$18.90"),
+            ("25°F", "25°C"),
+            (r"1 \text{ m}, 2 \text{ cm}", r"1 \text{ cm}, 2 \text{ m}"),
+            ("2 xy", "2"),
+        ],
+    )
+    def test_another_unit(self, answer: str, gold: str) -> None:
+        assert not compare(answer, gold)[0]
+
+
+class TestStructures:
+    """Inequalities that "and" or "or" joins, columns as tuples, options with their text, functions with no number."""
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            (r"x>1 \text{ or } x<-1", r"x<-1 \text{ or } x>1"),
+            (r"x<-1, x>1", r"x<-1 \text{ or } x>1"),
+            (r"x>0, y>0", r"x>0 \text{ and } y>0"),
+            (r"x>1 \text{ and } x \le 5", "(1, 5]"),
+            (r"x \le 5 \text{ and } x > 1", r"1 < x \le 5"),
+            (r"\langle 1, \tfrac12 \rangle", r"\begin{pmatrix} 1 \\ 1/2 \end{pmatrix}"),
+            (r"(B)\ 12", r"\text{(B)}"),
+            (r"\textbf{(E)}~\frac{1}{2}", "E"),
+            (r"V(0)e^{-t/(RC)}", r"V(0) e^{-\frac{t}{R C}}"),
+            (r"\sin^2(\theta)", r"\sin^{2}\theta"),
+            (r"\sin x \cdot \cos x", r"\sin x \cos x"),
+            (r"\ln 2 \cdot 3", r"3 \ln 2"),
+            (r"2 \cdot 2^{1008}", "2^{1009}"),
+            (r"\approx 3.14", "3.14"),
+            ("Final answer: 3.14", "3.14"),
+            (r"n \equiv 1 \pmod 4", r"n\equiv 1\pmod{4}"),
+            ("(2A5)_{16}", "2A5_{16}"),
+        ],
+    )
+    def test_the_same(self, answer: str, gold: str) -> None:
+        verdict = compare(answer, gold)
+        assert verdict[0], verdict
+
+    @pytest.mark.parametrize(
+        ("answer", "gold"),
+        [
+            (r"x<-1 \text{ and } x>1", r"x<-1 \text{ or } x>1"),
+            (r"x<-1 \text{ and } x>1", r"(-\infty,-1)\cup(1,\infty)"),
+            (r"x>1 \text{ or } x<5", "(1, 5)"),
+            (r"x<1 \text{ and } x>5", "(1, 5)"),
+            (r"y>1 \text{ and } x<5", "1 < x < 5"),
+            (r"(\tfrac12, 1)", r"\begin{pmatrix} 1 \\ 1/2 \end{pmatrix}"),
+            ("(1, 2)", r"\begin{pmatrix} 1 & 2 \end{pmatrix}"),
+            ("(A), (B)", "(A)"),
+            (r"(A)\ 12", r"\text{(B)}"),
+            ("V(1)", "V(0)"),
+            (r"\sin x \cdot 2", r"\sin 2x"),
+            (r"\{\emptyset\}", r"\emptyset"),
+            ("2^{1009} + 1", "2^{1009}"),
+        ],
+    )
+    def test_something_else(self, answer: str, gold: str) -> None:
+        assert not compare(answer, gold)[0]
+
+
 class TestSpelling:
     """Each spelling that a rule of its own brings to the one that the library reads."""
 
