@@ -83,10 +83,7 @@ class WindowLayer(_Layer):
         return key_states, value_states
 
     def attend(self, query: Tensor, how: Mapping[str, Any]) -> Tensor:
-        """Attend with one query per token, [tokens or more, q_heads, head_dim], over the window that ends with it.
-
-        Returns output [tokens or more, q_heads, head_dim], zero beyond the step's tokens.
-        """
+        """As `Storage.attend`, over the window that ends with each token: [tokens or more, q_heads, head_dim]."""
         cache = self._cache
         lengths = (cache.step_positions + 1).clamp(max=self.window)
         if len(cache.pieces) == 1 and cache.pieces[0].count == 1:

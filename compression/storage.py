@@ -137,11 +137,7 @@ class WholeRows(Storage):
 
 
 class _Packing(Storage):
-    """The rows of some newest tokens in the model's own precision, all older rows packed.
-
-    Attributes:
-        newest: keys and values of the newest tokens, [slots, layers, 2, kv_heads, room, head_dim].
-    """
+    """Packed rows, but for the `newest` tokens' [slots, layers, 2, kv_heads, room, head_dim]."""
 
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache)

@@ -10,10 +10,7 @@ from kvsweep.analysis.numbers.metrics import SETTING, mean_over_benchmarks
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
-    """A model's settings, cheapest first: Pass@1 and its error over benchmarks, bits, bytes, and if all its cells hold.
-
-    Settings that lack a benchmark or whose bytes are unknown are left out.
-    """
+    """A model's settings with Pass@1, error, bits, bytes and if all cells hold; cheapest first, unknown left out."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
     ours = ours.assign(holds=ours["decision"].isin(["holds", "costs"]))
     rules = {"bits": "first", "holds": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}

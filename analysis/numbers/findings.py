@@ -17,10 +17,7 @@ MAX_COMPARED = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """A run with its numbers: the verdicts on all grids' panels, `policies` those of a run without grids.
-
-    `pairs` compares the policies with each other in the first `MAX_COMPARED` settings that they share.
-    """
+    """A run with its numbers and verdicts; `pairs` are of the first `MAX_COMPARED` settings that policies share."""
 
     run: Run
     metrics: pd.DataFrame

@@ -16,7 +16,6 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
     """Add the bytes of a text (mean over its steps, longest, fixed part) and of the weights; missing in older runs."""
     known = [provenance.get(cell, {}).get("bytes", {}) for cell in cells["cell_id"]]
     sizes = pd.DataFrame(known, index=cells.index, columns=["row", "newest", "fixed", "weights"], dtype="float64")
-    sizes["fixed"] = sizes["fixed"].where(sizes["fixed"].notna(), 0 * sizes["row"])  # 0 in runs older than this number
     return cells.assign(
         kv_bytes_mean=sizes["row"] * cells["mean_cache_length"] + sizes["newest"] + sizes["fixed"],
         kv_bytes_peak=sizes["row"] * cells["max_peak_length"] + sizes["newest"] + sizes["fixed"],

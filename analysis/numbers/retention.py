@@ -26,10 +26,7 @@ def by_policy(held: pd.DataFrame, correct: Mapping[str, Sequence[int]]) -> pd.Da
 
 
 def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame:
-    """The mean of texts' Lorenz curves at every percent of the tokens: columns tokens and importance, 101 rows.
-
-    A curve is the shares of a text's tokens and the shares of the importance that they carry, both rising from 0 to 1.
-    """
+    """The mean of Lorenz curves (shares of tokens, shares of importance) at every percent: tokens, importance."""
     percents = np.linspace(0, 1, 101)
     carried = np.mean([np.interp(percents, tokens, shares) for tokens, shares in curves], axis=0)
     return pd.DataFrame({"tokens": percents, "importance": carried})

@@ -25,8 +25,7 @@ def timings(run: Run) -> pd.DataFrame:
             "tokens_per_second": row.tokens / row.seconds,
             "eviction_share": row.eviction_seconds / row.seconds,
             "ms_per_step": 1000 * sum(s for _, _, s in row.by_length) / max(1, sum(n for _, n, _ in row.by_length)),
-            "kv_bytes": row.kv_bytes,
-            "peak_bytes": row.peak_bytes,
+            **{"kv_bytes": row.kv_bytes, "peak_bytes": row.peak_bytes},
         }
         for cell in format.rows(run.cells)
         for path in shard_files(run.directory / cell.cell_id, records.SECONDS_FILE).values()

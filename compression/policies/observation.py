@@ -52,10 +52,7 @@ class ObservationPolicy(HeadPolicy, Observation):
         return self.observation_window
 
     def attention(self, view: CacheView, **how: Any) -> Tensor:
-        """[layers, kv_heads, group, rows outside the window] pooled mean attention.
-
-        `how` holds the keywords past_only, pool_logits and pool of `kernels.reference.observation_scores`.
-        """
+        """Pooled attention [layers, kv_heads, group, rows outside the window]; `how` as in `observation_scores`."""
         score = partial(view.operations.observation_scores, scaling=view.scaling, pooling=self.pooling, **how)
         return torch.stack([score(*rows) for rows in zip(view.signals[self._queries], view.keys, strict=True)])
 

@@ -8,10 +8,7 @@ from kvsweep.kernels.lazy_torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Window(BudgetPolicy):
-    """Sliding window over all the rows that stay.
-
-    The DynTS paper's "window" baseline: 0.4 * (5000 - 2000) + 2000 = 3200 of 5000 tokens.
-    """
+    """Sliding window over all rows that stay: the DynTS paper's "window", .4 * (5000 - 2000) + 2000 of 5000."""
 
     def scores(self, view: CacheView) -> Tensor:
         return view.positions.double()

@@ -30,7 +30,7 @@ def metrics(make_cell, tmp_path):
             cell["cache"] = {"bits": bits, "group": 32, "residual": 16}
         (folder / "cell.yaml").write_text(yaml.safe_dump(cell))
         path = folder / "provenance.json"
-        sizes = dict(zip(("row", "newest"), SIZES[bits], strict=True)) | {"weights": 5 * 2**19}
+        sizes = dict(zip(("row", "newest"), SIZES[bits], strict=True)) | {"fixed": 0, "weights": 5 * 2**19}
         path.write_text(json.dumps(json.loads(path.read_text()) | {"bytes": sizes}))
     return cell_metrics(load_run(tmp_path / "run"))
 

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from kvsweep.harness.toy.words import BENCHMARKS, KINDS, THINGS, TRAINED_THINGS, problems
+from kvsweep.harness.toy.words import BENCHMARKS, THINGS, TRAINED_THINGS, problems
+from scripts.train.word_kinds import KINDS
 
 REASONED = [name for name, kind in KINDS.items() if kind.train_sizes]
 # The sha256 of 120 problems of a benchmark: ids, questions and answers in order.
