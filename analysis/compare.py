@@ -13,7 +13,6 @@ from kvsweep.analysis.numbers.inference import paired_tests, score_array
 from kvsweep.analysis.numbers.metrics import graded_rows
 from kvsweep.base.command_line import counted, one_sentence
 from kvsweep.base.errors import UserError
-from kvsweep.base.escape import csv_cell
 from kvsweep.base.files import replace_text
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = compare(load_run(options.first), load_run(options.second))
     print(in_words(table))
     if options.csv:
-        replace_text(options.csv, table.map(csv_cell).to_csv(index=False))
+        replace_text(options.csv, format.csv_text(table))
         print(f"all {len(table)} cells: {options.csv}")
 
 

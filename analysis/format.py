@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from kvsweep.base.escape import markdown_text
+from kvsweep.base.escape import csv_cell, markdown_text
 
 # The colours of heatmaps: each over its own values, all over the same, or by the paired difference to the full cache.
 Scale = Literal["own", "shared", "diff_from_full"]
@@ -144,16 +144,12 @@ def setting_of(policy: Mapping[str, Any]) -> str:
     return setting(SimpleNamespace(policy=policy["name"], variant="", **{name: policy.get(name) for name in AXES}))
 
 
-def untouched(row: Any) -> bool:
-    """Say if a compressed cell evicted nothing and packs no rows, so that its completions are the full cache's."""
-    return row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
-
-
 def state_marks(row: Any) -> str:
     """The marks of a cell's score: nothing evicted, nothing packed, not finished, fewer draws than the others."""
     unpacked = getattr(row, "packed", None) == 0
     stopped = getattr(row, "stopped_early", None) == True  # noqa: E712 - NaN where nothing is compared
-    marks = UNTOUCHED * untouched(row) + UNPACKED * unpacked
+    untouched = row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
+    marks = UNTOUCHED * untouched + UNPACKED * unpacked
     return marks + UNFINISHED * (row.status != "done") + STOPPED * stopped
 
 
@@ -161,6 +157,11 @@ def markdown(lines: Iterable[Iterable[str]]) -> str:
     """Write a Markdown table; the first line holds the heads."""
     head, *rows = [[markdown_text(text) for text in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+
+
+def csv_text(table: Any) -> str:
+    """Write a data frame as CSV with all digits of its numbers, in which no text runs as a formula."""
+    return table.map(csv_cell).to_csv(index=False, lineterminator="\n")
 
 
 def policy_title(policy: str, variant: str = "") -> str:

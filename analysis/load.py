@@ -58,8 +58,6 @@ _Costs = records.view(records.DecodeStats, *STAT_RULES)
 _Notify = Callable[[str], None]
 _UNREAD_TASK = "{} cannot be read; the state of its task is unknown."
 
-RunState = Literal["done", "running", "waiting", "stopped"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -88,7 +86,7 @@ class Run:
     notices: list[str] = field(default_factory=list)
 
     @property
-    def state(self) -> RunState:
+    def state(self) -> Literal["done", "running", "waiting", "stopped"]:
         """The state of the sweep: it is waiting while every task is queued."""
         states = {task.state for task in self.tasks}
         if "running" in states:
@@ -152,7 +150,6 @@ def run_of_scores(table: pd.DataFrame, directory: Path) -> Run:
 
 
 def is_live(directory: Path) -> bool:
-    """Say if a task of the sweep runs or waits."""
     return any(task.state in ("running", "queued") for task in read_tasks(directory))
 
 

@@ -252,7 +252,6 @@ class BudgetPolicy(Policy):
 
     @property
     def newest_kept(self) -> int:
-        """Newest rows that stay for certain: the local window."""
         return self.local_window
 
     @property

@@ -110,6 +110,5 @@ class PaddedPrefill:
             prefill.observe(query[one], key[one], value[one], *how)
 
     def observe_window(self, query: Tensor, key: Tensor, value: Tensor, window: int) -> None:
-        """Take in a window layer of all prompts, as `Prefill.observe_window` does."""
         for prefill, one in self.parts:
             prefill.observe_window(query[one], key[one], value[one], window)

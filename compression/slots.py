@@ -73,7 +73,6 @@ class Slots:
 
     @property
     def longest(self) -> int:
-        """Rows of the longest live slot."""
         return int(self.lengths[: self.live].max(initial=0))
 
     def seen(self, slots: slice) -> int:

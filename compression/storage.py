@@ -329,7 +329,6 @@ class KiviRows(_Packing):
                         self._pack(slot, layer, first, one)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write the rows among the newest."""
         at, rows = self.cache.write_at % self.room, torch.cat([keys, values], dim=2).transpose(1, 2)
         self.newest[self.cache.step_slots, layer, :, :, at] = rows[: len(at)]
 

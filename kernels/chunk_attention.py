@@ -27,7 +27,6 @@ def warps(dtype: torch.dtype, dim: int, return_mass: bool) -> int:
 def chunk_attention(
     query: Tensor, keys: Tensor, values: Tensor, *, scaling: float, return_mass: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The reference's operation."""
     tokens, q_heads, dim = query.shape
     kv_heads, rows = keys.shape[:2]
     assert keys.stride() == values.stride(), "keys and values share one layout"

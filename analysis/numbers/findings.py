@@ -29,7 +29,6 @@ class Findings:
 
     @property
     def models(self) -> list[str]:
-        """The names of the models, in order."""
         return list(self.metrics["model"].unique())
 
 

@@ -137,13 +137,7 @@ def _decision(test: "PairedTest", margin: float, level: float, share: int, looks
 
 
 def decide_rounds(
-    cells: Mapping[Id, Floats],
-    full: Floats,
-    *,
-    rounds: Sequence[int],
-    margin: float = MARGIN,
-    level: float = LEVEL,
-    population: Population = "these",
+    cells: Mapping[Id, Floats], full: Floats, *, rounds: Sequence[int], margin: float = MARGIN, level: float = LEVEL
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid round by round; a settled cell keeps its decision and needs no more draws.
 
@@ -153,7 +147,7 @@ def decide_rounds(
     `cells` and `full` are scores [problems, draws], where a settled cell may lack later draws; `rounds` the draws per
     problem after each round, ascending, such as (2, 4, 8); `level` the error level of all rounds together.
     """
-    options: dict[str, Any] = {"margin": margin, "level": level, "population": population, "looks": len(rounds)}
+    options: dict[str, Any] = {"margin": margin, "level": level, "looks": len(rounds)}
     found: dict[Id, Decision] = {}
     waiting = dict(cells)
     for draws in rounds:
@@ -195,12 +189,10 @@ def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, l
     return float((p <= level).mean())
 
 
-def pairs_to_hold(
-    differ: float, *, margin: float = MARGIN, level: float = LEVEL, chance: float = PLANNED_POWER
-) -> float:
-    """About the pairs of answers with which `power` is `chance`, by the normal approximation."""
+def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
+    """About the pairs of answers with which `power` is `PLANNED_POWER`, by the normal approximation."""
     implied = _implied(differ, margin, margin)
-    errors = special.ndtri(chance) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)
+    errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)
     return float((errors / margin) ** 2)
 
 

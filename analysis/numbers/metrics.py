@@ -53,7 +53,6 @@ def cell_scores(run: Run) -> pd.DataFrame:
 
 
 def model_title(metrics: pd.DataFrame, model: str) -> str:
-    """The name of a model as a reader knows it."""
     return metrics.loc[metrics["model"] == model, "model_title"].iloc[0]
 
 
@@ -252,7 +251,6 @@ def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
-    """The benchmarks on which a compressed cache ran."""
     return list(cells.loc[cells["policy"] != "full", "benchmark"].unique())
 
 

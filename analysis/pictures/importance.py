@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,8 +13,6 @@ from matplotlib.figure import Figure
 
 from kvsweep.analysis.format import PAGE_WIDTH
 from kvsweep.analysis.pictures.style import STYLE, footnote, new_figure
-from kvsweep.base.escape import csv_cell
-from kvsweep.base.files import replace_text
 
 WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
 # No score is measured there: hatched, and in no colour of the scale.
@@ -141,8 +138,3 @@ def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ordered = np.sort(scores[~np.isnan(scores)])[::-1]
     carried = np.concatenate([[0.0], np.cumsum(ordered)])
     return np.linspace(0, 1, len(carried)), carried / max(carried[-1], 1e-300)
-
-
-def write_csv(table: pd.DataFrame, path: Path) -> None:
-    """Write a table with all digits of its numbers."""
-    replace_text(path, table.map(csv_cell).to_csv(index=False, lineterminator="\n"))

@@ -85,7 +85,6 @@ def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
 
 
 def correlation_text(table: pd.DataFrame) -> str:
-    """Write Spearman's rho, its p and the number of policies."""
     rho, p, n = rank_correlation(table)
     return f"no correlation over n = {n}" if np.isnan(rho) else f"Spearman rho {rho:.2f}, {format.p_equals(p)}, n = {n}"
 

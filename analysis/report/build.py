@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from kvsweep.analysis.format import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale
+from kvsweep.analysis.format import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale, csv_text
 from kvsweep.base.command_line import one_sentence
 from kvsweep.base.errors import UserError
-from kvsweep.base.escape import csv_cell
 from kvsweep.base.files import make_folder, replace_text
 from kvsweep.base.records import DONE_FILE
 
@@ -58,7 +57,7 @@ def build_report(
         found, own = analyse(load_run(directory), margin), directory.resolve() / REPORT_FOLDER
     # The user may name a link; in a run's directory nothing is written through one.
     folder = make_folder(own if folder is None else folder.resolve())
-    replace_text(folder / "cells.csv", found.metrics.map(csv_cell).to_csv(index=False))
+    replace_text(folder / "cells.csv", csv_text(found.metrics))
     replace_text(folder / "tables.md", tables.markdown(found.metrics))
     replace_text(folder / "tables.tex", tables.latex(found.metrics))
     pictures = gallery.draw_all(found, folder, look)

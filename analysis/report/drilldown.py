@@ -6,7 +6,7 @@ A page opened from a disk may not fetch JSON, but it may load a script; so a cel
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,6 @@ MAX_EMBEDDED_BYTES = 64_000_000
 LETTERS = {"correct": "c", "wrong": "w", "no_answer": "n", "truncated": "t", "grader_timeout": "g"}
 UNGRADED, ABSENT = "u", "-"
 
-_Part = TypeVar("_Part", str, list[int])
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -64,8 +63,7 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         full: str | None = None
         twins: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
-        ordered: Any = cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable").itertuples()
-        for cell in ordered:
+        for cell in format.rows(cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")):
             if (rows := groups.get(cell.cell_id)) is None:
                 continue
             places = [telling.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
@@ -98,8 +96,7 @@ def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, 
 def _draws(
     rows: pd.DataFrame, texts: dict[Pair, Completion], twins: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    ordered: Any = rows.sort_values(["problem_id", "draw"]).itertuples()
-    for row in ordered:
+    for row in format.rows(rows.sort_values(["problem_id", "draw"])):
         key = (row.problem_id, row.draw)
         entry = {
             "problem": row.problem_id,
@@ -127,7 +124,7 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
     return data
 
 
-def common_length(first: _Part, second: _Part) -> int:
+def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Count the equal items at the beginning of two texts or lists."""
     low, high = 0, min(len(first), len(second))
     while low < high:
@@ -198,7 +195,6 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
         table = ours.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
         problems, draws = (sorted(ours[name].unique().tolist()) for name in ("problem_id", "draw"))
         table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
-        shown: Any = cells.itertuples()
         named = [
             {
                 "id": cell.cell_id,
@@ -206,7 +202,7 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
                 "full": cell.policy == "full",
                 "outcomes": "".join(table.loc[cell.cell_id]),
             }
-            for cell in shown
+            for cell in format.rows(cells)
         ]
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
         maps.append({"title": title, "problems": problems, "draws": draws, "cells": named})

@@ -15,7 +15,7 @@ from kvsweep.analysis.pictures.fidelity import fidelity_figure
 from kvsweep.analysis.pictures.style import save_figure
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
-from kvsweep.base.escape import csv_cell, file_name
+from kvsweep.base.escape import file_name
 from kvsweep.base.files import make_folder, replace_text
 
 NOTE = (
@@ -37,7 +37,7 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     make_folder(folder)
     table = _named(run, rows)
     for name, numbers in (("fidelity", table), ("bins", fidelity_bins(run, file)), ("pairs", _pairs(table, rows))):
-        replace_text(folder / f"{name}.csv", numbers.map(csv_cell).to_csv(index=False))
+        replace_text(folder / f"{name}.csv", format.csv_text(numbers))
     for model, _, figure in _figures(run, file, DEFAULT_LOOK):
         save_figure(figure, folder, file_name("fidelity", model))
     return f"{_shown(table).to_string(index=False)}\n{NOTE}", folder

@@ -182,7 +182,6 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
     timed = found.metrics.drop(columns=["tokens_per_second"], errors="ignore").merge(timings(found.run), on="cell_id")
     if timed.empty:
         return None
-    peaks = timed["peak_bytes"].fillna(timed["kv_bytes"]).map(size)
     table = pd.DataFrame(
         {
             "setting": timed.apply(format.setting, axis=1),
@@ -191,7 +190,7 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
             "× full": timed["times_full"].map(lambda value: format.decimal(value, 2)),
             "ms per step": timed["ms_per_step"].map(lambda value: format.decimal(value, 2)),
             "evictions": timed["eviction_share"].map(lambda value: f"{format.percent(value)}%"),
-            "memory": peaks,
+            "memory": timed["peak_bytes"].fillna(timed["kv_bytes"]).map(size),
         }
     )
     return table.set_axis(pd.Index(timed["model_title"] + " | " + timed["benchmark_title"], name="model | benchmark"))
@@ -206,8 +205,7 @@ def _aligned(table: pd.DataFrame) -> str:
     marks = (UNFINISHED, UNTOUCHED, UNPACKED, STOPPED)
     padded = table.map(lambda text: text if text.endswith(marks) else f"{text} ")
     named = padded.rename(columns="{} ".format).rename_axis(index=None, columns=str(table.index.name))
-    lines = named.to_string().splitlines()
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in named.to_string().splitlines())
 
 
 def _latex(metrics: pd.DataFrame, model: str) -> str:

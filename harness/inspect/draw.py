@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis.format import policy_title, setting_of
+from kvsweep.analysis.format import csv_text, policy_title, setting_of
 from kvsweep.analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
 from kvsweep.analysis.pictures.attribution import attribution_figure, attribution_table
-from kvsweep.analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz, write_csv
+from kvsweep.analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz
 from kvsweep.analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
 from kvsweep.analysis.pictures.style import save_figure
 from kvsweep.analysis.report.kept_page import kept_html
@@ -170,5 +170,5 @@ def _name(picture: str, text: InspectedText) -> str:
 def _table(table: pd.DataFrame, directory: Path, name: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.csv"
-    write_csv(table, path)
+    replace_text(path, csv_text(table))
     return path
