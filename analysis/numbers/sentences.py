@@ -167,7 +167,7 @@ def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
 
 def _levels(cells: pd.DataFrame) -> str:
     """The chance that a label is wrong, and of how many settings."""
-    looks = ", all rounds together" if cells["rounds"].iloc[0] else ""
+    looks = ", all rounds together" if " " in cells["rounds"].iloc[0] else ""
     among = f"among the {cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation"
     return f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss {among}."
 
@@ -186,7 +186,7 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
     each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
     size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {counted(each, 'draw')} each"
     rounds = cells["rounds"].iloc[0].split()
-    if not rounds:
+    if len(rounds) < 2:
         return size
     lean = "a decided setting got no more, so its score leans the way of its label"
     return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; {lean})"

@@ -207,7 +207,7 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
 
 def _draws(metrics: pd.DataFrame) -> str:
     listed = _listed(metrics["draws"].sort_values().map(format.number))
-    rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if text]
+    rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if " " in text]
     ends = "until a cell was decided, which leaves it fewer draws"
     return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, {ends}" if rounds else listed
 

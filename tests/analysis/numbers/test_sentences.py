@@ -199,6 +199,19 @@ def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_c
     assert "50.0 ± 5.0°" in html
 
 
+def test_a_run_of_one_round_leaves_no_cell_fewer_draws(tmp_path: Path, make_cell: MakeCell) -> None:
+    """`until=decided draws=2` has one round, in which every cell gets all draws."""
+    make_cell([[1] * 2] * 50 + [[0] * 2] * 50)
+    for ratio in (0.1, 0.3, 0.5):
+        folder = make_cell([[1] * 2] * 50 + [[0] * 2] * 50, policy="dynts", keep_ratio=ratio)
+        record = json.loads((folder / "provenance.json").read_text())
+        (folder / "provenance.json").write_text(json.dumps(record | {"rounds": [2], "margin": 5}))
+    lines = verdict_lines(tmp_path / "run")
+    assert "3 settings on 100 problems, 2 draws each:" in lines
+    assert "round" not in lines
+    assert "sequential" not in run_page(analyse(load_run(tmp_path / "run")), [], {}, {})
+
+
 def test_truncated_texts_that_loop_are_counted(tmp_path: Path, make_cell: MakeCell) -> None:
     text = {"stop_reason": "length", "token_ids": [9, 8, *[1, 2, 3, 4] * 30], "num_tokens": 122}
     make_cell([[1], [1]])
