@@ -44,7 +44,7 @@ _INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them s
 # One spelling of what can be spelled in several ways, in this order; `(?<!\\)` spares the `\\` between matrix rows.
 _SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
     (rf"^{_TEXT}\{{(-?[\d.,]+ [^{{}}]*)\}}$", r"\1"),
-    (r"^\$?\\\$\s*(\d(?:[\d.]|\{?,\}?|\\!)*)\$?$", r"\1\\text{dollars}"),
+    (r"^\$?\\\$\s*(\d(?:\d|\.\d|\{?,\}?|\\!)*)\.?\$?$", r"\1\\text{dollars}"),
     (r"√\s*(\d+)", r"\\sqrt{\1}"),
     (r"\\[A-Za-z]+\s*|[^\x00-}]", lambda match: _SPELLED.get(match[0].strip(), match[0])),
     (r"(?<=\d)(?:,?\\[,!]|\{,\}(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),

@@ -2,7 +2,8 @@
 
 `python scripts/study/replay_study.py replay --out DIR` lets the full cache write the texts of the demo's panels and
 replays them through every cell of the grid; the same command goes on where it stopped. `tables --out DIR` compares the
-rows with the published cells and writes tables and figures to DIR/published.
+rows with the published cells and writes tables and figures to DIR/published. `tokens --out DIR` replays the first
+tokens of the texts alone, and writes how they rank the cells to results/published/replay/tokens.csv.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from kvsweep.base.records import REPLAY_FILE
+
 ROOT = Path(__file__).resolve().parents[2]
 MODELS, TASKS = ("toy_qwen", "toy_llama"), ("toy_chain", "toy_regs", "toy_groups", "toy_add")
 PANEL, SIZES, METHODS = (
@@ -27,6 +30,7 @@ PANEL, SIZES, METHODS = (
 # The published folders of experiments with another name.
 FOLDERS = {"bytes_toy": "bits"}
 MARGIN, BOUNDS = 0.05, (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02)
+FIRST_TOKENS = (None, 320, 256, 224, 192)
 COLORS = {"holds": "tab:green", "open": "tab:orange", "loses": "tab:red"}
 # The sign makes every number larger for a cell that is nearer to the full cache.
 SIGNS = {"kl": -1, "change": 1, "flips": -1, "answer_change": 1, "first_other": 1}
@@ -111,13 +115,37 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
         print(note, flush=True)
 
 
-def joined(out: Path, experiment: str, texts: int) -> pd.DataFrame:
+def tokens(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
+    """Replay the first tokens of the texts, and write how their KL ranks the cells of each panel like Pass@1 does."""
+    from dataclasses import replace
+
+    from kvsweep.harness.replay.texts import ReplayConfig
+
+    found = []
+    for most in FIRST_TOKENS:
+        config = ReplayConfig(limit=texts, tokens=most)
+        seconds = {
+            tuple(job.name.split()): cpu_seconds(replace(job, replay=config))
+            for job in jobs(out, texts, experiment, panels, overrides)
+        }
+        cells = completed(joined(out, experiment, texts, config.file))
+        table = correlations(cells[cells["policy"] != "full"])
+        table = table[(table["cohort"] == "all") & (table["number"] == "kl")]
+        named = zip(table["model"], table["benchmark"], strict=True)
+        found.append(table.assign(tokens=most, cpu_seconds=[round(seconds[name], 1) for name in named]))
+    columns = ["tokens", "model", "benchmark", "cells", "spearman", "cpu_seconds"]
+    written = pd.concat(found)[columns].astype({"tokens": "Int64"}).round(3)
+    written.to_csv(ROOT / "results/published/replay/tokens.csv", index=False)
+    print(written.groupby("tokens", dropna=False)[["spearman", "cpu_seconds"]].mean().round(2).to_string())
+
+
+def joined(out: Path, experiment: str, texts: int, file: str = REPLAY_FILE) -> pd.DataFrame:
     """Fidelity of every cell with all its texts, beside its published Pass@1 and decision."""
     from kvsweep.analysis.load import load_run
     from kvsweep.analysis.numbers.fidelity import fidelity, replay_rows
 
     run = load_run(out / experiment)
-    found = fidelity(replay_rows(run)).merge(run.cells, on="cell_id")
+    found = fidelity(replay_rows(run, file)).merge(run.cells, on="cell_id")
     published = pd.read_csv(ROOT / "results/published" / FOLDERS.get(experiment, experiment) / "cells.csv")
     keys = [*PANEL[1:], "policy", *SIZES, "bits"]
     for table in (found, published):
@@ -241,7 +269,7 @@ def tables(out: Path, experiments: Sequence[str], texts: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["replay", "cost", "tables"])
+    parser.add_argument("stage", choices=["replay", "cost", "tokens", "tables"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=20)
     parser.add_argument("--experiment", default="demo")
@@ -250,7 +278,8 @@ def main() -> None:
     given = parser.parse_args()
     panels = [tuple(panel.split("/")) for panel in given.panels]
     if given.stage != "tables":
-        {"replay": replay, "cost": cost}[given.stage](given.out, given.texts, given.experiment, panels, given.overrides)
+        stage = {"replay": replay, "cost": cost, "tokens": tokens}[given.stage]
+        stage(given.out, given.texts, given.experiment, panels, given.overrides)
     else:
         tables(given.out, given.experiment.split(",") if given.experiment else [], given.texts)
 
