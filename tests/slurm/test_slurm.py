@@ -148,6 +148,7 @@ def running_tasks(run: Path) -> list[TaskStatus]:
     return [task for task in tasks if task.seen(time.time()) == "running"]
 
 
+@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
 def test_an_array_that_everything_happens_to_ends_complete(
     cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
@@ -220,6 +221,7 @@ def _logs(run: Path, job: str) -> str:
     return "".join(path.read_text(errors="replace") for path in (run / "logs").glob(f"{job}_*_log.*"))
 
 
+@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
 def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
     cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
