@@ -9,6 +9,7 @@ Arithmetic is modulo 10; only `add` carries.
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
@@ -179,7 +180,8 @@ def is_held_out(question: str) -> bool:
     return hashlib.sha256(question.encode()).digest()[0] < 256 // 16
 
 
-def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> list[ToyProblem]:
+@lru_cache  # the jobs of a sweep ask for the same problems, and most of those drawn are thrown away
+def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> tuple[ToyProblem, ...]:
     """The evaluation problems of a task: distinct, held out of training, and the same on each machine."""
     spec, rng = TASKS[task], Random(f"kvsweep-toy-{task}-eval-{seed}")
     found: dict[str, ToyProblem] = {}
@@ -188,7 +190,7 @@ def problems(task: str, count: int = EVAL_COUNT, seed: int = 0) -> list[ToyProbl
         question = spec.ask(rng, size)
         if question not in found and is_held_out(question):
             found[question] = ToyProblem(f"{task}-{len(found):03d}", question, spec.solve(question).answer, size)
-    return list(found.values())
+    return tuple(found.values())
 
 
 def training_problems(task: str, rng: Random, sizes: Sequence[int]) -> Iterator[ToyProblem]:

@@ -38,10 +38,11 @@ def build_policies(config: DictConfig) -> list[Policy]:
     _refuse_two_sizes(composed, grid, config)
     axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
     policies = []
-    for name, *point in itertools.product(grid.policy or [composed["name"]], *axes.values()):
+    for name in grid.policy or [composed["name"]]:
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
-        setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-        policies.append(build_target("policy", _sized({**values, **setting})))
+        for point in itertools.product(*axes.values()):
+            setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
+            policies.append(build_target("policy", _sized({**values, **setting})))
     return list(dict.fromkeys(policies))
 
 
@@ -83,7 +84,7 @@ def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) 
 def _policy_section(name: str, config: DictConfig) -> DictConfig:
     """A policy's section within the configuration, so that ${model.predictor} and the like find what they name."""
     rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
-    return OmegaConf.merge(rest, {"policy": policy_file(name)}).policy
+    return OmegaConf.unsafe_merge(rest, {"policy": policy_file(name)}).policy
 
 
 def policy_file(name: str) -> DictConfig:
@@ -91,4 +92,4 @@ def policy_file(name: str) -> DictConfig:
     own = OmegaConf.load(conf_files("policy").get(name, CONF / "policy" / f"{name}.yaml"))
     assert isinstance(own, DictConfig)
     bases = [base for base in own.pop("defaults", []) if base != "_self_"]
-    return OmegaConf.merge(*map(policy_file, bases), own)  # type: ignore[return-value]
+    return OmegaConf.unsafe_merge(*map(policy_file, bases), own)  # type: ignore[return-value]
