@@ -43,13 +43,8 @@ def test_triton_writes_the_same_greedy_texts(more, kvsweep, tiny, tiny_policy, t
     found = {}
     for impl in ("torch", "triton"):
         arguments = [*tiny, *tiny_policy, f"impl={impl}", "benchmark=toy_chain", "decoding=greedy", "benchmark.limit=1"]
-        arguments += [
-            "policy.budget=40",
-            "decoding.max_new_tokens=14",
-            "slots=3",
-            f"results_dir={tmp_path / impl}",
-            *more,
-        ]
+        arguments += ["policy.budget=40", "decoding.max_new_tokens=14", "slots=3", *more]
+        arguments += [f"results_dir={tmp_path / impl}"]
         if impl == "torch":
             assert kvsweep(*arguments).code == 0
         else:

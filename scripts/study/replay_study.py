@@ -11,6 +11,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,6 @@ def jobs(
     out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str] = ()
 ) -> Iterator:
     """The replay of each panel, after its full cache has written the texts."""
-    from dataclasses import replace
-
     from kvsweep.harness.replay.job import ReplayJob
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
@@ -117,17 +116,12 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
 
 def tokens(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Replay the first tokens of the texts, and write how their KL ranks the cells of each panel like Pass@1 does."""
-    from dataclasses import replace
-
     from kvsweep.harness.replay.texts import ReplayConfig
 
-    found = []
+    replays, found = list(jobs(out, texts, experiment, panels, overrides)), []
     for most in FIRST_TOKENS:
         config = ReplayConfig(limit=texts, tokens=most)
-        seconds = {
-            tuple(job.name.split()): cpu_seconds(replace(job, replay=config))
-            for job in jobs(out, texts, experiment, panels, overrides)
-        }
+        seconds = {tuple(job.name.split()): cpu_seconds(replace(job, replay=config)) for job in replays}
         cells = completed(joined(out, experiment, texts, config.file))
         table = correlations(cells[cells["policy"] != "full"])
         table = table[(table["cohort"] == "all") & (table["number"] == "kl")]

@@ -39,6 +39,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="no SLURM"),
 ]
+takes_minutes = pytest.mark.slow  # of SLURM's own waiting or of processor time; CI leaves such cases out
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +149,7 @@ def running_tasks(run: Path) -> list[TaskStatus]:
     return [task for task in tasks if task.seen(time.time()) == "running"]
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_an_array_that_everything_happens_to_ends_complete(
     cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
@@ -180,7 +181,7 @@ def test_an_array_that_everything_happens_to_ends_complete(
     record("kill -9 of one task's process, as by the kernel out of memory", dead, equal=True)
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_a_time_limit_requeues_the_task(
     cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
@@ -221,7 +222,7 @@ def _logs(run: Path, job: str) -> str:
     return "".join(path.read_text(errors="replace") for path in (run / "logs").glob(f"{job}_*_log.*"))
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
     cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
@@ -243,7 +244,7 @@ def test_a_task_that_always_fails_is_reported_and_the_others_are_kept(
     assert completions(run) == reference
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str], tmp_path: Path) -> None:
     sweep = [*SWEEP, "benchmark.limit=12", "grid.keep_ratio=[0.2]", "grid.budget=[96,256]", "draws=4", "until=decided"]
     kvsweep(
@@ -262,7 +263,7 @@ def test_a_sequential_sweep_has_an_array_for_each_round(cluster: dict[str, str],
     assert status(run, cluster)["states"] == {"done": 3}
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_a_replay_of_a_finished_run_is_the_replay_of_one_process(cluster: dict[str, str], tmp_path: Path) -> None:
     run, calm = tmp_path / "default", tmp_path / "calm"
     undisturbed(tmp_path, *SMALL[:1])
@@ -415,7 +416,7 @@ def test_a_submitting_host_that_dies_is_told(cluster: dict[str, str], tmp_path: 
     record("submission host gone before sbatch (kill -9 of the submitting process)", told, equal=None)
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_waiting_cancelled_and_second_submissions(
     cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
@@ -447,7 +448,7 @@ def test_waiting_cancelled_and_second_submissions(
     record(f"second submission beside the array (which says: {out.splitlines()[0]})", behind, equal)
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path) -> None:
     run = tmp_path / "default"
     two = ("launcher.shards=2", "launcher.parallel=2")
@@ -468,7 +469,7 @@ def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, 
     record("scancel of one task at work", cancelled, completions(run) == reference)
 
 
-@pytest.mark.slow  # minutes of SLURM's own waiting or of processor time; CI leaves it out
+@takes_minutes
 def test_a_node_that_goes_down_at_work(
     cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
 ) -> None:
