@@ -60,6 +60,15 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of the problem files and recorded outputs; a test that needs it is marked `shared`."""
+    folder = os.environ.get("KVSWEEP_SHARED")
+    if not folder:
+        pytest.skip("KVSWEEP_SHARED does not name the folder of the problem files")
+    return Path(folder) / "data"
+
+
+@pytest.fixture(scope="session")
 def tiny_predictor_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random importance predictor for the tiny model."""
     import torch

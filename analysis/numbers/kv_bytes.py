@@ -4,7 +4,6 @@ A text's are those of a slot as long as its cache: bytes per row times rows, the
 beside them, and what windows and linear layers take at any length (formulas: compression/config.py).
 """
 
-import math
 from typing import Any
 
 import pandas as pd
@@ -14,8 +13,7 @@ from kvsweep.analysis import format
 
 def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
     """Add the bytes of a text (mean over its steps, longest, fixed part) and of the weights; missing in older runs."""
-    known = [provenance.get(cell, {}).get("bytes", {}) for cell in cells["cell_id"]]
-    sizes = pd.DataFrame(known, index=cells.index, columns=["row", "newest", "fixed", "weights"], dtype="float64")
+    sizes = _sizes(cells["cell_id"], provenance)
     return cells.assign(
         kv_bytes_mean=sizes["row"] * cells["mean_cache_length"] + sizes["newest"] + sizes["fixed"],
         kv_bytes_peak=sizes["row"] * cells["max_peak_length"] + sizes["newest"] + sizes["fixed"],
@@ -26,11 +24,13 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
 
 def peak_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.Series:
     """The bytes of each completion's longest cache; missing where those of a row are not known."""
-    known = {cell: given.get("bytes", {}) for cell, given in provenance.items()}
-    sizes = [known.get(cell, {}) for cell in completions["cell_id"]]
-    unknown = {"row": math.nan, "newest": 0, "fixed": 0}
-    row, newest, fixed = ([size.get(name, number) for size in sizes] for name, number in unknown.items())
-    return completions["peak_length"] * row + newest + fixed
+    sizes = _sizes(completions["cell_id"], provenance)
+    return completions["peak_length"] * sizes["row"] + sizes["newest"] + sizes["fixed"]
+
+
+def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    known = [provenance.get(cell, {}).get("bytes", {}) for cell in cell_ids]
+    return pd.DataFrame(known, index=cell_ids.index, columns=["row", "newest", "fixed", "weights"], dtype="float64")
 
 
 def size(count: float) -> str:

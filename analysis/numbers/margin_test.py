@@ -17,7 +17,7 @@ of a mean of the problems' differences under Dirichlet weights, with the worst p
 With one draw and no gains it is Clopper and Pearson's.
 
 Both bounds are monotone: one more wrong answer of the cell never raises an end of its interval.
-scripts/study/simulate_statistics.py measures the errors.
+scripts/study/simulate_statistics.py measures the errors. scipy loads slowly, so the functions that need it import it.
 """
 
 import itertools
@@ -28,7 +28,6 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
 
 Floats = NDArray[np.float64]
 Population = Literal["these", "like_these"]
@@ -191,6 +190,8 @@ def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, l
 
 def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
     """About the pairs of answers with which `power` is `PLANNED_POWER`, by the normal approximation."""
+    from scipy import special
+
     implied = _implied(differ, margin, margin)
     errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)
     return float((errors / margin) ** 2)
@@ -239,6 +240,8 @@ class PairedTest:
 
     def bound(self, level: float, *, side: int) -> float:
         """The lower (`side` -1) or upper (1) end of the interval, the farthest difference that is not rejected."""
+        from scipy import optimize
+
         if not self.problems:
             return math.nan
         p_value = self.p_above if side < 0 else self.p_below
@@ -289,6 +292,8 @@ def p_of_sums(sums: Floats, losses: float, pairs: float, draws: float) -> Floats
     Wins and losses follow Poisson distributions, and their rates add up to the implied variance. If this is less than
     `losses`, some losses are certain. Student's t allows for a variance that is estimated from few pairs.
     """
+    from scipy import special
+
     lead = sums[0]
     variance = np.maximum(_implied(_variance(sums, losses, draws), losses, lead + losses), 1e-9)
     by_chance = np.clip(losses, -variance, variance)

@@ -26,7 +26,7 @@ from kvsweep.compression.predictor import ImportancePredictor, save_predictor
 from kvsweep.compression.signals import AttentionMass, PredictedImportance, RecentQueries
 
 HERE = Path(__file__).with_name("rivals.npz")
-WHOLE = Path(os.environ.get("KVSWEEP_SHARED", "nowhere")) / "data" / "rivals_golden.npz"
+WHOLE = Path(os.environ.get("KVSWEEP_SHARED") or "nowhere") / "data" / "rivals_golden.npz"
 PREDICTOR = "predictor"
 
 

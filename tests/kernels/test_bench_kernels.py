@@ -21,6 +21,7 @@ def bench(*arguments, first="", interpret="1"):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500, check=False)
 
 
+@pytest.mark.slow
 def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
     ended = bench("--tiny")
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -58,6 +59,7 @@ observation.observation_scores = None
 """
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_not_reported():
     kernels = ["compact", "redundancy", "observation", "decode_attention"]
     ended = bench("--kernels", *kernels, first=WRONG)

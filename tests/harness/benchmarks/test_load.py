@@ -560,19 +560,22 @@ class TestOptions:
         mistake("is no template", path=path, prompt=str(template))
 
 
-SHARED = os.environ.get("KVSWEEP_SHARED")
-
-
 @pytest.mark.shared
-@pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
 @pytest.mark.parametrize(
     ("name", "count", "first", "last"),
     [("aime24", 30, "204", "902"), ("aime25", 30, "70", "240"), ("amc23", 40, "27", "8")],
 )
 def test_the_real_problems_load_whole(
-    name: str, count: int, first: str, last: str, tmp_path: Path, compose: Callable[..., Any], tiny: list[str]
+    name: str,
+    count: int,
+    first: str,
+    last: str,
+    shared_data: Path,
+    tmp_path: Path,
+    compose: Callable[..., Any],
+    tiny: list[str],
 ) -> None:
-    path = Path(str(SHARED)) / "data" / f"{name}.jsonl"
+    path = shared_data / f"{name}.jsonl"
     fields = read_yaml(CONF / "benchmark" / f"{name}.yaml")
     benchmark = load_problems(BenchmarkConfig(**{**fields, "path": str(path)}))
     assert benchmark.count == len(benchmark.problems) == fields["expected_count"] == count

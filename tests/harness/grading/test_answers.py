@@ -3,7 +3,6 @@
 import csv
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from kvsweep.harness.grading.pool import Job
 from kvsweep.harness.models.thinking import ThinkTags
 
 ROOT = Path(__file__).resolve().parents[3]
-SHARED = os.environ.get("KVSWEEP_SHARED")
 
 
 def script(name: str) -> Any:
@@ -242,6 +240,7 @@ class TestRule:
 
 
 class TestWorkers:
+    @pytest.mark.slow
     def test_hostile_texts_neither_hang_nor_crash(self) -> None:
         """The long form: scripts/attack/grade_audit.py --hostile 10000."""
         texts = script("grade_audit").hostile_texts(40, seed=1)
@@ -267,15 +266,14 @@ class TestWorkers:
 
 
 @pytest.mark.shared
-@pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
-def test_recorded_outputs_of_real_models() -> None:
+def test_recorded_outputs_of_real_models(shared_data: Path) -> None:
     """Not one false accept where the truth was audited: by those who recorded it, or here (grading_audit.csv).
 
     What math-verify says alone stands in grading.md, which the script writes in some minutes.
     """
     rows = csv.DictReader((ROOT / "results/published/grading_audit.csv").read_text().splitlines())
     more = {int(row["id"]): row["audit"] == "true" for row in rows}
-    path = Path(str(SHARED)) / "data" / "graded_outputs.jsonl"
+    path = shared_data / "graded_outputs.jsonl"
     with Grader(workers=2) as grader:
         result = script("grade_audit").audit(path, grader, more, show=False, library=False)
     assert result["rows"] == 1996

@@ -1,7 +1,6 @@
 # ruff: noqa: E501
 """Equality of expressions: mutants of a gold are rejected, rewrites are accepted, and each rule has a case that needs it."""
 
-import os
 import random
 import time
 from itertools import islice
@@ -18,7 +17,6 @@ from kvsweep.harness.grading.pool import Pool
 from tests.harness.grading.test_answers import script
 
 mutants: ModuleType = script("grade_mutants")
-SHARED = os.environ.get("KVSWEEP_SHARED")
 RULE = {"answer_from": "whole_text"}
 
 
@@ -326,10 +324,8 @@ def test_a_thousand_mutants_of_every_kind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.shared
-@pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
-def test_mutants_of_the_recorded_golds() -> None:
-    folder = Path(str(SHARED)) / "data"
-    files = [folder / name for name in ("graded_outputs.jsonl", "aime24.jsonl", "aime25.jsonl", "amc23.jsonl")]
+def test_mutants_of_the_recorded_golds(shared_data: Path) -> None:
+    files = [shared_data / name for name in ("graded_outputs.jsonl", "aime24.jsonl", "aime25.jsonl", "amc23.jsonl")]
     result = measured(islice(mutants.golds(files), 0, None, 4))
     assert result["mutants"] > 500
     assert within_the_limits(result), result

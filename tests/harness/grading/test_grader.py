@@ -599,20 +599,15 @@ class TestCommand:
         assert "correct 1" in run.stdout
 
 
-SHARED = os.environ.get("KVSWEEP_SHARED")
-
-
-def recorded_outputs() -> list[dict[str, Any]]:
-    path = Path(str(SHARED)) / "data" / "graded_outputs.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def recorded_outputs(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "graded_outputs.jsonl").read_text(encoding="utf-8").splitlines()]
     return [row for row in rows if row["benchmark"] in ("aime24", "amc23")]
 
 
 @pytest.mark.shared
-@pytest.mark.skipif(not SHARED, reason="KVSWEEP_SHARED does not name the folder of the problem files")
-def test_real_outputs_are_graded_as_recorded() -> None:
+def test_real_outputs_are_graded_as_recorded(shared_data: Path) -> None:
     """The texts have no thinking part, so the tail is the answer; an `audit` beats the label."""
-    rows = recorded_outputs()
+    rows = recorded_outputs(shared_data)
     truth = [bool(row.get("audit", row["label"])) for row in rows]
     answers = [extract_answer("</think>" + row["tail"], "integer") for row in rows]
     accepted = [answer == canonical_gold(row["gold"], "integer") for row, answer in zip(rows, answers, strict=True)]

@@ -1,8 +1,6 @@
 """Where thinking and answer begin and end; the bounds of the real texts were read by hand."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -83,11 +81,8 @@ def test_an_empty_answer_is_refused():
 
 
 @pytest.mark.shared
-def test_real_texts():
-    shared = os.environ.get("KVSWEEP_SHARED")
-    if shared is None:
-        pytest.skip("KVSWEEP_SHARED names no folder")
-    rows = [json.loads(line) for line in (Path(shared) / "data/traces.jsonl").read_text().splitlines()]
+def test_real_texts(shared_data):
+    rows = [json.loads(line) for line in (shared_data / "traces.jsonl").read_text().splitlines()]
     for number, row in enumerate(rows):
         tags = THOUGHT if "<|begin_of_thought|>" in row["text"] else THINK
         assert (tags.closing(row["text"]) is not None) == row["closed"] == (BY_HAND[number] is not None), number

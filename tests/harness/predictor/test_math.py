@@ -1,7 +1,6 @@
 """MATH's answers are expressions: problems are read, and texts with gold alone are graded by the grader."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.predictor.traces import imported, trace_problems
-
-SHARED = os.environ.get("KVSWEEP_SHARED")
 
 
 def test_the_problems_of_math_are_read(tmp_path: Path) -> None:
@@ -39,10 +36,12 @@ def test_texts_with_gold_alone_are_graded(tiny_model_dir: Path, tmp_path: Path) 
     assert [trace.kept for trace in imported(settings, lambda: model)] == [True, False, True, False]
 
 
-@pytest.mark.skipif(SHARED is None, reason="KVSWEEP_SHARED names no folder")
-def test_recorded_texts_get_their_recorded_labels(tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.shared
+def test_recorded_texts_get_their_recorded_labels(
+    shared_data: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Fourteen texts of R1 and Sky-T1: those with R1's tags that close their thinking are imported and graded."""
-    path = Path(str(SHARED)) / "data" / "traces.jsonl"
+    path = shared_data / "traces.jsonl"
     recorded = {row["id"]: row for row in map(json.loads, path.open())}
     settings = read_settings(["model=toy_qwen", f"recipe.import_from={path}"])
     model = load_model(ModelConfig(name="tiny", title="", path=str(tiny_model_dir), threads=1))

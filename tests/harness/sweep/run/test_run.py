@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import threading
 import time
 from collections import Counter
@@ -650,11 +649,8 @@ def test_torch_draws_nothing(
 
 
 @pytest.mark.shared
-@pytest.mark.skipif(
-    "KVSWEEP_SHARED" not in os.environ, reason="KVSWEEP_SHARED does not name the folder of problem files"
-)
-def test_real_aime24_runs_to_the_end_and_every_outcome_is_counted(kvsweep, tmp_path):
-    path = Path(os.environ["KVSWEEP_SHARED"]) / "data" / "aime24.jsonl"
+def test_real_aime24_runs_to_the_end_and_every_outcome_is_counted(kvsweep, shared_data, tmp_path):
+    path = shared_data / "aime24.jsonl"
     settings = ["policy.budget=128", "policy.local_window=48", "decoding.max_new_tokens=200", "draws=2"]
     arguments = ["model=toy_qwen", "benchmark=aime24", f"benchmark.path={path}", f"results_dir={tmp_path}", *settings]
     ended = kvsweep(*arguments)
