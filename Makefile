@@ -4,6 +4,8 @@ BIN := .venv/bin
 # Models this small are slowed down, not sped up, by more threads.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
+# Container images often set it. Without compiled files each process imports torch and transformers 6 seconds longer.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test slow check site
 
