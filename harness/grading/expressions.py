@@ -36,8 +36,16 @@ _SPELLED_AS = {
     r"\leq ": r"\le \leqslant ≤", r"\geq ": r"\ge \geqslant ≥", r"\neq ": r"\ne ≠", r"\emptyset ": r"\varnothing",
     r"\ldots ": r"\dots \cdots", r"\frac": r"\dfrac \tfrac", r"\cup ": r"\bigcup ∪", r"\in ": "∈", r"\sqrt ": "√",
     "μ": "µ", "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
+    r"\mathbb{R}": r"\R \reals ℝ",
 }  # fmt: skip
 _SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
+
+
+def _repeating(decimal: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction, (16 - 1) / 90."""
+    once, again = decimal[1] + decimal[2], decimal[3]
+    return rf"\frac{{{int(once + again) - int(once)}}}{{{'9' * len(again)}{'0' * len(decimal[2])}}}"
+
 
 _SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
 _INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them says "and" or "or" with its commas
@@ -62,6 +70,7 @@ _SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<![\w.])(\d+(?:\.\d*)?)\s*[eE]([+-]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}"),
     (r"(?<=\d)\s*(?:[x*]|\\times|\\cdot)\s*10\s*\^\s*(\{)?([+-]?\d+)(?(1)\})", r" \\cdot 10^{\2}"),
     (r"(?<!\d)\.(?=\d)", "0."),
+    (r"(\d+)\.(\d*)\\(?:overline|bar)\s*\{?(\d++)\}?+(?!\s*_)", _repeating),
     (r"(?<=\d)\.(?![\d\\])", ""),
     (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
     (r"\((\d[\dA-F]*)\)\s*_", r"\1_"),
@@ -71,6 +80,7 @@ _SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
     (rf"({_SINE}(?:\s*[\^_]\s*(?:\{{-?\d+\}}|\d))?)\s*(?![\^_(])"
      r"((?:[\w\s^]|\\(?!cdot|times|sin|cos|tan|ln|log|exp)[a-z]+|\{[^{}]*\})+?)\s*(?=\\cdot|\\times)", r"\1(\2)"),
     (rf"({_SINE}\s*[\^_])\s*(\d)\s*(?=\()", r"\1{\2}"),
+    (r"(^|\\in\s*)\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)$", r"\1\\mathbb{R}"),
 )]  # fmt: skip
 
 
@@ -136,7 +146,8 @@ def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list
 def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
     """Equal or not, the rule that decided, and both sides as they were compared."""
     (left, unit), (right, wanted) = readable(answer), readable(gold)
-    if unit and wanted and unit != wanted:
+    # Degrees beside a plain number may be its unit; a multiple of pi without a unit is in radians.
+    if unit != wanted and ((unit and wanted) or ("degree1" in (unit, wanted) and r"\pi" in left + right)):
         return False, "other units", left, right
     left = left if _OPTION.fullmatch(right) else re.sub(r"^\([A-F]\) ?(?=[-\d.\\(])", "", left)
     return (*_same(left, right), left, right)

@@ -232,6 +232,10 @@ class TestStructures:
             (r"\sin x \cdot 2", r"\sin 2x"),
             (r"\{\emptyset\}", r"\emptyset"),
             ("2^{1009} + 1", "2^{1009}"),
+            (r"0.\overline{3}", "0.3"),
+            (r"0.\overline{1}_2", r"\frac{1}{9}"),
+            (r"\frac{\pi}{6}^\circ", r"\frac{\pi}{6}"),
+            (r"(-\infty, \infty]", r"\mathbb{R}"),
         ],
     )
     def test_something_else(self, answer: str, gold: str) -> None:
@@ -274,6 +278,7 @@ class TestSpelling:
             (r"\text{a circle}", "circle"), (r"6 \text{ in}^2", r"6 \text{ square inches}"), (r"6 \text{ cubic cm}", r"6\text{ cm}^3"), (r"5\text{ J}", "5"),
             (r"6 \text{ centimeters}", r"6 \text{ cm}"), (r"5 \text{ m/s}", r"5 \text{ meters per second}"), (r"5 \text{ hr}", r"5 \text{ h}"), (r"\frac{dy}{dx} = 2x", "2x"), (r"\pm 1, \pm 7", "1, -1, 7, -7"), (r"x < 1 \text{ or } x > 2", r"(-\infty,1)\cup(2,\infty)"),
             (r"\frac{\sinh(at)}{a}", r"\frac{1}{2a}(\exp{a*t} - \exp{-a*t})"), (r"a_{\odot} b", r"b a_{\odot}"),
+            (r"0.\overline{3}", r"\frac{1}{3}"), (r"-12.1\bar{6}", r"-\frac{73}{6}"), ("ℝ", r"(-\infty, \infty)"), (r"x \in \R", r"(-\infty,+\infty)"),
         ],
     )  # fmt: skip
     def test_is_the_same(self, answer: str, gold: str) -> None:
