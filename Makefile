@@ -36,8 +36,10 @@ check: .venv/.ready  ## Lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Python compiles what it imports; pip would first compile all that torch and transformers have.
+# Python compiles what it imports, here what a decoding command does; pip would first compile all that torch and
+# transformers have.
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -c "import kvsweep.harness.sweep.run.execute, transformers.models.llama.modeling_llama"
 	@touch $@

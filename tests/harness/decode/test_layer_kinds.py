@@ -178,8 +178,7 @@ PACKED = CacheConfig(bits=8, group=8, residual=16)
 
 @pytest.mark.parametrize(
     ("name", "config", "new"),
-    [(name, config, 48) for name in MODELS for config in (CacheConfig(), PACKED)]
-    + [pytest.param(family, PACKED, 36, marks=pytest.mark.slow) for family in OTHERS],
+    [(name, config, 48) for name in MODELS for config in (CacheConfig(), PACKED)] + [(f, PACKED, 36) for f in OTHERS],
 )
 def test_forks_are_what_each_branch_writes_alone(name: str, config: CacheConfig, new: int) -> None:
     model = model_of(name)
