@@ -29,8 +29,9 @@ def peak_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]])
 
 
 def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    known = [provenance.get(cell, {}).get("bytes", {}) for cell in cell_ids]
-    return pd.DataFrame(known, index=cell_ids.index, columns=["row", "newest", "fixed", "weights"], dtype="float64")
+    known = [given.get("bytes", {}) for given in provenance.values()]
+    sizes = pd.DataFrame(known, index=[*provenance], columns=["row", "newest", "fixed", "weights"], dtype="float64")
+    return sizes.reindex(cell_ids).set_axis(cell_ids.index)
 
 
 def size(count: float) -> str:
