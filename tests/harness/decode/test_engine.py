@@ -314,13 +314,9 @@ def make_policy(name, predictor, **rule):
 @pytest.mark.parametrize("name", list(POLICIES))
 @pytest.mark.parametrize(
     ("networks", "question"),
-    [
-        pytest.param(QWEN, "free", id="qwen2-free", marks=pytest.mark.slow),
-        pytest.param(LLAMA, "free", id="llama-free"),
-        pytest.param(QWEN, "pinned", id="qwen2-pinned"),
-        pytest.param(LLAMA, "on_top", id="llama-on_top"),
-    ],
+    [(QWEN, "free"), (LLAMA, "free"), (QWEN, "pinned"), (LLAMA, "on_top")],
     indirect=["networks"],
+    ids=["qwen2-free", "llama-free", "qwen2-pinned", "llama-on_top"],
 )
 def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_path):
     if name == "no_question" and question != "free":

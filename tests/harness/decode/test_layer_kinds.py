@@ -80,7 +80,7 @@ def text_of(model: LoadedModel, length: int, seed: int) -> list[int]:
 
 @EACH
 def test_300_tokens_are_those_of_the_models_own_code(name: str) -> None:
-    check_exact(model_of(name), new=300, prompts=(5, 40))
+    check_exact(model_of(name), new=300, prompts=(5, 40, 9))
 
 
 def own_logits(model: LoadedModel, text: list[int], prompt: int, gone: dict[int, list[int]]) -> torch.Tensor:
@@ -227,7 +227,7 @@ def check_bits(model: LoadedModel, **options: Any) -> None:
 ON_A_DEVICE = pytest.mark.parametrize(
     ("device", "impl"),
     [
-        pytest.param("cpu", "torch", marks=pytest.mark.slow),
+        ("cpu", "torch"),
         *(
             pytest.param(
                 "cuda",

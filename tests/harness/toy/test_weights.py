@@ -41,10 +41,7 @@ def greedy(model, tokenizer, question, max_new_tokens=576):
     return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
 
 
-RESTATED = {name for name in MODELS if name.endswith("_restated")}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in RESTATED else ()) for n in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_model_reasons_to_right_answers(name):
     model = AutoModelForCausalLM.from_pretrained(WEIGHTS / name, dtype=torch.float32).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(WEIGHTS / name)
