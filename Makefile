@@ -1,8 +1,6 @@
 # Everything runs in .venv, which each target makes if it is missing. Needs Python 3.11 to 3.13 and make.
 PYTHON ?= python3.11
 BIN := .venv/bin
-# Models this small are slowed down, not sped up, by more threads.
-export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 # Container images often set it. Without compiled files each process imports torch and transformers 6 seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,13 +11,9 @@ help:   ## Show this list
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 8
 
 setup: .venv/.ready  ## Make .venv with the pinned packages
-demo: .venv/.ready  ## Sweep, grade and report on the embedded models, one process each
-	@$(MAKE) --no-print-directory -j2 demo-toy_qwen demo-toy_llama
+demo: .venv/.ready  ## Sweep, grade and report on an embedded model: results/runs/demo/report/report.html
+	$(BIN)/kvsweep -m experiment=demo launcher=local
 	$(BIN)/kvsweep-report results/runs/demo
-
-demo-%: .venv/.ready
-	$(BIN)/kvsweep -m experiment=demo,demo_policies,demo_budget model=$* \
-	    benchmark=toy_chain,toy_add,toy_regs,toy_groups
 
 test: .venv/.ready  ## All tests that need nothing but this checkout
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not slurm and not browser"
@@ -39,7 +33,8 @@ check: .venv/.ready  ## Lint, formatting, types
 # Python compiles what it imports, here what a decoding command does; pip would first compile all that torch and
 # transformers have.
 .venv/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	$(BIN)/python -c "import kvsweep.harness.sweep.run.execute, transformers.models.llama.modeling_llama"
+	@echo "setup: .venv with torch, transformers and the other packages, one to two minutes"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -c "import kvsweep.harness.sweep.run.execute, transformers.models.llama.modeling_llama"
 	@touch $@

@@ -4,7 +4,9 @@ import difflib
 import errno
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -12,12 +14,20 @@ from typing import Any, TextIO
 from kvsweep.base.errors import UserError
 from kvsweep.base.escape import visible
 
-FAILED, BAD_INPUT, LOCKED, INTERRUPTED = 1, 2, 3, 130
-# What Ctrl-C prints for a command that stores its work.
+FAILED, BAD_INPUT, LOCKED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
+# What Ctrl-C and SIGTERM print for a command that stores its work.
 GOES_ON = "interrupted; the same command goes on where this one stopped."
 # Faults of the machine or of a folder, which a user can mend and no program can.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG}
 _NO_WAY = {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
 
 
 @contextmanager
@@ -26,9 +36,12 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
 
     A UserError ends the process with its sentence and its `exit_code`, else BAD_INPUT; so does a disk that is full or
     may not be written to; memory that does not suffice ends it with FAILED; Ctrl-C with the sentence `interrupted` and
-    INTERRUPTED; a closed stdout with FAILED and no word. stdout and stderr show escapes (`guard_streams`).
+    INTERRUPTED, SIGTERM with the same sentence and TERMINATED; a closed stdout with FAILED and no word. stdout and
+    stderr show escapes (`guard_streams`).
     """
     guard_streams()
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
         sys.stdout.flush()
@@ -36,6 +49,8 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         # The interpreter writes what is left in stdout as it exits, and would complain about the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+    except Terminated:
+        sys.exit(say(program, interrupted, TERMINATED))
     except KeyboardInterrupt:
         sys.exit(say(program, interrupted, INTERRUPTED))
     except UserError as error:

@@ -42,7 +42,10 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     Attributes:
         state: as the task wrote it last; a task that was killed still says "running".
         heartbeat: seconds since the epoch at the last sign of life.
-        tokens, made: live tokens decoded, and completions stored, since `started`.
+        tokens: live tokens decoded since `started`.
+        pace: live tokens per second over the last minute.
+        made: completions, or rows of replayed texts, stored since `started`.
+        tokens_left: an estimate of the tokens to decode until all completions are stored.
         error: the last lines of the error that ended the task.
         replays: whether the task replays texts, which are counted in place of completions.
         command: the command that tries again; finished work is not repeated.
@@ -59,6 +62,8 @@ class TaskStatus(msgspec.Struct, kw_only=True):
     pid: Count = 0
     scheduler_job: str | None = None
     tokens: Count = 0
+    pace: Seconds = 0.0
+    tokens_left: Count = 0
     made: Count = 0
     error: str | None = None
     replays: bool = False

@@ -1,5 +1,6 @@
 """Every YAML under conf/ composes, becomes its dataclass and gives a job that could run."""
 
+import csv
 import itertools
 from collections.abc import Callable
 from dataclasses import fields
@@ -24,6 +25,7 @@ from kvsweep.harness.sweep.plan.grid import build_policies
 from kvsweep.harness.sweep.plan.job import make_job
 from kvsweep.harness.toy.paths import WEIGHTS
 
+ROOT = Path(__file__).resolve().parents[1]
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
 OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
 
@@ -158,15 +160,25 @@ def test_every_job_of_every_experiment(
 
 
 def test_the_demo_is_the_whole_grid(compose: Callable[..., Any], offline: Callable[[str], list[str]]) -> None:
-    assert len(sweep("demo", compose)) == 2 * 4
+    assert len(sweep("demo", compose)) == 2
     cells = make_job(compose("experiment=demo", *offline("toy_chain"))).cells
-    ratios = {cell.policy.keep_ratio for cell in cells if cell.policy.name == "dynts"}
-    windows = {cell.policy.local_window for cell in cells if cell.policy.name == "dynts"}
-    assert ratios == {0.1, 0.2, 0.3, 0.4, 0.5}
-    assert len(windows) == 4
-    # The full cache once, every other policy at each point.
-    others = {cell.policy.name for cell in cells} - {"full"}
-    assert len(cells) == 1 + len(others) * 5 * 4
+    points = {
+        name: {(cell.policy.keep_ratio, cell.policy.local_window) for cell in cells if cell.policy.name == name}
+        for name in ("dynts", "random", "h2o", "snapkv", "rkv")
+    }
+    assert points.pop("dynts") == set(itertools.product((0.1, 0.2, 0.3, 0.4, 0.5), (16, 32, 48, 64)))
+    assert list(points.values()) == [{(0.3, 48)}] * 4
+    # The full cache once.
+    assert len(cells) == 1 + 5 * 4 + 4
+
+
+def test_the_demos_published_sweep_has_its_cells(compose: Callable[..., Any]) -> None:
+    """Cell by cell: nothing that decides a completion has changed since the pages were published."""
+    with (ROOT / "results/published/demo/cells.csv").open() as file:
+        published = [row["cell_id"] for row in csv.DictReader(file)]
+    assert len(published) == len(set(published)) == 216
+    jobs = [make_job(compose("experiment=demo_full", *job)) for job in sweep("demo_full", compose)]
+    assert {cell.cell_id for job in jobs for cell in job.cells} == set(published)
 
 
 def test_a_head_made_for_another_model_is_refused(compose: Callable[..., Any], tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from omegaconf import OmegaConf
-from tqdm import tqdm
 
 from kvsweep.base import records
 from kvsweep.base.errors import UserError
@@ -69,7 +68,7 @@ class ReplayJob(Job):
         return status
 
 
-def execute(job: Job, grader: Any, progress: tqdm) -> None:
+def execute(job: Job, grader: Any) -> None:
     """Write the rows that the cells lack, a text at a time; nothing is graded."""
     from kvsweep.harness.provenance import describe_arithmetic, describe_process
     from kvsweep.harness.replay.measure import replay
@@ -78,10 +77,9 @@ def execute(job: Job, grader: Any, progress: tqdm) -> None:
 
     assert isinstance(job, ReplayJob)
     cells = job.unfinished_cells()
-    progress.update(len(job.own_pairs) * (len(job.cells) - len(cells)))
     if not cells:
         return
-    with open_cells(job, cells, job.status("running"), progress) as work:
+    with open_cells(job, cells, job.status("running")) as work:
         decoding_pass = describe_process()
         decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
         for store in work.stores.values():
@@ -90,7 +88,6 @@ def execute(job: Job, grader: Any, progress: tqdm) -> None:
                 store.begin_pass({**what, "config": job.resolved}, decoding_pass)
         lacking = {t: [cell for cell in cells if work.lacks(cell.cell_id, t.pair)] for t in job.shard.of(job.texts)}
         wanted = {text: found for text, found in lacking.items() if found}
-        progress.set_description(f"{job.name}, replay")
         for cell_id, row in replay(loaded(job.model), job, wanted, job.replay.tokens):
             work.append(cell_id, row)
 

@@ -15,13 +15,14 @@ The last line is one JSON object; exit code 1 says that something differed.
 
 import argparse
 import dataclasses
+import io
 import json
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -361,11 +362,10 @@ def _decode(job: Job, left: int) -> None:
                 raise Killed
 
     status = job.status("running")
-    with tqdm(disable=True) as progress, ExitStack() as stack:
+    with ExitStack() as stack, redirect_stdout(io.StringIO()):
         stores = {cell.cell_id: stack.enter_context(CellStore.of(job, cell)) for cell in job.cells}
         reporter = Deadly(job.run_directory, status)
-        progress.write = lambda *_, **__: None
-        decode_cells.decode(OpenCells(job=job, stores=stores, reporter=reporter, progress=progress))
+        decode_cells.decode(OpenCells(job=job, stores=stores, reporter=reporter, left=None))
 
 
 def parse_args() -> argparse.Namespace:

@@ -200,7 +200,8 @@ OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "touch"
 ELSEWHERE = {
     "base/command_line.py", "base/files.py", "harness/settings.py", "harness/provenance.py", "harness/toy",
     "harness/benchmarks", "harness/decode/memory.py", "harness/models", "harness/predictor", "harness/sweep/command.py",
-    "harness/template", "harness/grading/pool.py", "harness/sweep/watch/tracker.py", "kernels", "compression",
+    "harness/template", "harness/grading/pool.py", "harness/sweep/watch/board.py", "harness/sweep/watch/tracker.py",
+    "kernels", "compression",
 }  # fmt: skip
 TEMPORARY = {
     ("harness/sweep/run/store.py", "open"),

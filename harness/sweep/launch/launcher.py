@@ -20,6 +20,7 @@ from kvsweep.base.files import make_folder
 from kvsweep.base.records import Shard
 from kvsweep.base.tasks import TaskStatus, job_file
 from kvsweep.harness.models.gpus import VISIBLE
+from kvsweep.harness.sweep.plan.estimate import TokensLeft
 from kvsweep.harness.sweep.plan.job import Job, checked_implementation
 from kvsweep.harness.sweep.run.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
@@ -117,6 +118,8 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
     written = []
     for job in (job for task in tasks for job in task if job.unfinished_cells()):
         status = job.status("queued")
+        if not status.replays:
+            status.tokens_left = int(TokensLeft(job, {cell.cell_id: () for cell in job.unfinished_cells()}))
         status.host, status.pid = platform.node(), os.getpid()
         path = TaskStatus.path(job.run_directory, status.task)
         with suppress(OSError, ValueError):

@@ -1,7 +1,6 @@
 """`launcher=local`: several processes of this machine at once."""
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import submitit
-from tqdm import tqdm
 
 from kvsweep.base.command_line import FAILED, counted, say
 from kvsweep.base.errors import UserError
@@ -18,6 +16,7 @@ from kvsweep.base.files import open_file
 from kvsweep.harness.models.gpus import VISIBLE, visible_gpus
 from kvsweep.harness.sweep.launch.launcher import AtLeastOne, Launcher, RunJobs, Task, logs, queue
 from kvsweep.harness.sweep.plan.job import Job
+from kvsweep.harness.sweep.watch.board import Board
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +35,12 @@ class Local(Launcher):
     def start(self, rounds: Sequence[Sequence[Task]]) -> None:
         """Run the tasks, round by round; a round in which a task fails ends the process with code 1."""
         queue(rounds[0])
-        for tasks in rounds:
-            tasks = [task for task in tasks if any(job.unfinished_cells() for job in task)]
-            if tasks and (failed := self._run(tasks)):
-                sys.exit(say("kvsweep", f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which.", FAILED))
+        with Board([job for task in rounds[0] for job in task]):  # each round has the same cells
+            for tasks in rounds:
+                tasks = [task for task in tasks if any(job.unfinished_cells() for job in task)]
+                if tasks and (failed := self._run(tasks)):
+                    said = f"{failed} of {len(tasks)} tasks failed: kvsweep-status says which."
+                    sys.exit(say("kvsweep", said, FAILED))
 
     def _run(self, tasks: Sequence[Task]) -> int:
         """Run the tasks of one round; returns how many failed."""
@@ -52,28 +53,22 @@ class Local(Launcher):
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; a process with more threads than cores is many times slower than one thread.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        # By default SIGTERM would end this process and leave its tasks.
-        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        with tqdm(total=len(waiting), unit="task", desc="launcher=local") as progress:
-            try:
-                while waiting or running:
-                    while waiting and len(running) < parallel:
-                        gpu = min(gpus, key=list(running.values()).count, default=None)
-                        with _stderr_in(logs(tasks) / "launcher.err"):
-                            running[executor.submit(RunJobs(gpu), waiting.pop(0))] = gpu
-                    for process in [process for process in running if process.done()]:
-                        del running[process]
-                        progress.update()
-                        if process.exception() is not None:
-                            failed += 1
-                            tqdm.write(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
-                    time.sleep(0.2)
-            except BaseException:
-                for process in running:
-                    process.cancel()
-                raise
-            finally:
-                signal.signal(signal.SIGTERM, before)
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    gpu = min(gpus, key=list(running.values()).count, default=None)
+                    with _stderr_in(logs(tasks) / "launcher.err"):
+                        running[executor.submit(RunJobs(gpu), waiting.pop(0))] = gpu
+                for process in [process for process in running if process.done()]:
+                    del running[process]
+                    if process.exception() is not None:
+                        failed += 1
+                        print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
+                time.sleep(0.2)
+        except BaseException:
+            for process in running:
+                process.cancel()
+            raise
         return failed
 
 

@@ -6,9 +6,13 @@ cells have stored; where they have stored none, it takes every text to be `max_n
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, pairs_to_hold, power
 from kvsweep.base import records
@@ -36,17 +40,53 @@ def first_eviction(policy: Policy, question_length: int) -> int | None:
     return None if grows(policy, question_length, step + 2) else step
 
 
-def forked_tokens(lengths: Sequence[int], forks: Sequence[int | None]) -> int:
+def forked_tokens(
+    lengths: npt.ArrayLike, forks: Sequence[int | None], lacking: npt.NDArray[np.bool_] | None = None
+) -> int:
     """Tokens to decode for a grid in one batch: each text once up to the last fork, and each branch from its own fork.
 
     Every cell's texts count as long as those with the full cache, although compression may make texts longer. `lengths`
-    are the generated tokens of each (problem, draw), and `forks` each cell's `first_eviction`.
+    are the generated tokens of each (problem, draw), `forks` each cell's `first_eviction`, and `lacking`
+    [lengths, forks] the texts that are to be decoded, all by default.
     """
-    total = 0
-    for length in lengths:
-        steps = [length if fork is None else min(fork, length) for fork in forks]
-        total += max(steps) + sum(length - step for step in steps)
-    return total
+    length = np.asarray(lengths, float)[:, None]
+    shared = np.minimum(length, [math.inf if fork is None else fork for fork in forks])
+    wanted = np.ones(shared.shape, bool) if lacking is None else lacking
+    alone = np.where(wanted, length - shared, 0).sum()
+    return round(alone + np.where(wanted, shared, 0).max(axis=1, initial=0).sum())
+
+
+class TokensLeft:
+    """The tokens that a job's cells have still to decode: the estimate of `--dry-run`, corrected by each stored text.
+
+    A text of unknown length counts as long as the mean of the known ones, and without any as `max_new_tokens`.
+    `stored` are the pairs that each cell has, by cell_id.
+    """
+
+    def __init__(self, job: Job, stored: Mapping[str, Collection[records.Pair]]) -> None:
+        question, pairs = _question_tokens(job), job.own_pairs
+        policies = {cell.cell_id: cell.policy for cell in job.cells}
+        self._rows = {pair: row for row, pair in enumerate(pairs)}
+        self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
+        self._forks = [first_eviction(policies[cell_id], question) for cell_id in stored]
+        self._lacking = np.array([[pair not in found for found in stored.values()] for pair in pairs], bool)
+        self._lacking = self._lacking.reshape(len(pairs), len(stored))
+        self._lengths, self._limit = np.full(len(pairs), np.nan), job.decoding.max_new_tokens
+
+    def know(self, pair: records.Pair, tokens: int) -> None:
+        """Note the length of a text."""
+        self._lengths[self._rows[pair]] = tokens
+
+    def store(self, cell_id: str, pair: records.Pair, tokens: int) -> None:
+        """Note that a cell has stored a text of so many tokens."""
+        self._lacking[self._rows[pair], self._columns[cell_id]] = False
+        if np.isnan(self._lengths[self._rows[pair]]):
+            self.know(pair, tokens)
+
+    def __int__(self) -> int:
+        known = self._lengths[~np.isnan(self._lengths)]
+        lengths = np.where(np.isnan(self._lengths), known.mean() if len(known) else self._limit, self._lengths)
+        return forked_tokens(lengths, self._forks, self._lacking)
 
 
 def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
@@ -128,12 +168,15 @@ def _power(job: Job) -> str:
 def _question_tokens(job: Job) -> int:
     """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
     longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
-    file = Path(job.model.checkpoint, "tokenizer.json")
-    if not file.is_file():
-        return len(longest) // _CHARACTERS_PER_TOKEN + 1
+    file = Path(job.model.path or "", "tokenizer.json")  # a GGUF file would have to be converted first
+    return len(_tokenizer(file).encode(longest).ids) if file.is_file() else len(longest) // _CHARACTERS_PER_TOKEN + 1
+
+
+@cache
+def _tokenizer(file: Path) -> Any:
     from tokenizers import Tokenizer
 
-    return len(Tokenizer.from_file(str(file)).encode(longest).ids)
+    return Tokenizer.from_file(str(file))
 
 
 def _sizes(job: Job) -> str:

@@ -1,13 +1,14 @@
 """The policies of a grid: the product of its axes, each policy with the settings that all of them share."""
 
-import dataclasses
+from __future__ import annotations
+
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
@@ -16,34 +17,44 @@ from kvsweep.harness.settings import CONF, build, build_target, choices, conf_fi
 
 @dataclass(frozen=True, kw_only=True)
 class GridAxes:
-    """The axes of a grid; None leaves an axis at the single value that `policy` has."""
+    """The axes of a grid; None leaves an axis at the single value that `policy` has. `beside` are further grids."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # `build` sees the keys of the outer grid alone
     policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
     keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
     local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
     budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
     question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
     sinks: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    beside: Sequence[GridAxes] = ()
+
+
+AXES = ("keep_ratio", "local_window", "budget", "question", "sinks")
 
 
 def build_policies(config: DictConfig) -> list[Policy]:
-    """Make every policy of the grid: the product of its axes, or the one policy where there is no grid.
+    """Make every policy of the grid and of the grids beside it, or the one policy where there is no grid.
 
     The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
     every, question, sinks), so that they hold the same memory. A shared setting that the composed policy leaves at
     null, and all other settings, come from each policy's own YAML.
     """
     grid = build(GridAxes, "grid", config.grid)
+    return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
+
+
+def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
+    """The product of one grid's axes."""
     composed = plain(config.policy)
     _refuse_two_sizes(composed, grid, config)
-    axes = {a: v for a, v in dataclasses.asdict(grid).items() if a != "policy" and v is not None}
-    policies = []
+    if any(inner.beside for inner in grid.beside):
+        raise UserError("grid.beside names a grid that has a beside of its own: list all grids in the outer one.")
+    axes = {a: v for a in AXES if (v := getattr(grid, a)) is not None}
     for name in grid.policy or [composed["name"]]:
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-            policies.append(build_target("policy", _sized({**values, **setting})))
-    return list(dict.fromkeys(policies))
+            yield build_target("policy", _sized({**values, **setting}))
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from kvsweep.base.command_line import counted
 from kvsweep.base.errors import UserError, plain_disk_errors
@@ -62,6 +61,8 @@ def decode(work: OpenCells) -> None:
         group = [cell for cell in cells if grows(cell.policy, longest, limit) == growing]
         lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
         known = _furthest_texts(work.stores.values(), lacking)
+        for pair, completion in known.items():
+            work.know(pair, completion.num_tokens)
         for cell, (pair, completion) in itertools.product(group, known.items()):
             # Neither cell evicts, so both write the same completion.
             if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
@@ -137,7 +138,6 @@ def _requests(
 def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
     """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots."""
     job, slots, reason = work.job, work.job.slots, "slots= asks for them"
-    work.progress.set_description(job.name)
     while requests := list(_requests(work, model, cells, known)):
         wanted = [branch.cell_id for request in requests for branch in request.branches]
         capacity = needed_capacity(requests, job.decoding)
@@ -147,7 +147,7 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
         asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
         size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
         total = f"{slots * one / 2**20:.1f} MiB of keys and values"
-        work.progress.write(f"{job.name}: {asked}, {size} = {total} ({reason})")
+        print(f"{job.name}: {asked}, {size} = {total} ({reason})", flush=True)
         try:
             _write(work, model, requests, slots)
             return
@@ -183,7 +183,6 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     start = time.perf_counter()
     for cell_id, completion in engine.generate(requests):
         written[cell_id].append(completion.num_tokens)
-        work.progress.set_postfix_str(f"{clock.tokens / (time.perf_counter() - start):.0f} tokens/s", refresh=False)
         work.append(cell_id, completion)
     wall = time.perf_counter() - start
     parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
@@ -207,7 +206,7 @@ def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -
     model.check_length(longest)
     if context is not None and longest > context:
         note = f"note: a prompt and its completion may take {longest} tokens; {name} was made for {context}."
-        tqdm.write(note, file=sys.stderr)
+        print(note, file=sys.stderr)
 
 
 def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
@@ -216,4 +215,4 @@ def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
     if rooms:
         fewer = f"keep fewer tokens beside the newest (from {min(rooms)}) than the longest question has ({longest})"
         lost = "so question tokens are evicted too, as the published rule has it; policy.question=on_top keeps them"
-        tqdm.write(f"note: {len(rooms)} of {len(cells)} cells pin the question and {fewer}, {lost}.", file=sys.stderr)
+        print(f"note: {len(rooms)} of {len(cells)} cells pin the question and {fewer}, {lost}.", file=sys.stderr)

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from tqdm import tqdm
-
 from kvsweep.base.records import Completion, view
 from kvsweep.base.tasks import TaskStatus
 from kvsweep.harness.grading.grader import Grader, read_standard
@@ -17,6 +15,7 @@ from kvsweep.harness.sweep.run.decode_cells import decode
 from kvsweep.harness.sweep.run.open_cells import open_cells
 from kvsweep.harness.sweep.run.rounds import UnfinishedRoundError, decided_cells
 from kvsweep.harness.sweep.run.store import CellStore, allow_open_cells
+from kvsweep.harness.sweep.watch.board import Board
 
 _Peak = view(Completion, "peak_length")
 
@@ -25,35 +24,30 @@ def run(jobs: Sequence[Job]) -> list[Exception]:
     """Work through all jobs; return the errors of those that failed, which stop only the same job's later rounds."""
     failures: list[Exception] = []
     failed: dict[str, int] = {}
-    total = sum(len(job.cells) * len(job.new_pairs) for job in jobs)
     allow_open_cells()  # each cell has a lock, and the limit may be low
-    with Grader() as grader, tqdm(total=total, unit="completion", smoothing=0.02, mininterval=1) as progress:
+    with Grader() as grader, Board(jobs):
         for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
             if job.plan in failed and job.draws > failed[job.plan]:
                 continue
             try:
-                (job.work or execute)(job, grader, progress)
+                (job.work or execute)(job, grader)
             except Exception as error:
                 failures.append(error)
                 if job.plan:
                     failed.setdefault(job.plan, job.draws)
                 if len(jobs) > 1:
-                    progress.write(f"{job.name} failed: {error}", file=sys.stderr)
+                    print(f"{job.name} failed: {error}", file=sys.stderr)
     return failures
 
 
-def execute(job: Job, grader: Grader, progress: tqdm) -> None:
+def execute(job: Job, grader: Grader) -> None:
     unfinished = job.unfinished_cells()
     decided = _decided_before(job, grader) if unfinished and job.earlier_draws else {}
     cells = [cell for cell in unfinished if cell.cell_id not in decided]
-    progress.update(len(job.new_pairs) * (len(job.cells) - len(cells)))
     if not cells:
         return
     status, own_pairs = job.status("running", decided), set(job.own_pairs)
-    with open_cells(job, cells, status, progress) as work:
-        if job.finish:
-            missing = sum(len(own_pairs - store.finished_pairs) for store in work.stores.values())
-            progress.total = (progress.total or 0) + missing
+    with open_cells(job, cells, status) as work:
         if job.cache.is_packed:
             for cell_id, store in work.stores.items():
                 if longest := max((row.peak_length for row in store.read_completions(own_pairs, _Peak)), default=0):
@@ -93,7 +87,7 @@ def graded_beside(grader: Grader, stores: Collection[CellStore]) -> Iterator[Non
         except Exception as error:  # no error of the grading may stop the decoding
             ended.set()
             note = f"note: all completions are graded after decoding, none beside it any more ({error})."
-            tqdm.write(note, file=sys.stderr)
+            print(note, file=sys.stderr)
 
     with ThreadPoolExecutor(max_workers=2) as threads:
         for store in stores:

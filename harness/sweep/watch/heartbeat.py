@@ -5,6 +5,7 @@ import platform
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,17 +15,22 @@ from kvsweep.base.errors import UserError
 from kvsweep.base.tasks import TaskStatus
 
 HEARTBEAT_S = 5.0
+# Signs of life over which the pace is measured: a minute.
+_BEATS = 12
 
 
 class Reporter:
     """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
 
-    A status that cannot be written stops no task. Each of `counters` returns an engine's live tokens so far.
+    A status that cannot be written stops no task. Each of `counters` returns an engine's live tokens so far, and
+    `tokens_left` the tokens to come.
     """
 
     def __init__(self, run_directory: Path, status: TaskStatus) -> None:
         self.status, self._run_directory = status, run_directory
         self.counters: list[Callable[[], int]] = []
+        self.tokens_left: Callable[[], int] = lambda: 0
+        self._beats: deque[tuple[float, int]] = deque(maxlen=_BEATS)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
@@ -62,6 +68,11 @@ class Reporter:
 
     def _write(self) -> None:
         self.status.heartbeat, self.status.tokens = time.time(), sum(count() for count in self.counters)
+        self.status.tokens_left = self.tokens_left()
+        if self.counters:
+            self._beats.append((self.status.heartbeat, self.status.tokens))
+            (then, before), (now, tokens) = self._beats[0], self._beats[-1]
+            self.status.pace = (tokens - before) / (now - then) if now > then else 0.0
         with suppress(OSError):
             self.status.write(self._run_directory)
 

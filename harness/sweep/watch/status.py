@@ -62,9 +62,10 @@ class SweepStatus:
     Attributes:
         state: running or queued if a task is; else done if all cells are, else stopped.
         replayed, to_replay: numbers of rows of replayed texts that are stored, and that there will be.
-        tokens_per_second: live tokens of the tasks that run now.
+        tokens_per_second: live tokens of the tasks that run now, over the last minute.
         seconds: the time during which at least one task worked, of each task's last start.
-        seconds_left: time for the missing completions at the pace of the tasks that run now; None without such a pace.
+        seconds_left: time for what the tasks that run or wait have still to decode and to replay, at the pace of those
+            that run now; None without such a pace.
         failed: tasks that failed or stopped before all their cells were done.
     """
 
@@ -82,10 +83,11 @@ class SweepStatus:
     failed: list[TaskStatus]
 
 
-def read_sweep(directory: Path) -> SweepStatus:
+def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepStatus:
+    """Read the progress of a run directory's cells, of all or of those with these ids."""
     if not directory.is_dir():
         raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
-    tasks = tasks_now(directory)
+    tasks = [task for task in tasks_now(directory) if only is None or not task.cells.keys().isdisjoint(only)]
     replaying = [task for task in tasks if task.replays]
     cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
     # A cell that is replayed and not decoded expects no completion; its state is that of its replay.
@@ -93,18 +95,18 @@ def read_sweep(directory: Path) -> SweepStatus:
         state = cell.state if cell.finished < cell.expected else "done"
         cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
     for path in directory.glob(f"*/{records.CELL_FILE}"):
-        if path.parent.name not in cells:
+        if path.parent.name not in cells and (only is None or path.parent.name in only):
             with suppress(BrokenCell, OSError, KeyError, TypeError):
                 cells[path.parent.name] = _cell_without_task(path.parent)
+    if only is not None:
+        cells = {cell_id: cell for cell_id, cell in cells.items() if cell_id in only}
     if not cells:
         raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
     for cell in cells.values():
         _add_grades(cell, directory / cell.cell_id)
-    running = [(task, max(task.heartbeat - task.started, 1e-9)) for task in tasks if task.state == "running"]
-    pace = sum(task.made / seconds for task, seconds in running)
     finished, expected = _counts(cells.values())
     replayed, to_replay = _counts([row for task in replaying for row in task.cells.values()])
-    left = expected - finished + to_replay - replayed
+    tokens_per_second, seconds_left = _pace(tasks)
 
     def lacks_rows(task: TaskStatus) -> bool:
         if task.replays:
@@ -120,11 +122,26 @@ def read_sweep(directory: Path) -> SweepStatus:
         expected=expected,
         replayed=replayed,
         to_replay=to_replay,
-        tokens_per_second=sum(task.tokens / seconds for task, seconds in running),
+        tokens_per_second=tokens_per_second,
         seconds=_seconds_at_work(tasks),
-        seconds_left=left / pace if pace else None if left > 0 else 0.0,
+        seconds_left=seconds_left,
         failed=[task for task in tasks if task.state in ("failed", "stopped") and lacks_rows(task)],
     )
+
+
+def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
+    """The tokens per second of the tasks that run now, and the seconds until all tasks end; None without a pace."""
+    going = [task for task in tasks if task.state in ("running", "queued")]
+    running = [task for task in going if task.state == "running"]
+    tokens = sum(task.pace for task in running)
+    rows = sum(task.made / max(task.heartbeat - task.started, 1e-9) for task in running if task.replays)
+    replayed, to_replay = _counts([row for task in going if task.replays for row in task.cells.values()])
+    seconds = 0.0
+    for left, pace in ((sum(task.tokens_left for task in going), tokens), (to_replay - replayed, rows)):
+        if left > 0 and not pace:
+            return tokens, None
+        seconds += left / pace if left > 0 else 0.0
+    return tokens, seconds
 
 
 def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
@@ -211,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.json:
         print(json.dumps(as_json(sweep), indent=2))
     else:
-        console = _Console()
+        console = VisibleConsole()
         if arguments.watch:
             sweep = _watch(console, arguments.dir, arguments.interval, per_cell=arguments.cells)
         else:
@@ -221,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(FAILED if sweep.failed else 0)
 
 
-class _Console(Console):
+class VisibleConsole(Console):
     """A console that shows every text as it is: without markup, and with escapes for control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -249,22 +266,46 @@ def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
     """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
     states = Counter(cell.state for cell in sweep.cells)
     counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
+    panels = [{cell.state for cell in panel} == {"done"} for _, panel in _panels(sweep.cells)]
+    if len(panels) > 1:
+        counts.insert(0, f"{sum(panels)} of {len(panels)} panels")
     counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
     if sweep.to_replay:
         counts.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
     unpacked = sum(cell.packed is False for cell in sweep.cells)
     counts += [f"{unpacked} with no row packed"] * (unpacked > 0)
-    left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
-    pace = f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else ""
-    bar, total = Table.grid(padding=(0, 1)), max(sweep.expected, 1)
-    share = f"{percent(sweep.finished / total)}%, {sweep.finished} of {counted(sweep.expected, 'completion')}"
-    bar.add_row(ProgressBar(total=total, completed=sweep.finished, width=30), share)
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(ProgressBar(total=max(sweep.expected, 1), completed=sweep.finished, width=30), _share(sweep))
     return Group(
         bar,
         ", ".join(counts),
-        f"elapsed {timedelta(seconds=round(sweep.seconds))}, left {left}{pace}",
+        f"elapsed {timedelta(seconds=round(sweep.seconds))}, {_left(sweep)}",
         _cell_table(sweep.cells) if per_cell else _panel_table(sweep.cells),
     )
+
+
+def sentence(sweep: SweepStatus) -> str:
+    """The sweep in one line, with the Pass@1 so far of each model and benchmark."""
+    said = [(names, ", ".join(filter(None, _scores(panel)))) for names, panel in _panels(sweep.cells)]
+    scores = [f"{' '.join(names)} {score}" for names, score in said if score]
+    return visible("; ".join([f"{_share(sweep)}, {_left(sweep)}", *scores]))
+
+
+def _share(sweep: SweepStatus) -> str:
+    share = percent(sweep.finished / max(sweep.expected, 1))
+    return f"{share}%, {sweep.finished} of {counted(sweep.expected, 'completion')}"
+
+
+def _left(sweep: SweepStatus) -> str:
+    left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
+    return f"left {left}" + (f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else "")
+
+
+def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
+    """Pass@1 so far of a panel's full cache, and the lowest and the highest one of its other cells."""
+    full = ", ".join(filter(None, (_percent(cell) for cell in panel if cell.policy == "full")))
+    others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
+    return full, f"{percent(min(others))} to {percent(max(others))}" if others else ""
 
 
 def _cell_table(cells: Sequence[CellStatus]) -> Table:
@@ -280,11 +321,8 @@ def _cell_table(cells: Sequence[CellStatus]) -> Table:
 def _panel_table(cells: Sequence[CellStatus]) -> Table:
     table = _table("model", "benchmark", "cells", "completions", "full cache", "other cells")
     for names, panel in _panels(cells):
-        full = ", ".join(filter(None, (_percent(cell) for cell in panel if cell.policy == "full")))
-        others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
-        other = f"{percent(min(others))} to {percent(max(others))}" if others else ""
         done, (finished, expected) = sum(cell.state == "done" for cell in panel), _counts(panel)
-        table.add_row(*names, f"{done}/{len(panel)}", f"{finished}/{expected}", full, other)
+        table.add_row(*names, f"{done}/{len(panel)}", f"{finished}/{expected}", *_scores(panel))
     if any(cell.pass_at_1 is not None for cell in cells):
         table.caption = "full cache, other cells: Pass@1 so far in %; --cells shows each"
     return table

@@ -18,8 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from kvsweep.analysis.numbers.pass_at_1 import read_score
 from kvsweep.base import records
 from kvsweep.base.escape import visible
@@ -50,7 +48,7 @@ def tracked(config: TrackerConfig, run_directory: Path, task: str, cells: Collec
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                tqdm.write(_note(config.kind, f"not finished after {config.patience_s:g} s"), file=sys.stderr)
+                print(_note(config.kind, f"not finished after {config.patience_s:g} s"), file=sys.stderr)
 
 
 def _start(kind: str, asked: Sequence[Any]) -> "subprocess.Popen[bytes] | None":
@@ -63,7 +61,7 @@ def _start(kind: str, asked: Sequence[Any]) -> "subprocess.Popen[bytes] | None":
             start_new_session=True,  # Ctrl-C belongs to the job, and a tracker finds no terminal to ask at
         )
     except OSError as error:
-        tqdm.write(_note(kind, str(error)), file=sys.stderr)
+        print(_note(kind, str(error)), file=sys.stderr)
         return None
 
 

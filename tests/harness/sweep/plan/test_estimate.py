@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from kvsweep.compression.cache import SlotCache
@@ -15,7 +16,8 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_architecture
 from kvsweep.harness.settings import CONF, build, compose_config
 from kvsweep.harness.sweep.plan import estimate
-from kvsweep.harness.sweep.plan.estimate import first_eviction, forked_tokens, saving
+from kvsweep.harness.sweep.plan.estimate import TokensLeft, first_eviction, forked_tokens, saving
+from kvsweep.harness.sweep.plan.job import make_job
 from kvsweep.harness.toy.paths import WEIGHTS
 
 
@@ -26,6 +28,35 @@ def test_forked_tokens_by_hand() -> None:
     assert forked_tokens([10], [None, None]) == 10
     assert forked_tokens([10], [4]) == 10, "one cell alone saves nothing"
     assert saving([10, 3], [4, 6]) == 2 * 13 / 19
+
+
+def test_what_is_stored_already_costs_nothing() -> None:
+    """Of two texts of 10 and 20 tokens and three cells, the full cache and two that fork at 4 and 6."""
+    lacking = np.array([[True, False, True], [False, True, True]])
+    # The first text: the trunk to its end for the full cache, and 4 tokens of the third cell's own.
+    # The second: the trunk to 6, then 16 and 14.
+    assert forked_tokens([10, 20], [None, 4, 6], lacking) == 10 + 4 + 6 + 16 + 14
+    assert forked_tokens([10, 20], [None, 4, 6], np.zeros((2, 3), bool)) == 0
+
+
+def test_the_tokens_left_follow_what_is_stored(compose: Callable[..., Any], tiny: list[str]) -> None:
+    cache = ["policy.budget=64", "policy.local_window=8", "policy.keep_ratio=0.4", "policy.question=on_top"]
+    job = make_job(compose(*tiny, *cache, "benchmark=toy_add", "grid.policy=[full,window]"))
+    full, window = (cell.cell_id for cell in job.cells)
+    left = TokensLeft(job, {full: set(), window: {job.own_pairs[2]}})
+    # Three texts of at most 40 tokens, which end before an eviction: once for both cells.
+    assert int(left) == 3 * 40
+    left.store(full, job.own_pairs[0], 10)
+    assert int(left) == 3 * 10, "the mean of the known lengths in place of the limit; a cell lacks the first text"
+    left.store(window, job.own_pairs[0], 11)
+    assert int(left) == 2 * 10, "a text is as long as the first cell wrote it"
+    left.know(job.own_pairs[1], 30)
+    assert int(left) == 30 + 20
+    for pair in job.own_pairs[1:]:
+        left.store(full, pair, 5)
+    assert int(left) == 30
+    left.store(window, job.own_pairs[1], 30)
+    assert int(left) == 0
 
 
 def test_the_first_eviction_of_a_policy() -> None:

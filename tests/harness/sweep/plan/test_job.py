@@ -51,6 +51,11 @@ BAD_VALUES = [
     ("grid.policy=[full,nope]", "nope"),
     ("grid.policy=dynts", "grid.policy"),
     ("grid.policy=[]", "grid.policy"),
+    ("grid.beside=[{policy:[nope]}]", "nope"),
+    ("grid.beside=[{polcy:[full]}]", "polcy"),
+    ("grid.beside=[{keep_ratio:[1.5]}]", "keep_ratio=1.5"),
+    ("grid.beside=[{beside:[{policy:[full]}]}]", "a beside of its own"),
+    ("grid.beside=h2o", "grid.beside"),
     ("grid.keep_ratio=[]", "grid.keep_ratio"),
     ("grid.keep_ratio=[0.1,1.5]", "keep_ratio=1.5"),
     ("grid.keep_ratio=0.3", "grid.keep_ratio"),
@@ -248,6 +253,19 @@ def test_a_grid_is_the_product_of_its_lists(policies: Callable[..., list[Any]]) 
     assert settings == [(n, r, w) for n in ("dynts", "random") for r in (0.1, 0.5) for w in (8, 16, 32)]
     assert {p.budget for p in grid} == {128}
     assert {p.name: type(p) for p in grid} == {"dynts": DynTS, "random": Random}
+
+
+def test_grids_beside_a_grid(policies: Callable[..., list[Any]]) -> None:
+    others = "grid.beside=[{policy:[random,full]},{policy:[dynts],keep_ratio:[0.5],budget:[96,160]}]"
+    grid = policies("grid.policy=[full,dynts]", "grid.keep_ratio=[0.1,0.4]", "policy.keep_ratio=0.4", others)
+    assert [(p.name, getattr(p, "keep_ratio", None), getattr(p, "budget", None)) for p in grid] == [
+        ("full", None, None),
+        ("dynts", 0.1, 128),
+        ("dynts", 0.4, 128),
+        ("random", 0.4, 128),
+        ("dynts", 0.5, 96),
+        ("dynts", 0.5, 160),
+    ]
 
 
 def test_a_grid_over_budgets(policies: Callable[..., list[Any]]) -> None:

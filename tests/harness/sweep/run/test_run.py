@@ -577,13 +577,6 @@ def test_a_sweep_loads_each_model_once(
     assert [path.name for path in tmp_path.iterdir()] == ["runs"], "nothing else is left in the working directory"
 
 
-def test_progress_tells_what_runs(command: Callable[..., Any]) -> None:
-    ended = command("benchmark=toy_add")
-    assert "toy_qwen toy_add" in ended.err + ended.out
-    assert "tokens/s" in ended.err
-    assert "3/3" in ended.err
-
-
 # --- Real problems ------------------------------------------------------------------------------------------
 
 

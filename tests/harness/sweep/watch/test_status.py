@@ -50,10 +50,10 @@ def states(run: Path) -> dict[str, str]:
 
 
 def test_every_state_is_told_apart(tmp_path: Path) -> None:
-    task(tmp_path, "running", cells={"a": (2, 5)}, **alive(tokens=1000, made=2))
-    task(tmp_path, "queued", cells={"b": (0, 5)})
-    task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive())
-    task(tmp_path, "running", cells={"d": (1, 5)}, **alive(pid=2**22 + 1))
+    task(tmp_path, "running", cells={"a": (2, 5)}, **alive(tokens=1000, pace=100.0, tokens_left=1500, made=2))
+    task(tmp_path, "queued", cells={"b": (0, 5)}, tokens_left=500)
+    task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
+    task(tmp_path, "running", cells={"d": (1, 5)}, **alive(pid=2**22 + 1, pace=7.0, tokens_left=300))
     task(tmp_path, "running", cells={"e": (1, 5)}, **alive(host="elsewhere", heartbeat=time.time() - 1000))
     task(tmp_path, "done", cells={"f": (5, 5)}, **alive())
     mark_done(tmp_path, "f")
@@ -62,8 +62,8 @@ def test_every_state_is_told_apart(tmp_path: Path) -> None:
         zip("abcdef", ["running", "queued", "failed", "stopped", "stopped", "done"], strict=True)
     )
     assert (sweep.finished, sweep.expected) == (10, 30)
-    assert sweep.tokens_per_second == pytest.approx(100, rel=0.05)
-    assert sweep.seconds_left == pytest.approx(20 / 0.2, rel=0.05)
+    assert sweep.tokens_per_second == 100
+    assert sweep.seconds_left == 20, "of the tasks that run or wait; the stopped ones do not go on"
     assert sorted(next(iter(t.cells)) for t in sweep.failed) == ["c", "d", "e"]
 
 
@@ -128,6 +128,21 @@ def test_pass_at_1_so_far_is_that_of_the_report(tmp_path: Path) -> None:
     assert found["a"].error == pytest.approx(expected["se"], abs=1e-12)
     assert (found["b"].pass_at_1, found["b"].error) == (1, None)
     assert (found["c"].pass_at_1, found["c"].error) == (None, None)
+
+
+def test_replayed_rows_have_a_pace_of_their_own(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (2, 6), "b": (0, 4)}, replays=True, **alive(made=4))
+    assert read_sweep(tmp_path).seconds_left == pytest.approx(8 / 0.4, rel=0.05)
+    task(tmp_path, "queued", cells={"c": (0, 4)}, tokens_left=100)
+    assert read_sweep(tmp_path).seconds_left is None, "no task decodes yet"
+
+
+def test_some_cells_of_a_run(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (2, 5), "b": (1, 5)}, **alive())
+    task(tmp_path, "failed", cells={"c": (0, 5)}, error="boom")
+    sweep = read_sweep(tmp_path, {"b"})
+    assert [cell.cell_id for cell in sweep.cells] == ["b"]
+    assert (sweep.finished, sweep.expected, sweep.failed) == (1, 5, [])
 
 
 def test_a_killed_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,12 +219,20 @@ def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "status" / f"{row.task}.json"
     with Reporter(tmp_path, row) as reporter:
         reporter.counters.append(lambda: 42)
+        reporter.tokens_left = lambda: 7
         reporter.stored("a")
         begun = TaskStatus.read(path).heartbeat
         while TaskStatus.read(path).tokens != 42 or TaskStatus.read(path).heartbeat == begun:
             time.sleep(0.005)
         assert TaskStatus.read(path).seen(time.time()) == "running"
         assert TaskStatus.read(path).cells["a"].finished == 1
+        assert (TaskStatus.read(path).tokens_left, TaskStatus.read(path).pace) == (7, 0)
+    ended = time.monotonic()
+    with Reporter(tmp_path, row) as reporter:
+        reporter.counters.append(lambda: round(1e6 * (time.monotonic() - ended)))
+        while not 0.9e6 < TaskStatus.read(path).pace < 1.1e6:
+            assert time.monotonic() < ended + 10
+            time.sleep(0.005)
     assert TaskStatus.read(path).state == "done"
     for error, state, said in (
         (ZeroDivisionError("1/0"), "failed", "ZeroDivisionError: 1/0"),
