@@ -1,6 +1,6 @@
 """Make results/published/<name> again from the finished run results/runs/<name>: page, cells and pictures.
 
-    make demo && python scripts/publish.py demo            # README's picture is one of these
+    kvsweep -m experiment=demo_full launcher=local && python scripts/publish.py demo    # README's picture is one of these
     kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
 
 Of the single completions the page has `TEXTS` a cell, so that git can hold it; provenance.md says what ran on what.
@@ -19,6 +19,8 @@ from kvsweep.analysis.report.build import build_report
 PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 # Of each cell, beside the full cache's: enough to read why a setting loses, and a sixth of the demo's page.
 TEXTS = 3
+# The runs whose page has another name.
+RUNS = {"demo": "demo_full"}
 PICTURES = {
     "demo": ["heatmap_*_dynts_128.png", "speed_*.png"],
     "hybrid": [],
@@ -38,7 +40,7 @@ def main() -> None:
     for name in args.names:
         target = args.published / name
         target.mkdir(parents=True, exist_ok=True)
-        publish(args.runs / name, target, PICTURES[name])
+        publish(args.runs / RUNS.get(name, name), target, PICTURES[name])
         print(target)
 
 

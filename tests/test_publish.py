@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_a_run_is_published(kvsweep, tmp_path):
-    arguments = ["-m", "experiment=demo", "model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=2"]
+    arguments = ["-m", "experiment=demo_full", "model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=2", "grid.beside=[]"]
     ended = kvsweep(*arguments, "grid.keep_ratio=[0.3,0.5]", "grid.local_window=[48,64]", f"results_dir={tmp_path}")
     assert ended.code == 0, ended.err
     script = [sys.executable, "scripts/publish.py", "demo"]
@@ -22,10 +22,10 @@ def test_a_run_is_published(kvsweep, tmp_path):
     subprocess.run([*script, *places], cwd=ROOT, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, check=True)
     files = {path.name: path for path in (tmp_path / "published" / "demo").iterdir()}
     assert {"report.html", "cells.csv", "provenance.md", "heatmap_toy_qwen_dynts_128.png"} == set(files)
-    assert "experiment=demo" in files["provenance.md"].read_text()
+    assert "experiment=demo_full" in files["provenance.md"].read_text()
     assert files["report.html"].stat().st_size < 4e6
     # The page knows where the tokens of each text lie, so that it can shade those that went.
-    cells = dict(cells_data(load_run(tmp_path / "demo"), 10))
+    cells = dict(cells_data(load_run(tmp_path / "demo_full"), 10))
     draws = [draw for data in cells.values() for draw in json.loads(zlib.decompress(base64.b64decode(data)))["draws"]]
     assert draws
     assert all(sum(draw["lengths"]) == len(draw["text"]) for draw in draws if "text" in draw)

@@ -103,7 +103,7 @@ def the_job(args: argparse.Namespace, folder: str) -> Job:
     overrides += [f"draws={args.draws}", f"report.margin={args.margin}", f"results_dir={folder}", "model.threads=1"]
     if args.way == "sequential":
         overrides.append("until=decided")
-    return make_job(compose_config("experiment=demo", *overrides))
+    return make_job(compose_config("experiment=demo_full", "grid.beside=[]", *overrides))
 
 
 def decoded_tokens(job: Job) -> int:

@@ -110,7 +110,7 @@ PARTS = ("prefill", "forward", "sampling", "scoring", "eviction", "host")
 
 
 def prepare(args: argparse.Namespace, problems: int) -> tuple[Job, LoadedModel, Prompts]:
-    overrides = [f"model={args.model}", "benchmark=toy_chain", "experiment=demo"]
+    overrides = [f"model={args.model}", "benchmark=toy_chain", "experiment=demo_full", "grid.beside=[]"]
     overrides += [f"benchmark.count={problems}", f"benchmark.limit={problems}"]
     job = make_job(compose_config(*overrides, "grid.keep_ratio=[0.3]", "grid.local_window=[48]"))
     model = load_model(replace(job.model, threads=1))

@@ -2,7 +2,7 @@
 
     python scripts/bench/bench_grid.py --model toy_qwen --benchmark toy_chain --problems 60 --rounds 3
 
-Both ways decode the same cells (experiment=demo without the full cache) with the same engine, alternating. The script
+Both ways decode the same cells (experiment=demo_full without the full cache) with the same engine, alternating. The script
 compares the completions and ends without a figure if they differ. It prints a table of medians; the last line is one
 JSON object.
 """
@@ -29,7 +29,7 @@ Written = dict[tuple[str, str, int], Completion]
 def main() -> None:
     args = parse_args()
     overrides = [f"model={args.model}", f"benchmark={args.benchmark}", f"benchmark.limit={args.problems}"]
-    job = make_job(compose_config(*overrides, "experiment=demo", "grid.policy=[dynts]"))
+    job = make_job(compose_config(*overrides, "experiment=demo_full", "grid.policy=[dynts]", "grid.beside=[]"))
     model = load_model(job.model)
     branches = tuple(Branch(cell_id=cell.cell_id, policy=cell.policy) for cell in job.cells)
     ways = {"grid": [branches], "cell by cell": [(branch,) for branch in branches]}

@@ -55,7 +55,7 @@ tests() { # kernels, engine, replayed graphs, races, memory
 
 demo() { # the demo with each implementation, compared
     for impl in $IMPLS; do
-        eval "$KVSWEEP -m experiment=demo draws=1 impl=$impl results_dir=$OUT/runs run_name=demo_$impl $DEMO" || return
+        eval "$KVSWEEP -m experiment=demo_full draws=1 impl=$impl results_dir=$OUT/runs run_name=demo_$impl $DEMO" || return
     done
     [ -z "$SMALL" ] || return 0
     $PYTHON -m kvsweep.analysis.compare "$OUT/runs/demo_torch" "$OUT/runs/demo_triton"

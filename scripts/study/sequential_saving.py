@@ -1,6 +1,6 @@
 """The draws and tokens that `until=decided` saves on a finished run, and whether its decisions are those of all draws.
 
-    kvsweep -m experiment=demo draws=8 run_name=demo8
+    kvsweep -m experiment=demo_full draws=8 run_name=demo8
     python scripts/study/sequential_saving.py results/runs/demo8
 
 A sequential sweep writes some of the rows of the run with all draws, and which ones follows from those rows. So the
