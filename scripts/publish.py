@@ -1,6 +1,6 @@
 """Make results/published/<name> again from the finished run results/runs/<name>: page, cells and pictures.
 
-    kvsweep -m experiment=demo_full launcher=local && python scripts/publish.py demo    # README's picture is one of these
+    kvsweep -m experiment=demo_full launcher=local && python scripts/publish.py demo    # README's picture is of it
     kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
 
 Of the single completions the page has `TEXTS` a cell, so that git can hold it; provenance.md says what ran on what.

@@ -14,7 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_a_run_is_published(kvsweep, tmp_path):
-    arguments = ["-m", "experiment=demo_full", "model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=2", "grid.beside=[]"]
+    arguments = [
+        "-m",
+        "experiment=demo_full",
+        "model=toy_qwen",
+        "benchmark=toy_chain",
+        "benchmark.limit=2",
+        "grid.beside=[]",
+    ]
     ended = kvsweep(*arguments, "grid.keep_ratio=[0.3,0.5]", "grid.local_window=[48,64]", f"results_dir={tmp_path}")
     assert ended.code == 0, ended.err
     script = [sys.executable, "scripts/publish.py", "demo"]

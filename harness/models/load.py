@@ -40,6 +40,11 @@ _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower."
 # mallopt's parameters of glibc (malloc.h), and the most that glibc takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_MMAP = -1, -3, 32 << 20
 
+# What torch chose for this process, by OMP_NUM_THREADS if set, before any model was loaded.
+_MOST_THREADS = torch.get_num_threads()
+# A core reads so many float32 weights in about ten milliseconds; threads wait for each other many times a step.
+_PARAMETERS_PER_THREAD = 32_000_000
+
 # Tokens that the check of a loaded model takes.
 _CHECKED = 9
 _KEPT = (0, 1, 4, 6, 7)  # of the 8 rows before the last token
@@ -51,8 +56,6 @@ def load_model(config: ModelConfig) -> LoadedModel:
     """Load weights and tokenizer, check that slots decode them, and move them to the device."""
     from transformers import AutoModelForCausalLM, logging  # as slow as torch
 
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     _keep_freed_memory()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -87,12 +90,18 @@ def load_model(config: ModelConfig) -> LoadedModel:
     if config.adapter is not None:
         add_adapter(network, config.adapter)
     network = network.to(device_of(config)).eval().requires_grad_(False)
+    torch.set_num_threads(config.threads or min(_MOST_THREADS, _threads(network)))
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
     _check_planned(model)
     check_steps(model)
     _check_text(model)
     return model
+
+
+def _threads(network: torch.nn.Module) -> int:
+    """The most threads that make a step of this network faster: a small model's threads wait for each other."""
+    return 1 + sum(parameter.numel() for parameter in network.parameters()) // _PARAMETERS_PER_THREAD
 
 
 def _check_planned(model: LoadedModel) -> None:

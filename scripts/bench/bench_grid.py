@@ -2,9 +2,9 @@
 
     python scripts/bench/bench_grid.py --model toy_qwen --benchmark toy_chain --problems 60 --rounds 3
 
-Both ways decode the same cells (experiment=demo_full without the full cache) with the same engine, alternating. The script
-compares the completions and ends without a figure if they differ. It prints a table of medians; the last line is one
-JSON object.
+Both ways decode the same cells (experiment=demo_full without the full cache) with the same engine, alternating. The
+script compares the completions and ends without a figure if they differ. It prints a table of medians; the last line
+is one JSON object.
 """
 
 import argparse

@@ -52,7 +52,7 @@ class Local(Launcher):
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
         # The processes share the cores; a process with more threads than cores is many times slower than one thread.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // min(parallel, len(tasks)))))
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:

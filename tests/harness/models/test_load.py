@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from kvsweep.base.errors import UserError
 from kvsweep.compression.config import fixed_bytes
+from kvsweep.harness.models import load
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.spec import read_architecture, read_spec
@@ -337,3 +338,21 @@ def pickled(model: Path, folder: Path, values: Any) -> Path:
     shutil.copytree(model, folder / "model", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(values, folder / "model/pytorch_model.bin")
     return folder / "model"
+
+
+@pytest.mark.parametrize(
+    ("threads", "per_thread", "expected"), [(None, 32_000_000, 1), (None, 2_000_000, 2), (None, 10, 3), (2, 10, 2)]
+)
+def test_threads_follow_the_size_of_the_model(
+    threads: int | None, per_thread: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 2 to 4 million parameters on a machine of three cores."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(load, "_MOST_THREADS", 3)
+    monkeypatch.setattr(load, "_PARAMETERS_PER_THREAD", per_thread)
+    try:
+        network = load_model(config("qwen3_4b", threads=threads)).network
+        assert torch.get_num_threads() == expected
+        assert 2_000_000 < sum(p.numel() for p in network.parameters()) < 4_000_000
+    finally:
+        torch.set_num_threads(before)
