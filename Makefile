@@ -18,7 +18,7 @@ demo: .venv/.ready  ## Sweep, grade and report on an embedded model: results/run
 test: .venv/.ready  ## All tests that need nothing but this checkout
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not slurm and not browser"
 
-slow: .venv/.ready  ## The tests that take minutes: attacks, mutants, kernels lowered for Hopper
+slow: .venv/.ready  ## The other tests: attacks, mutants, kernels lowered for Hopper, further cases
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not slurm"
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link

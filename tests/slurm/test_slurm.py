@@ -449,10 +449,11 @@ def test_waiting_cancelled_and_second_submissions(
 
 
 @takes_minutes
-def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path) -> None:
+def test_a_task_cancelled_at_work(
+    cluster: dict[str, str], small_reference: dict[str, list[bytes]], tmp_path: Path
+) -> None:
     run = tmp_path / "default"
-    two = ("launcher.shards=2", "launcher.parallel=2")
-    first = submit(cluster, tmp_path, *two)
+    first = submit(cluster, tmp_path, *SMALL)
     wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
     pids = [task.pid for task in running_tasks(run)]
     for pid in pids:  # a quick machine would be done before it is struck
@@ -464,9 +465,9 @@ def test_a_task_cancelled_at_work(cluster: dict[str, str], reference: dict[str, 
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     wait_until_empty(cluster)
-    submit(cluster, tmp_path, *two)
+    submit(cluster, tmp_path, *SMALL)
     wait_until_empty(cluster)
-    record("scancel of one task at work", cancelled, completions(run) == reference)
+    record("scancel of one task at work", cancelled, completions(run) == small_reference)
 
 
 @takes_minutes
