@@ -19,6 +19,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow_unless(rule=...): slow are the cases whose parameters the rule does not accept")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("slow_unless"):
+            if not mark.kwargs["rule"](**item.callspec.params):  # type: ignore[attr-defined]
+                item.add_marker(pytest.mark.slow)
+
+
 class Ended(NamedTuple):
     """How a command ended."""
 
