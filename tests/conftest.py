@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow_unless(rule=...): slow are the cases whose parameters the rule does not accept")
+    config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -134,6 +134,7 @@ def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
     assert status["seconds_left"] == 0
 
 
+@pytest.mark.slow  # two processes that import torch
 def test_tasks_of_their_own_replay_like_one(sweep):
     folder = sweep("tasks", "replay=only")
     whole = rows(folder)

@@ -145,6 +145,7 @@ def test_finish_completes_the_draws_of_decided_cells_and_keeps_the_rounds(whole,
         )
 
 
+@pytest.mark.slow  # whole sweeps in shards; test_finish_completes_... has two shards
 def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_path):
     command(DECIDED, "+launcher.shards=3", run="inline")
     assert rows(tmp_path / "inline") == expected
@@ -162,6 +163,7 @@ def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_
     assert Counter(cell.state for cell in read_sweep(run).cells) == {"done": 7}
 
 
+@pytest.mark.slow  # of a process that is slowed down; test_run.py kills one too
 def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvsweep, command, tmp_path):
     run = tmp_path / "default"
     slow = (
