@@ -96,6 +96,10 @@ def networks(request):
     return stock, LoadedModel(ModelConfig(name="m", title="M", path="none"), ours, IdTokenizer())
 
 
+OF_QWEN = pytest.mark.slow_unless(rule=lambda toy, **_: toy == "toy_qwen")
+OF_LLAMA = pytest.mark.slow_unless(rule=lambda toy, **_: toy == "toy_llama")
+
+
 @pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
 def toy(request):
     """An embedded model twice, as above, and questions of ragged lengths for it."""
@@ -124,6 +128,7 @@ def test_full_cache_equals_transformers_generate(networks):
     compare_with_generate(*networks, prompts(7, 23, 1, 40, 2), max_new_tokens=NEW_TOKENS)
 
 
+@OF_QWEN
 def test_full_cache_of_an_embedded_model_equals_transformers_generate(toy):
     compare_with_generate(*toy, max_new_tokens=300)
 
@@ -350,6 +355,7 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
         assert len(found) > 1
 
 
+@OF_LLAMA
 def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
     stock, model, texts = toy
     predictor = WEIGHTS / "predictors" / model.config.name / "far_max"
@@ -365,6 +371,7 @@ def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
     assert answered >= 2
 
 
+@OF_QWEN
 @pytest.mark.parametrize(
     ("tasks", "tokens"), [(2, 150), pytest.param(len(TASKS), 250, marks=pytest.mark.slow)], ids=["two", "all"]
 )

@@ -172,6 +172,12 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
     assert set(given["rounds"]) == {1}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Where the first mistake puts the run that none of them changes."""
+    return tmp_path_factory.mktemp("finished")
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -182,7 +188,10 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
         (["limit={1"], "cannot be read as KEY=VALUE"),
     ],
 )
-def test_a_mistake_is_one_sentence(sweep, overrides, sentence):
-    folder = sweep("bad", "grid.policy=[full]")
+def test_a_mistake_is_one_sentence(kvsweep, finished, overrides, sentence):
+    folder = finished / "bad"
+    if not folder.exists():
+        ended = kvsweep(*SWEEP, f"results_dir={finished}", "run_name=bad", "grid.policy=[full]")
+        assert ended.code == 0, ended.err
     with pytest.raises(UserError, match=sentence):
         _replay(folder, overrides, timed=False)
