@@ -98,9 +98,10 @@ def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], t
     assert set(config.policy) - {"_target_", "rows", "every"} == {field.name for field in fields(policy)}
 
 
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", names("predictor"))
-def test_every_predictor_recipe(name: str, write_problems: Callable[..., Path]) -> None:
-    for model in names("model"):
+def test_every_predictor_recipe(name: str, step: int, write_problems: Callable[..., Path]) -> None:
+    for model in names("model")[::step]:
         problems = (
             [f"benchmark.path={write_problems([{'id': 'a', 'problem': '1+1?', 'answer': 2}])}"] if name == "r1" else []
         )

@@ -102,6 +102,7 @@ def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
 @inside
 @DTYPES
 @pytest.mark.parametrize("softcap", [pytest.param(None, marks=pytest.mark.slow), 3.0])
+@pytest.mark.slow_unless(rule=lambda dtype, softcap: dtype == torch.bfloat16)
 def test_attention_with_sinks_and_a_softcap(softcap, dtype):
     """Over whole rows and over packed ones, of more than a chunk; sinks of all sizes, one a query head."""
     from kvsweep.kernels.decode_attention import decode_attention
@@ -275,6 +276,7 @@ def test_a_token_has_the_same_bits_in_every_product(dtype):
 
 @inside
 @DTYPES
+@pytest.mark.slow_unless(rule=lambda dtype: dtype == torch.bfloat16)
 def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype):
     from kvsweep.kernels.decode_attention import decode_attention
 

@@ -234,6 +234,7 @@ def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
         assert np.mean(wrong) <= 0.04
 
 
+@pytest.mark.slow  # hundreds of simulated cells
 def test_the_power_is_that_of_simulated_cells() -> None:
     rng = np.random.default_rng(2)
     for problems, draws in ((30, 5), (60, 8), (100, 4)):

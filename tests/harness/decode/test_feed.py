@@ -135,7 +135,9 @@ def policies_of(model, names):
         pytest.param("toy_llama", {"bits": 8}, FEW, marks=pytest.mark.slow),
         ("toy_qwen", {"bits": 4, "value_bits": 2}, FEW),
         pytest.param("toy_qwen", {"bits": 2, "scheme": "plain"}, FEW, marks=pytest.mark.slow),
-        ("toy_qwen", {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16}, FEW),
+        pytest.param(
+            "toy_qwen", {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16}, FEW, marks=pytest.mark.slow
+        ),
     ],
     ids=["qwen-16", "llama-16", "llama-8", "qwen-42", "qwen-2", "kivi"],
 )
