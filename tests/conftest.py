@@ -1,6 +1,7 @@
 """Fixtures of all tests: one thread, a tiny untrained model beside its predictor, and the command `kvsweep`."""
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -39,6 +40,28 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Hydra parses each file of a configuration once in a process, and again when it has changed."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
+    load, known = FileConfigSource.load_config, dict[Any, Any]()
+
+    def load_config(self: Any, config_path: str) -> Any:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if not path.is_file():
+            return load(self, config_path)
+        found = path.stat()
+        key = (self.provider, self.path, config_path, found.st_mtime_ns, found.st_size, found.st_ino)
+        if key not in known:
+            known[key] = load(self, config_path)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileConfigSource, "load_config", load_config)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -133,12 +133,14 @@ def fresh(tmp_path: Path) -> Callable[..., Ended]:
 @pytest.mark.parametrize(
     "arguments", [["--cfg", "job"], ["--help"], ["--info", "defaults-tree"], ["-sc", "install=bash"]]
 )
+@pytest.mark.slow_unless(rule=lambda arguments: arguments[0] in ("--cfg", "--help"))
 def test_what_only_shows_something_needs_no_torch(arguments: list[str], fresh: Callable[..., Ended]) -> None:
     ended = fresh("kvsweep", *arguments, without=HEAVY)
     assert ended.code == 0, ended.err
     assert ended.out
 
 
+@pytest.mark.slow  # the refusals import the same
 @pytest.mark.parametrize("script", sorted(SCRIPTS.keys() - {"kvsweep"}))
 def test_help_needs_no_torch(script: str, fresh: Callable[..., Ended]) -> None:
     ended = fresh(script, "--help", without=HEAVY)
@@ -339,7 +341,26 @@ def test_bad_input_is_status_2_and_one_sentence(script: str, call: Callable[...,
     assert ended.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_job_after_a_failed_one_is_done(
+    kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvsweep.harness.sweep.run import execute
+
+    decode = execute.decode
+
+    def fail(work: Any) -> None:
+        if work.job.benchmark.name == "toy_add":
+            raise RuntimeError("broken")
+        decode(work)
+
+    monkeypatch.setattr(execute, "decode", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        kvsweep("-m", "benchmark=toy_add,toy_regs", *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}")
+    assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 1
+
+
+@pytest.mark.slow  # two processes that decode; the test before has the second in this one
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_failed_job_is_status_1(
     jobs: int, start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
 ) -> None:

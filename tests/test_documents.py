@@ -43,7 +43,7 @@ ELSEWHERE = {
     "python docs/demo_in_pandas.py results/runs/demo": "tests/analysis/test_demo_in_pandas.py: demo_in_pandas.py",
     "kvsweep policy=oldest": "test_the_policy_of_the_page_works_as_printed",
 }
-# test_sentences.py has the report of the first; test_configs.py the jobs of the others.
+# test_sentences.py has the report of the first; test_configs.py the jobs of the second.
 COSTLY = {"kvsweep-report results/reference/dynts_heatmaps.csv", "kvsweep -m experiment=methods"}
 # Every word of the code in quotes that looks like a file's name: what a run or a report writes is among them.
 CODE = (path.read_text() for room in ("base", "analysis", "harness") for path in (ROOT / room).rglob("*.py"))

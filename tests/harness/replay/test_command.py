@@ -116,6 +116,7 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     assert json.loads((folder / "screen.json").read_text()) == {}
 
 
+@pytest.mark.slow  # three sweeps and two replays
 def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
     folder = sweep("later", "replay=only")
     sweep("later", "replay=false", "grid.policy=[full,random]")

@@ -119,6 +119,7 @@ def test_a_cell_gets_the_draws_that_decide_it(whole, expected, command, tmp_path
     assert "nothing to do" in command(DECIDED).out
 
 
+@pytest.mark.slow  # two more whole sweeps
 def test_finish_completes_the_draws_of_decided_cells_and_keeps_the_rounds(whole, expected, command, tmp_path):
     run = tmp_path / "default"
     command(DECIDED)
@@ -145,7 +146,7 @@ def test_finish_completes_the_draws_of_decided_cells_and_keeps_the_rounds(whole,
         )
 
 
-@pytest.mark.slow  # whole sweeps in shards; test_finish_completes_... has two shards
+@pytest.mark.slow  # whole sweeps in shards
 def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_path):
     command(DECIDED, "+launcher.shards=3", run="inline")
     assert rows(tmp_path / "inline") == expected

@@ -245,6 +245,7 @@ def test_memory_for_not_even_one_slot_is_said_plainly(
     assert "lower policy.budget" in ended.err
 
 
+@pytest.mark.slow  # two sweeps, one of them of seven jobs
 def test_a_grid_is_its_cells_one_by_one(
     command: Callable[..., Any], read_completions: Callable[[Path], Rows], tmp_path: Path, model_loads: list[str]
 ) -> None:
