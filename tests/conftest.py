@@ -1,6 +1,7 @@
 """Fixtures of all tests: one thread, a tiny untrained model beside its predictor, and the command `kvsweep`."""
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -17,6 +18,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+JUDGE = "kvsweep.harness.grading.answers:judge"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "all_formats: of test_report.py, with pictures as PNG and PDF too")
+    config.addinivalue_line("markers", "slow_unless(rule): slow are the cases that the rule does not accept")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in item.iter_markers("slow_unless"):
+            if not mark.kwargs["rule"](**item.callspec.params):  # type: ignore[attr-defined]
+                item.add_marker(pytest.mark.slow)
 
 
 class Ended(NamedTuple):
@@ -25,6 +40,28 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Hydra parses each file of a configuration once in a process, and again when it has changed."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
+    load, known = FileConfigSource.load_config, dict[Any, Any]()
+
+    def load_config(self: Any, config_path: str) -> Any:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if not path.is_file():
+            return load(self, config_path)
+        found = path.stat()
+        key = (self.provider, self.path, config_path, found.st_mtime_ns, found.st_size, found.st_ino)
+        if key not in known:
+            known[key] = load(self, config_path)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileConfigSource, "load_config", load_config)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -115,14 +152,55 @@ def tiny_policy() -> list[str]:
     return ["policy.budget=64", "policy.local_window=8", "policy.keep_ratio=0.4"]
 
 
+@pytest.fixture(scope="session")
+def grading_workers() -> Iterator[Callable[[pytest.MonkeyPatch], None]]:
+    """`grading_workers(monkeypatch)` lends a command the grading workers of the commands before it."""
+    from kvsweep.harness.grading import pool
+
+    spare: list[Any] = []
+
+    class Worker(pool._Worker):
+        killed = False
+
+        def kill(self) -> None:
+            self.killed = True
+            super().kill()
+
+    def start(function: str) -> Any:
+        while spare and function == JUDGE:
+            if (worker := spare.pop())._process.poll() is None:
+                return worker
+        return Worker(function)
+
+    def close(self: pool.Pool) -> None:
+        for worker in self._workers:
+            if worker in self._idle and not worker.killed and worker._function == JUDGE:  # type: ignore[attr-defined]
+                spare.append(worker)
+            else:
+                worker.end()
+        self._workers.clear()
+        self._idle.clear()
+
+    def lend(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(pool, "_Worker", start)
+        monkeypatch.setattr(pool.Pool, "close", close)
+
+    yield lend
+    for worker in spare:
+        worker.end()
+
+
 @pytest.fixture
-def kvsweep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+def kvsweep(
+    monkeypatch: pytest.MonkeyPatch, grading_workers: Callable[[pytest.MonkeyPatch], None]
+) -> Callable[..., Ended]:
     """`kvsweep("key=value", ...)` runs the command in this process."""
     from hydra.core.global_hydra import GlobalHydra
 
     from kvsweep.harness.sweep.command import main
 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    grading_workers(monkeypatch)
 
     def run(*arguments: str) -> Ended:
         GlobalHydra.instance().clear()

@@ -29,6 +29,7 @@ BAD_INPUT = {
     "kvsweep-predictor": ["nothing"],
     "kvsweep-trace": ["missing"],
 }
+REFUSED_LATE = ["grid.policy=[full,h2o,snapkv,rkv,tova,keydiff]", "draws=0"]
 # Packages that take long to import.
 MODELS, PLOTS = ("torch", "transformers", "datasets"), ("matplotlib", "seaborn", "statsmodels")
 HEAVY = (*MODELS, *PLOTS)
@@ -75,15 +76,15 @@ def test_help_fits_one_screen(
     assert max(map(len, lines)) <= 110
 
 
-@pytest.mark.parametrize("group", sorted(path.name for path in CONF.iterdir() if path.is_dir()))
-def test_help_names_every_choice(group: str, call: Callable[..., Ended]) -> None:
+def test_help_names_every_choice(call: Callable[..., Ended]) -> None:
     text = call("kvsweep", "--help").out
-    if group in ("hydra", "predictor", "prompt"):  # not chosen by a user's GROUP=NAME
-        assert f"  {group} " not in text
-        return
-    named = re.search(rf"^  {group} +((?:.+\n)(?: {{13}}.+\n)*)", text, re.MULTILINE)
-    assert named is not None
-    assert re.findall(r"\w+", named[1]) == sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    for group in sorted(path.name for path in CONF.iterdir() if path.is_dir()):
+        if group in ("hydra", "predictor", "prompt"):  # not chosen by a user's GROUP=NAME
+            assert f"  {group} " not in text
+            continue
+        named = re.search(rf"^  {group} +((?:.+\n)(?: {{13}}.+\n)*)", text, re.MULTILINE)
+        assert named is not None, group
+        assert re.findall(r"\w+", named[1]) == sorted(path.stem for path in (CONF / group).glob("*.yaml")), group
 
 
 def test_help_names_keys_that_exist(call: Callable[..., Ended], compose: Callable[..., Any]) -> None:
@@ -132,12 +133,14 @@ def fresh(tmp_path: Path) -> Callable[..., Ended]:
 @pytest.mark.parametrize(
     "arguments", [["--cfg", "job"], ["--help"], ["--info", "defaults-tree"], ["-sc", "install=bash"]]
 )
+@pytest.mark.slow_unless(rule=lambda arguments: arguments[0] in ("--cfg", "--help"))
 def test_what_only_shows_something_needs_no_torch(arguments: list[str], fresh: Callable[..., Ended]) -> None:
     ended = fresh("kvsweep", *arguments, without=HEAVY)
     assert ended.code == 0, ended.err
     assert ended.out
 
 
+@pytest.mark.slow  # the refusals import the same
 @pytest.mark.parametrize("script", sorted(SCRIPTS.keys() - {"kvsweep"}))
 def test_help_needs_no_torch(script: str, fresh: Callable[..., Ended]) -> None:
     ended = fresh(script, "--help", without=HEAVY)
@@ -153,12 +156,13 @@ def test_help_needs_no_torch(script: str, fresh: Callable[..., Ended]) -> None:
         ("kvsweep", ["benchmark.path=missing.jsonl"]),
         ("kvsweep", ["decoding.top_p=2"]),
         ("kvsweep", ["grid.policy=[full,nothing]"]),
-        ("kvsweep", ["grid.policy=[full,h2o,snapkv,rkv,tova,keydiff]", "draws=0"]),
+        ("kvsweep", REFUSED_LATE),
         ("kvsweep", ["model=toy_llama", f"policy.predictor={WEIGHTS}/predictors/toy_qwen/far_max"]),
         ("kvsweep", ["launcher=slurm", "launcher.shards=0"]),
     ],
     ids=str,
 )
+@pytest.mark.slow_unless(rule=lambda script, arguments: arguments in (BAD_INPUT.get(script, ["missing"]), REFUSED_LATE))
 def test_a_refusal_needs_no_torch(script: str, arguments: list[str], fresh: Callable[..., Ended]) -> None:
     ended = fresh(script, *arguments, without=HEAVY if script == "kvsweep" else MODELS)
     assert ended.code == command_line.BAD_INPUT, ended.err
@@ -190,6 +194,7 @@ def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Callable[.
     assert "queued" in status.out
 
 
+@pytest.mark.slow  # two processes that decode
 def test_a_decoding_job_needs_no_plotting_library(fresh: Callable[..., Ended], tiny: list[str], tmp_path: Path) -> None:
     arguments = [*tiny, "benchmark=toy_add", f"results_dir={tmp_path}"]
     for _ in ("decode", "nothing to do"):
@@ -200,6 +205,7 @@ def test_a_decoding_job_needs_no_plotting_library(fresh: Callable[..., Ended], t
 
 
 @pytest.mark.parametrize("module", ["hydra", "pydantic", "submitit", "torch", "pandas"])
+@pytest.mark.slow_unless(rule=lambda module: module in ("hydra", "torch"))
 def test_ctrl_c_during_an_import_is_one_sentence(
     module: str, fresh: Callable[..., Ended], tiny: list[str], tmp_path: Path
 ) -> None:
@@ -283,6 +289,7 @@ def test_a_reader_that_has_seen_enough_is_no_disk_that_cannot_be_written_to(tmp_
         ("kvsweep tracker=wan", "tracker=wandb"),
     ],
 )
+@pytest.mark.slow_unless(rule=lambda typed, offered: "experiment" in typed)
 def test_tab_completes_keys_and_choices_in_bash(typed: str, offered: str, tmp_path: Path) -> None:
     command = tmp_path / "kvsweep"
     command.write_text(
@@ -334,6 +341,25 @@ def test_bad_input_is_status_2_and_one_sentence(script: str, call: Callable[...,
     assert ended.err.count("\n") == 1
 
 
+def test_the_job_after_a_failed_one_is_done(
+    kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvsweep.harness.sweep.run import execute
+
+    decode = execute.decode
+
+    def fail(work: Any) -> None:
+        if work.job.benchmark.name == "toy_add":
+            raise RuntimeError("broken")
+        decode(work)
+
+    monkeypatch.setattr(execute, "decode", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        kvsweep("-m", "benchmark=toy_add,toy_regs", *tiny, "policy=window", f"results_dir={tmp_path / 'runs'}")
+    assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == 1
+
+
+@pytest.mark.slow  # two processes that decode; the test before has the second in this one
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_failed_job_is_status_1(
     jobs: int, start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path

@@ -100,9 +100,10 @@ def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], t
     assert set(config.policy) - {"_target_", "rows", "every"} == {field.name for field in fields(policy)}
 
 
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", names("predictor"))
-def test_every_predictor_recipe(name: str, write_problems: Callable[..., Path]) -> None:
-    for model in names("model"):
+def test_every_predictor_recipe(name: str, step: int, write_problems: Callable[..., Path]) -> None:
+    for model in names("model")[::step]:
         problems = (
             [f"benchmark.path={write_problems([{'id': 'a', 'problem': '1+1?', 'answer': 2}])}"] if name == "r1" else []
         )
@@ -136,13 +137,14 @@ def values_of(override: Override) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
+@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)], ids=["first", "all"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_job_of_every_experiment(
-    name: str, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
+    name: str, most: int | None, compose: Callable[..., Any], offline: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     # The heads of the label study are for the embedded models alone, and the tiny model's are too narrow for 2 bits.
     embedded = name in ("labels", "bytes_toy")
-    jobs = [job for job in sweep(name, compose) if embedded or "cache.bits=2" not in job]
+    jobs = [job for job in sweep(name, compose) if embedded or "cache.bits=2" not in job][:most]
     cells: list[str] = []
     for overrides in jobs:
         chosen = dict(override.split("=", 1) for override in overrides)

@@ -5,7 +5,6 @@ A block or a command of a kind that this file does not know fails a test: give i
 
 import contextlib
 import io
-import os
 import re
 import shlex
 import subprocess
@@ -16,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import hydra
 import pytest
 import torch
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -42,6 +43,8 @@ ELSEWHERE = {
     "python docs/demo_in_pandas.py results/runs/demo": "tests/analysis/test_demo_in_pandas.py: demo_in_pandas.py",
     "kvsweep policy=oldest": "test_the_policy_of_the_page_works_as_printed",
 }
+# test_sentences.py has the report of the first; test_configs.py the jobs of the second.
+COSTLY = {"kvsweep-report results/reference/dynts_heatmaps.csv", "kvsweep -m experiment=methods"}
 # Every word of the code in quotes that looks like a file's name: what a run or a report writes is among them.
 CODE = (path.read_text() for room in ("base", "analysis", "harness") for path in (ROOT / room).rglob("*.py"))
 FILES_OF_RUNS = {name for text in CODE for name in re.findall(r'"(\w+\.(?:md|yaml|csv))"', text)}
@@ -120,17 +123,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of docs/sweep.md's single cell, as it is typed there but for one problem."""
     folder = tmp_path_factory.mktemp("readme")
     (command,) = [c for c in TYPED if c.startswith("kvsweep model=toy_llama benchmark=toy_regs")]
-    program = "from kvsweep.harness.sweep.command import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", program, *shlex.split(command)[1:], "benchmark.limit=1"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    GlobalHydra.instance().clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        code, output = run_script("kvsweep", [*shlex.split(command)[1:], "benchmark.limit=1"], patch)
+    assert code == 0, output
     return folder / "results/runs/default"
 
 
@@ -150,6 +147,7 @@ def run_script(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "command", dict.fromkeys([*TYPED, *(c for c in INLINE if c.startswith("kvsweep") and is_whole(c))])
 )
+@pytest.mark.slow_unless(rule=lambda command: command not in COSTLY)
 def test_every_command_works(
     command: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -251,8 +249,18 @@ def test_every_link_leads_somewhere(document: str) -> None:
 KEYS = [code for code in INLINE if re.fullmatch(r"-?[a-z_]+(\.[a-z_0-9]+)*=\S*", code)]
 
 
+@pytest.fixture(scope="module")
+def composed() -> list[Any]:
+    """Configurations that together have every key."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        chosen = (["launcher=slurm", "tracker=wandb"], ["model=r1_qwen_7b"], ["policy=kvpress"])
+        found = [hydra.compose("config", overrides) for overrides in chosen]
+    return [*found, OmegaConf.load(CONF / "predictor/r1.yaml")]
+
+
 @pytest.mark.parametrize("code", KEYS)
-def test_every_key_and_choice_exists(code: str, compose: Callable[..., Any]) -> None:
+def test_every_key_and_choice_exists(code: str, composed: list[Any]) -> None:
     key, _, value = code.partition("=")
     if (CONF / key).is_dir() or key == "recipe":
         group = "predictor" if key == "recipe" else key
@@ -261,16 +269,10 @@ def test_every_key_and_choice_exists(code: str, compose: Callable[..., Any]) -> 
         return
     if key == "install":  # of the completion
         return
-    configs = [
-        compose("launcher=slurm", "tracker=wandb"),
-        compose("model=r1_qwen_7b"),
-        compose("policy=kvpress"),
-        OmegaConf.load(CONF / "predictor/r1.yaml"),
-    ]
     if re.search(rf"^  {re.escape(key)}=", replay.HELP, re.MULTILINE):  # kvsweep-replay's own
         return
     missing = object()
-    assert any(OmegaConf.select(config, key, default=missing) is not missing for config in configs)
+    assert any(OmegaConf.select(config, key, default=missing) is not missing for config in composed)
 
 
 def test_keys_are_found() -> None:

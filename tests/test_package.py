@@ -76,6 +76,7 @@ def test_the_wheel_holds_nothing_else(unpacked: Path) -> None:
     assert {name for name in held - expected if ".dist-info/" not in name} == set()
 
 
+@pytest.mark.slow  # a second build
 def test_the_sdist_makes_the_same_wheel(build: Mapping[str, Path], unpacked: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(build["sdist"], tmp_path)
     (tree,) = tmp_path.iterdir()
@@ -117,6 +118,7 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
     assert (tmp_path / "results/demo/report/report.html").is_file()
 
 
+@pytest.mark.slow  # five processes of the wheel, beside those of the test before
 def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
     def kvsweep(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         program = "from kvsweep.harness.sweep.command import main; main()"
@@ -141,6 +143,7 @@ def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Pat
     assert "spread" not in kvsweep("--help", folder=tmp_path).stdout
 
 
+@pytest.mark.slow  # installs a package
 def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     shutil.copytree(unpacked, site)

@@ -7,12 +7,15 @@ import sys
 import zlib
 from pathlib import Path
 
+import pytest
+
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.drilldown import cells_data
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.slow  # a script that makes what is published
 def test_a_run_is_published(kvsweep, tmp_path):
     arguments = [
         "-m",

@@ -483,6 +483,11 @@ PINNING = ("dynts", "oracle", "no_window", "random_head", "raas", "triattention"
 ITS_AUTHORS = {"rpc": "on_top"} | {name: "pinned" for name in EVICTING if name.startswith(PINNING)}
 
 
+def is_its_turn(name, question):
+    """Each policy with one of the questions, all of which have their turn."""
+    return question == QUESTIONS[0 if name == "no_question" else EVICTING.index(name) % len(QUESTIONS)]
+
+
 @pytest.fixture(autouse=True)
 def predictor(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -580,6 +585,7 @@ def test_the_matrix_covers_every_policy_file():
 
 @pytest.mark.parametrize("name", EVICTING)
 @pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.slow_unless(rule=is_its_turn)
 def test_kept_rows_equal_brute_force(name, question):
     if name == "no_question" and question != "free":
         pytest.skip("no_question evicts the question, which the other settings keep")
@@ -599,6 +605,7 @@ def test_kept_rows_equal_brute_force(name, question):
 
 
 @pytest.mark.parametrize("name", EVICTING)
+@pytest.mark.slow_unless(rule=lambda name: EVICTING.index(name) % 5 == 0)
 def test_kept_rows_equal_brute_force_on_an_embedded_models_cache(name, toy_qwen, monkeypatch):
     compared = []
     if name == "triattention":
@@ -642,6 +649,7 @@ def toy_qwen():
 
 @pytest.mark.parametrize("name", EVICTING)
 @pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.slow_unless(rule=is_its_turn)
 def test_all_policies_hold_the_same_after_an_eviction(name, question):
     if name == "no_question" and question != "free":
         pytest.skip("no_question evicts the question, which the other settings keep")

@@ -207,6 +207,7 @@ def test_the_part_beside_this_file_holds_every_rule():
     assert {case["parameters"].get("eviction", 1) for case in FILES[HERE].cases.values()} == {1, 2}
 
 
+@pytest.mark.slow  # many draws
 def test_vase_draws_in_proportion_to_its_weights():
     """Drawn 4,000 times, a row's frequency is that of numpy's draws without replacement from the same weights."""
     file = FILES[HERE]

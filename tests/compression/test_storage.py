@@ -149,13 +149,13 @@ def selection(dice, length, per_head):
 @pytest.mark.parametrize(
     ("settings", "residual", "per_head"),
     [
-        ({"bits": 8}, 1, False),
+        pytest.param({"bits": 8}, 1, False, marks=pytest.mark.slow),
         ({"bits": 4}, 5, True),
         ({"bits": 4, "value_bits": 2, "scheme": "plain", "group": 16}, 7, False),
-        ({"key_bits": 8, "value_bits": 2, "group": 16}, 40, True),
+        pytest.param({"key_bits": 8, "value_bits": 2, "group": 16}, 40, True, marks=pytest.mark.slow),
         ({"bits": 4, "scheme": "kivi"}, 1, False),
         ({"bits": 4, "value_bits": 8, "scheme": "kivi"}, 5, True),
-        ({"bits": 2, "scheme": "kivi", "group": 16}, 3, True),
+        pytest.param({"bits": 2, "scheme": "kivi", "group": 16}, 3, True, marks=pytest.mark.slow),
     ],
 )
 def test_every_operation_on_packed_slots(settings, residual, per_head):

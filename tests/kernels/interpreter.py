@@ -17,10 +17,14 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 5e-3}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp32", "bf16"])
 
 
-def run_file(file: str) -> None:
-    """Run a test file once more where the interpreter is on; it must pass."""
+# A file's test that runs it, for `make test` and for `make slow`.
+BY_MARK = pytest.mark.parametrize("mark", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+
+
+def run_file(file: str, mark: str) -> None:
+    """Run a test file's tests of a mark once more where the interpreter is on; they must pass."""
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", file]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", mark, file]
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{root / 'src'}:{root}"}
     env.pop("PYTEST_XDIST_WORKER", None)
     ended = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)

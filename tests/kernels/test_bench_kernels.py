@@ -79,7 +79,11 @@ def test_a_wrong_kernel_is_not_reported():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--output", "results/published/kernels.md"], "is refused with --tiny and in Triton's interpreter"),
+        pytest.param(
+            ["--output", "results/published/kernels.md"],
+            "is refused with --tiny and in Triton's interpreter",
+            marks=pytest.mark.slow,
+        ),
         (["--kept", "200"], "--rows 33 or more and at least --kept"),
     ],
 )

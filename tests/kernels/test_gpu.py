@@ -55,9 +55,10 @@ def inside(test):
     return pytest.mark.skipif(not INTERPRETED, reason="runs in the process with the interpreter")(test)
 
 
+@pytest.mark.slow  # test_triton.py has the kernels in the interpreter
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_the_checks_themselves_in_the_interpreter():
-    run_file(__file__)
+    run_file(__file__, "not slow")
 
 
 def close(actual, expected, tolerance):

@@ -12,15 +12,16 @@ import torch
 from kvsweep.kernels import reference
 from kvsweep.kernels.packing import pack_rows
 from kvsweep.kernels.row_format import RowFormat
-from tests.kernels.interpreter import DTYPES, INTERPRETED, TOLERANCE, run_file
+from tests.kernels.interpreter import BY_MARK, DTYPES, INTERPRETED, TOLERANCE, run_file
 
 pytest.importorskip("triton")
 inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_the_interpreter starts")
 
 
+@BY_MARK
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_in_the_interpreter():
-    run_file(__file__)
+def test_in_the_interpreter(mark):
+    run_file(__file__, mark)
 
 
 def close(actual, expected, dtype):
@@ -61,6 +62,7 @@ def test_decode_attention(group, dim, capacity, lengths, dtype):
 @pytest.mark.parametrize(
     ("group", "dim", "rows", "tokens"), [(1, 8, 1, 1), (4, 96, 130, 33), (7, 128, 150, 150), (16, 64, 70, 5)]
 )
+@pytest.mark.slow_unless(rule=lambda tokens, **_: tokens < 150)
 def test_chunk_attention(group, dim, rows, tokens, dtype):
     from kvsweep.kernels.chunk_attention import chunk_attention
 
@@ -99,7 +101,8 @@ def test_decode_attention_with_a_length_per_head_and_an_empty_slot():
 
 @inside
 @DTYPES
-@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("softcap", [pytest.param(None, marks=pytest.mark.slow), 3.0])
+@pytest.mark.slow_unless(rule=lambda dtype, softcap: dtype == torch.bfloat16)
 def test_attention_with_sinks_and_a_softcap(softcap, dtype):
     """Over whole rows and over packed ones, of more than a chunk; sinks of all sizes, one a query head."""
     from kvsweep.kernels.decode_attention import decode_attention
@@ -132,6 +135,7 @@ def test_attention_with_sinks_and_a_softcap(softcap, dtype):
     ("bits", "group", "dim", "lengths"),
     [((8, 4), 1, 16, [1, 40]), ((4, 4), 7, 96, [540, 77]), ((2, 8), 4, 128, [64, 65])],
 )
+@pytest.mark.slow_unless(rule=lambda group, **_: group != 7)
 def test_packed_attention(bits, group, dim, lengths, dtype):
     """Each head has its own number of packed rows; bytes that nobody uses are those of NaN."""
     from kvsweep.kernels.packed_attention import packed_attention
@@ -186,6 +190,7 @@ def test_compact_layers_is_bit_exact(capacity, kept, kinds, per_head, dtype):
 @DTYPES
 @pytest.mark.parametrize("kind", ["answer", "far_max", "later"])
 @pytest.mark.parametrize(("group", "length", "dim"), [(1, 1, 64), (7, 65, 16), (4, 100, 96)])
+@pytest.mark.slow_unless(rule=lambda dtype, group, **_: dtype == torch.float32 or group == 7)
 def test_importance_labels(kind, group, length, dim, dtype):
     from kvsweep.kernels.importance_labels import importance_labels
 
@@ -226,6 +231,7 @@ def test_redundancy(length, threshold, dtype):
 @pytest.mark.parametrize("past_only", [False, True])
 @pytest.mark.parametrize(("pool_logits", "pooling", "pool"), [(False, 5, "mean"), (True, 7, "max"), (False, 1, "mean")])
 @pytest.mark.parametrize(("group", "length", "window"), [(7, 9, 8), (4, 101, 8)])
+@pytest.mark.slow_unless(rule=lambda length, past_only, **_: (length == 9) == past_only)
 def test_observation_scores(group, length, window, past_only, pool_logits, pooling, pool, dtype):
     from kvsweep.kernels.observation import observation_scores
 
@@ -271,6 +277,7 @@ def test_a_token_has_the_same_bits_in_every_product(dtype):
 
 @inside
 @DTYPES
+@pytest.mark.slow_unless(rule=lambda dtype: dtype == torch.bfloat16)
 def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype):
     from kvsweep.kernels.decode_attention import decode_attention
 

@@ -98,11 +98,13 @@ def worsened(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     return cell, worse, other, full
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(worsened(), st.sampled_from([0.1, 0.025, 0.0008]), st.sampled_from(POPULATIONS))
-def test_one_more_wrong_answer_never_looks_better(
-    tables: tuple[np.ndarray, ...], level: float, population: Population
-) -> None:
+@pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_one_more_wrong_answer_never_looks_better(examples: int) -> None:
+    drawn = given(worsened(), st.sampled_from([0.1, 0.025, 0.0008]), st.sampled_from(POPULATIONS))
+    settings(max_examples=examples, deadline=None, derandomize=True)(drawn(never_better))()
+
+
+def never_better(tables: tuple[np.ndarray, ...], level: float, population: Population) -> None:
     cell, worse, other, full = tables
     if np.isnan(cell - full).all() or np.isnan(other - full).all():
         return
@@ -211,6 +213,7 @@ def lost_wholly(rng: np.random.Generator, draws: int) -> Iterator[tuple[np.ndarr
         yield cell, full
 
 
+@pytest.mark.slow  # hundreds of simulated grids
 def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
     rng = np.random.default_rng(1)
     holds, holds_early, covered = [], [], []
@@ -231,6 +234,7 @@ def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
         assert np.mean(wrong) <= 0.04
 
 
+@pytest.mark.slow  # hundreds of simulated cells
 def test_the_power_is_that_of_simulated_cells() -> None:
     rng = np.random.default_rng(2)
     for problems, draws in ((30, 5), (60, 8), (100, 4)):

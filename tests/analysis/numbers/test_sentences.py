@@ -33,7 +33,9 @@ MakeCell = Callable[..., Path]
 PUBLISHED = REFERENCE / "dynts_heatmaps.csv"
 
 
-def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path) -> None:
+@pytest.mark.slow  # a page of eight grids; test_layout.py and test_heatmap.py draw them
+def test_the_published_llama_aime24_grid_is_within_the_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsweep.analysis.pictures.style.FORMATS", ("svg",))  # of eight grids
     named = {verdict.title: verdict for verdict in analyse_scores(PUBLISHED).verdicts}
     verdict = named["R1-Llama | AIME24"]
     assert verdict.floor is not None

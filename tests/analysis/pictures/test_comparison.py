@@ -264,6 +264,7 @@ def test_every_policy_has_a_look_of_its_own_in_all_figures() -> None:
     assert policy_looks([("h2o", "")])["h2o", ""] == looks["h2o", ""]
 
 
+@pytest.mark.slow  # test_layout.py has thirty-two
 def test_twenty_eight_policies_fit_on_the_page(tmp_path: Path, make_cell: MakeCell) -> None:
     for place in PLACES:
         for i in range(28):

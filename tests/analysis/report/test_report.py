@@ -32,6 +32,13 @@ SCRIPT = "<script>alert(1)</script>"
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(autouse=True)
+def formats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures as SVG alone, which is what a page holds, but for the tests that are about the files beside it."""
+    if not request.node.get_closest_marker("all_formats"):
+        monkeypatch.setattr("kvsweep.analysis.pictures.style.FORMATS", ("svg",))
+
+
 def test_one_cell_alone(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0], [1], [1]])
     page = build_report(tmp_path / "run")
@@ -55,6 +62,7 @@ def test_a_page_without_completions_is_small_and_says_so(tmp_path: Path, make_ce
     assert "75.0 ± 25.0" in html
 
 
+@pytest.mark.all_formats
 def test_a_partial_sweep_says_what_is_missing(tmp_path: Path, make_cell: MakeCell) -> None:
     for ratio in (0.1, 0.2, 0.3):
         for window in (16, 48):
@@ -84,6 +92,7 @@ def test_cells_on_fewer_problems_or_with_uneven_draws_are_named(tmp_path: Path, 
     assert "4 answers to 3 of 3 problems" in named
 
 
+@pytest.mark.all_formats
 def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     for benchmark, title in (("toy_chain", "Chain"), ("toy_add", "Add")):
         place = {"benchmark": benchmark, "benchmark_title": title}
@@ -119,6 +128,7 @@ def test_policies_without_keep_ratio_or_window(tmp_path: Path, make_cell: MakeCe
     assert summary_table(tmp_path / "run").splitlines()[1].startswith("H2O ")
 
 
+@pytest.mark.all_formats
 def test_bar_charts_that_are_too_many_are_named(
     tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +280,7 @@ def run_without(packages: tuple[str, ...], program: str) -> None:
     subprocess.run([sys.executable, "-c", block + program], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow  # test_imports.py has the imports
 def test_the_report_needs_no_torch(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1], [0]])
     program = f"from kvsweep.analysis.report.build import build_report; build_report({str(tmp_path / 'run')!r})"

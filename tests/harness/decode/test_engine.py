@@ -96,6 +96,10 @@ def networks(request):
     return stock, LoadedModel(ModelConfig(name="m", title="M", path="none"), ours, IdTokenizer())
 
 
+OF_QWEN = pytest.mark.slow_unless(rule=lambda toy, **_: toy == "toy_qwen")
+OF_LLAMA = pytest.mark.slow_unless(rule=lambda toy, **_: toy == "toy_llama")
+
+
 @pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
 def toy(request):
     """An embedded model twice, as above, and questions of ragged lengths for it."""
@@ -124,6 +128,7 @@ def test_full_cache_equals_transformers_generate(networks):
     compare_with_generate(*networks, prompts(7, 23, 1, 40, 2), max_new_tokens=NEW_TOKENS)
 
 
+@OF_QWEN
 def test_full_cache_of_an_embedded_model_equals_transformers_generate(toy):
     compare_with_generate(*toy, max_new_tokens=300)
 
@@ -311,13 +316,22 @@ def make_policy(name, predictor, **rule):
     return cls(name=name, **own, **rule)
 
 
+ASKED = [(QWEN, "free"), (LLAMA, "free"), (QWEN, "pinned"), (LLAMA, "on_top")]
+
+
+def is_its_turn(networks, question, name):
+    """Each policy with one of the settings, all of which have their turn."""
+    return (networks, question) == ASKED[0 if name == "no_question" else list(POLICIES).index(name) % len(ASKED)]
+
+
 @pytest.mark.parametrize("name", list(POLICIES))
 @pytest.mark.parametrize(
     ("networks", "question"),
-    [(QWEN, "free"), (LLAMA, "free"), (QWEN, "pinned"), (LLAMA, "on_top")],
+    ASKED,
     indirect=["networks"],
     ids=["qwen2-free", "llama-free", "qwen2-pinned", "llama-on_top"],
 )
+@pytest.mark.slow_unless(rule=is_its_turn)
 def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_path):
     if name == "no_question" and question != "free":
         pytest.skip("no_question evicts the question, which the other settings keep")
@@ -341,6 +355,7 @@ def test_eviction_equals_a_gathered_dynamic_cache(networks, name, question, tmp_
         assert len(found) > 1
 
 
+@OF_LLAMA
 def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
     stock, model, texts = toy
     predictor = WEIGHTS / "predictors" / model.config.name / "far_max"
@@ -356,13 +371,18 @@ def test_eviction_of_an_embedded_model_equals_a_gathered_dynamic_cache(toy):
     assert answered >= 2
 
 
-def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy):
+@OF_QWEN
+@pytest.mark.parametrize(
+    ("tasks", "tokens"), [(2, 150), pytest.param(len(TASKS), 250, marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_an_embedded_models_completions_do_not_depend_on_slots_or_order(toy, tasks, tokens):
     _, model, _ = toy
-    texts = [model.prompt_ids(p.question) for task in TASKS for p in problems(task)[:1]]
+    texts = [model.prompt_ids(p.question) for task in list(TASKS)[:tasks] for p in problems(task)[:1]]
     rule = {"keep_ratio": 0.3, "local_window": 32, "budget": 96, "question": "on_top"}
     requests = ask(texts, FULL, Random(name="random", **rule), Window(name="window", **rule))
-    options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": 250}
+    options = {"sampling": SamplingConfig(temperature=0.6, top_p=0.95), "max_new_tokens": tokens}
     four, _ = run(model, requests, slots=4, **options)
+    assert any(row.evictions for row in four.values())
     for slots, order in ((1, requests), (32, random.Random(0).sample(requests, len(requests)))):
         assert run(model, order, slots=slots, **options)[0] == four
 
@@ -432,63 +452,71 @@ class BreakingModel(FakeModel):
         return hidden
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    problems=st.integers(1, 7),
-    policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
-    slots=st.integers(1, 9),
-    max_new_tokens=st.integers(1, 40),
-)
-def test_grid_in_one_batch_equals_one_cell_at_a_time(seed, problems, policies, slots, max_new_tokens):
+@pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.slow)])
+def test_grid_in_one_batch_equals_one_cell_at_a_time(examples):
     """Any lengths, budgets, slots: ends, loses nothing, doubles nothing, and every completion is what it is alone."""
-    requests = fake_requests(seed, problems, policies)
-    wanted = Counter((b.cell_id, r.problem_id, 0) for r in requests for b in r.branches)
-    options = {"sampling": T1, "max_new_tokens": max_new_tokens}
-    together, engine = run(FakeModel(), requests, slots=slots, **options)
-    assert Counter(together.keys()) == wanted
-    alone, _ = run(FakeModel(), requests, slots=1, **options)
-    assert together == alone
-    if slots > 1:
-        assert engine.clock.tokens == tokens_of_trunks_and_branches(requests, together)
-    for request in requests:
-        rows = [(b.policy, together[b.cell_id, request.problem_id, 0]) for b in request.branches]
-        for (_, one), (policy, other) in itertools.product(rows, rows):
-            if is_untouched(one, policy):
-                assert other == one
-            elif getattr(policy, "keep_ratio", 1) < 1 and len(request.prompt_ids) < policy.budget:
-                assert one.evictions or other.evictions
+
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        seed=st.integers(0, 10**6),
+        problems=st.integers(1, 7),
+        policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
+        slots=st.integers(1, 9),
+        max_new_tokens=st.integers(1, 40),
+    )
+    def check(seed, problems, policies, slots, max_new_tokens):
+        requests = fake_requests(seed, problems, policies)
+        wanted = Counter((b.cell_id, r.problem_id, 0) for r in requests for b in r.branches)
+        options = {"sampling": T1, "max_new_tokens": max_new_tokens}
+        together, engine = run(FakeModel(), requests, slots=slots, **options)
+        assert Counter(together.keys()) == wanted
+        alone, _ = run(FakeModel(), requests, slots=1, **options)
+        assert together == alone
+        if slots > 1:
+            assert engine.clock.tokens == tokens_of_trunks_and_branches(requests, together)
+        for request in requests:
+            rows = [(b.policy, together[b.cell_id, request.problem_id, 0]) for b in request.branches]
+            for (_, one), (policy, other) in itertools.product(rows, rows):
+                if is_untouched(one, policy):
+                    assert other == one
+                elif getattr(policy, "keep_ratio", 1) < 1 and len(request.prompt_ids) < policy.budget:
+                    assert one.evictions or other.evictions
+
+    check()
 
 
-@settings(max_examples=75, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    problems=st.integers(1, 6),
-    policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
-    slots=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
-    kills=st.tuples(st.integers(0, 12), st.integers(0, 12)),
-    failures=st.tuples(st.integers(1, 80), st.integers(1, 80)),
-    max_new_tokens=st.integers(1, 40),
-)
-def test_a_killed_grid_resumes_to_the_same_completions(
-    seed, problems, policies, slots, kills, failures, max_new_tokens
-):
+@pytest.mark.parametrize("examples", [20, pytest.param(75, marks=pytest.mark.slow)])
+def test_a_killed_grid_resumes_to_the_same_completions(examples):
     """Killed or broken twice, at any moment, each time with other slots: nothing lost, doubled or changed."""
-    requests = fake_requests(seed, problems, policies)
-    options = {"sampling": T1, "max_new_tokens": max_new_tokens}
-    whole, _ = run(FakeModel(), requests, slots=slots[0], **options)
-    stored = {}
-    for count, kill, failure in zip(slots, (*kills, None), (*failures, None), strict=True):
-        rest = [r for r in (without(r, stored) for r in requests) if r.branches]
-        if not rest:
-            break
-        decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=T1)
-        engine = Engine.sized_for(rest, BreakingModel(breaks_at=failure), decoding=decoding, seed=0, slots=count)
-        with suppress(BrokenError):
-            for cell_id, completion in itertools.islice(engine.generate(rest), kill):
-                assert (cell_id, completion.problem_id, 0) not in stored
-                stored[cell_id, completion.problem_id, 0] = completion
-    assert stored == whole
+
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        seed=st.integers(0, 10**6),
+        problems=st.integers(1, 6),
+        policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
+        slots=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)),
+        kills=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+        failures=st.tuples(st.integers(1, 80), st.integers(1, 80)),
+        max_new_tokens=st.integers(1, 40),
+    )
+    def check(seed, problems, policies, slots, kills, failures, max_new_tokens):
+        requests = fake_requests(seed, problems, policies)
+        options = {"sampling": T1, "max_new_tokens": max_new_tokens}
+        whole, _ = run(FakeModel(), requests, slots=slots[0], **options)
+        stored = {}
+        for count, kill, failure in zip(slots, (*kills, None), (*failures, None), strict=True):
+            rest = [r for r in (without(r, stored) for r in requests) if r.branches]
+            if not rest:
+                break
+            decoding = DecodingConfig(name="test", max_new_tokens=max_new_tokens, sampling=T1)
+            engine = Engine.sized_for(rest, BreakingModel(breaks_at=failure), decoding=decoding, seed=0, slots=count)
+            with suppress(BrokenError):
+                for cell_id, completion in itertools.islice(engine.generate(rest), kill):
+                    assert (cell_id, completion.problem_id, 0) not in stored
+                    stored[cell_id, completion.problem_id, 0] = completion
+        assert stored == whole
+
+    check()
 
 
 def without(request, stored):
@@ -528,16 +556,23 @@ def tokens_of_trunks_and_branches(requests, completions):
     return total
 
 
-@pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
-def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, step_tokens):
-    _, model = networks
+@pytest.fixture(scope="module")
+def read_whole(networks):
+    """Questions of ragged lengths, and what is written where each is read in one step."""
     policies = [
         H2O(name="h2o", keep_ratio=0.4, local_window=6, budget=30),
         SnapKV(name="snapkv", keep_ratio=0.5, local_window=8, budget=28, observation_window=4),
         FULL,
     ]
     requests = ask(prompts(1, 23, 2, 17, 40, 9, 33), *policies, draws=2)
-    whole, _ = run(model, requests, slots=6)
+    return requests, run(networks[1], requests, slots=6)[0]
+
+
+@pytest.mark.parametrize("step_tokens", [1, 5, 16, 64])
+@pytest.mark.slow_unless(rule=lambda networks, step_tokens: networks is LLAMA and step_tokens in (5, 64))
+def test_questions_in_chunks_or_side_by_side_give_the_same_completions(networks, read_whole, step_tokens):
+    _, model = networks
+    requests, whole = read_whole
     assert run(model, requests, slots=6, step_tokens=step_tokens)[0] == whole
 
 
@@ -555,6 +590,7 @@ def test_a_long_question_does_not_stop_the_others(networks):
     assert 49 <= engine.clock.steps <= 51
 
 
+@pytest.mark.slow_unless(rule=lambda networks: networks is QWEN)
 def test_shuffled_requests_give_the_same_completions(networks):
     _, model = networks
     policy = Random(name="random", keep_ratio=0.4, local_window=5, budget=20)

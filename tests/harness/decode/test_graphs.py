@@ -102,22 +102,26 @@ def both(engine):
     engine.ahead = True
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    problems=st.integers(1, 7),
-    policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
-    slots=st.integers(1, 9),
-    max_new_tokens=st.integers(1, 40),
-    way=st.sampled_from([captured, ahead, both]),
-)
-def test_completions_are_the_same(seed, problems, policies, slots, max_new_tokens, way):
-    requests = fake_requests(seed, problems, policies)
-    options = {"sampling": T1, "max_new_tokens": max_new_tokens, "slots": slots}
-    plain, engine = run(FakeModel(), requests, prepare=ragged, **options)
-    other, other_engine = run(FakeModel(), requests, prepare=way, **options)
-    assert other == plain
-    assert other_engine.clock.tokens == engine.clock.tokens
+@pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_completions_are_the_same(examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        seed=st.integers(0, 10**6),
+        problems=st.integers(1, 7),
+        policies=st.lists(st.sampled_from(FAKE_POLICIES), min_size=1, max_size=6, unique=True),
+        slots=st.integers(1, 9),
+        max_new_tokens=st.integers(1, 40),
+        way=st.sampled_from([captured, ahead, both]),
+    )
+    def check(seed, problems, policies, slots, max_new_tokens, way):
+        requests = fake_requests(seed, problems, policies)
+        options = {"sampling": T1, "max_new_tokens": max_new_tokens, "slots": slots}
+        plain, engine = run(FakeModel(), requests, prepare=ragged, **options)
+        other, other_engine = run(FakeModel(), requests, prepare=way, **options)
+        assert other == plain
+        assert other_engine.clock.tokens == engine.clock.tokens
+
+    check()
 
 
 def test_graphs_are_captured_and_replayed():

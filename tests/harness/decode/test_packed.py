@@ -45,7 +45,12 @@ def texts(model, wanted, cache, slots):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"bits": 8}, {"bits": 4}, {"bits": 2}, {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16}],
+    [
+        pytest.param({"bits": 8}, marks=pytest.mark.slow),
+        {"bits": 4},
+        pytest.param({"bits": 2}, marks=pytest.mark.slow),
+        {"bits": 4, "value_bits": 2, "scheme": "kivi", "group": 16},
+    ],
     ids=["8", "4", "2", "kivi"],
 )
 def test_texts_do_not_depend_on_the_batch(model, settings):

@@ -298,12 +298,16 @@ def judged(case: object, answer: str) -> bool:
     return judge(rf"So $\boxed{{{answer}}}$", "stop", gold, kind, RULE)[1] == "correct"
 
 
-@given(st.sampled_from(mutants.KINDS), st.integers(0, 10**9))
-@settings(max_examples=40, deadline=None, derandomize=True)
-def test_mutants_are_rejected_and_rewrites_are_accepted(kind: object, seed: int) -> None:
-    case = next(mutants.cleaned(kind(random.Random(seed)) for _ in range(1)))  # type: ignore[operator]
-    assert [m for m in case.mutants if judged(case, m[1])] == []
-    assert [r for r in case.rewrites if not judged(case, r[1])] == []
+@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
+def test_mutants_are_rejected_and_rewrites_are_accepted(examples: int) -> None:
+    @given(st.sampled_from(mutants.KINDS), st.integers(0, 10**9))
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    def check(kind: object, seed: int) -> None:
+        case = next(mutants.cleaned(kind(random.Random(seed)) for _ in range(1)))  # type: ignore[operator]
+        assert [m for m in case.mutants if judged(case, m[1])] == []
+        assert [r for r in case.rewrites if not judged(case, r[1])] == []
+
+    check()
 
 
 def measured(cases: object) -> dict[str, int]:

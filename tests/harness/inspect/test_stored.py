@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,20 @@ from kvsweep.base.errors import UserError
 from kvsweep.harness.inspect.text import of_cell
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that asks for a cell puts it."""
+    return tmp_path_factory.mktemp("stored")
+
+
 @pytest.fixture
-def cell(kvsweep: Any, tiny: list[str], tiny_policy: list[str], tmp_path: Path) -> Path:
-    ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_add", f"results_dir={tmp_path}")
-    assert ended.code == 0, ended.err
-    return next(tmp_path.glob("*/*/cell.yaml")).parent
+def cell(kvsweep: Any, tiny: list[str], tiny_policy: list[str], stored: Path, tmp_path: Path) -> Path:
+    """A cell that a test may change."""
+    if not any(stored.iterdir()):
+        ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_add", f"results_dir={stored}")
+        assert ended.code == 0, ended.err
+    shutil.copytree(stored, tmp_path / "runs")
+    return next(tmp_path.glob("runs/*/*/cell.yaml")).parent
 
 
 def edit(cell: Path, change: Callable[[dict[str, Any]], object]) -> None:

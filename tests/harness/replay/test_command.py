@@ -116,6 +116,7 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     assert json.loads((folder / "screen.json").read_text()) == {}
 
 
+@pytest.mark.slow  # three sweeps and two replays
 def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
     folder = sweep("later", "replay=only")
     sweep("later", "replay=false", "grid.policy=[full,random]")
@@ -134,6 +135,7 @@ def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
     assert status["seconds_left"] == 0
 
 
+@pytest.mark.slow  # two processes that import torch
 def test_tasks_of_their_own_replay_like_one(sweep):
     folder = sweep("tasks", "replay=only")
     whole = rows(folder)
@@ -171,6 +173,12 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
     assert set(given["rounds"]) == {1}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Where the first mistake puts the run that none of them changes."""
+    return tmp_path_factory.mktemp("finished")
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -181,7 +189,10 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
         (["limit={1"], "cannot be read as KEY=VALUE"),
     ],
 )
-def test_a_mistake_is_one_sentence(sweep, overrides, sentence):
-    folder = sweep("bad", "grid.policy=[full]")
+def test_a_mistake_is_one_sentence(kvsweep, finished, overrides, sentence):
+    folder = finished / "bad"
+    if not folder.exists():
+        ended = kvsweep(*SWEEP, f"results_dir={finished}", "run_name=bad", "grid.policy=[full]")
+        assert ended.code == 0, ended.err
     with pytest.raises(UserError, match=sentence):
         _replay(folder, overrides, timed=False)

@@ -1,6 +1,7 @@
 """Whatever stands in a configuration or a benchmark file: a job, or one sentence and exit code 2; never a traceback."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ values = st.recursive(
 names = st.sampled_from(["id", "problem", "answer", "question", "Record ID", ""])
 rows = st.lists(st.dictionaries(names, values | st.sampled_from(["27", "-1", "C", "x+1"]), max_size=4), max_size=4)
 kinds = st.sampled_from(["integer", "expression", "letter"])
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EACH: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+
+
+def examples(few: int, many: int) -> Callable[[Any], Any]:
+    """Run a property on few examples, and in `make slow` on many: `examples` sets them for the drawn part, `check`."""
+    return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
 
 
 def load(**fields: Any) -> None:
@@ -37,24 +43,32 @@ def load(**fields: Any) -> None:
         assert all(problem.gold for problem in benchmark.problems)
 
 
-@quick
-@given(rows=rows, kind=kinds, suffix=st.sampled_from([".jsonl", ".json"]))
-def test_files_of_rows(rows: list[dict[str, Any]], kind: Any, suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"p{suffix}"
-    text = json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
-    load(path=str(path), answer_kind=kind)
+@examples(40, 150)
+def test_files_of_rows(examples: int, tmp_path: Path) -> None:
+    @settings(max_examples=examples, **EACH)
+    @given(rows=rows, kind=kinds, suffix=st.sampled_from([".jsonl", ".json"]))
+    def check(rows: list[dict[str, Any]], kind: Any, suffix: str) -> None:
+        path = tmp_path / f"p{suffix}"
+        text = json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(text, encoding="utf-8")
+        load(path=str(path), answer_kind=kind)
+
+    check()
 
 
-@quick
-@given(
-    content=st.binary(max_size=200) | st.text(alphabet='id,"\n{}[]:\x00é1', max_size=80).map(str.encode),
-    suffix=st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]),
-)
-def test_files_of_anything(content: bytes, suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"p{suffix}"
-    path.write_bytes(content)
-    load(path=str(path))
+@examples(40, 150)
+def test_files_of_anything(examples: int, tmp_path: Path) -> None:
+    @settings(max_examples=examples, **EACH)
+    @given(
+        content=st.binary(max_size=200) | st.text(alphabet='id,"\n{}[]:\x00é1', max_size=80).map(str.encode),
+        suffix=st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]),
+    )
+    def check(content: bytes, suffix: str) -> None:
+        path = tmp_path / f"p{suffix}"
+        path.write_bytes(content)
+        load(path=str(path))
+
+    check()
 
 
 FIELDS = st.sampled_from(
@@ -62,12 +76,17 @@ FIELDS = st.sampled_from(
 )
 
 
-@quick
-@given(changed=st.dictionaries(FIELDS, values, min_size=1, max_size=3))
-def test_benchmark_settings(changed: dict[str, Any], tmp_path: Path) -> None:
+@examples(40, 150)
+def test_benchmark_settings(examples: int, tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": 1, "problem": "1+1?", "answer": 2}\n')
-    load(path=str(path), **changed)
+
+    @settings(max_examples=examples, **EACH)
+    @given(changed=st.dictionaries(FIELDS, values, min_size=1, max_size=3))
+    def check(changed: dict[str, Any]) -> None:
+        load(path=str(path), **changed)
+
+    check()
 
 
 KEYS = st.sampled_from(
@@ -105,23 +124,28 @@ VALUES = st.sampled_from(
 
 
 @pytest.mark.usefixtures("no_model")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(overrides=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2))
+@examples(8, 25)
 def test_the_command_says_one_sentence(
-    overrides: list[tuple[str, str]], kvsweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    examples: int, kvsweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvsweep.harness.sweep.run import execute
 
     monkeypatch.setattr(execute, "run", lambda jobs: None)
-    ended = kvsweep(
-        "model=r1_qwen_7b",
-        "model.random_weights=true",
-        "policy=random",
-        f"results_dir={tmp_path}",
-        *(f"{key}={value}" for key, value in overrides),
-    )
-    assert ended.code in (0, 2), ended.err
-    assert "Traceback" not in ended.err
-    if ended.code == 2:
-        assert ended.err.startswith("kvsweep: error: ")
-        assert ended.err.count("\n") == 1
+
+    @settings(max_examples=examples, **EACH)
+    @given(overrides=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2))
+    def check(overrides: list[tuple[str, str]]) -> None:
+        ended = kvsweep(
+            "model=r1_qwen_7b",
+            "model.random_weights=true",
+            "policy=random",
+            f"results_dir={tmp_path}",
+            *(f"{key}={value}" for key, value in overrides),
+        )
+        assert ended.code in (0, 2), ended.err
+        assert "Traceback" not in ended.err
+        if ended.code == 2:
+            assert ended.err.startswith("kvsweep: error: ")
+            assert ended.err.count("\n") == 1
+
+    check()

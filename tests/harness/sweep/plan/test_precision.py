@@ -103,7 +103,7 @@ def test_the_short_form_and_the_long_form_name_the_same_cell():
     assert CacheConfig(scheme="kivi", residual=3).identity() == {}
 
 
-@pytest.mark.parametrize(("scheme", "least"), [("rotated", 17), ("kivi", 24)])
+@pytest.mark.parametrize(("scheme", "least"), [("rotated", 17), pytest.param("kivi", 24, marks=pytest.mark.slow)])
 def test_a_cell_in_which_nothing_is_packed_is_marked(scheme, least, kvsweep, tmp_path):
     """The residual comes with the model; shorter texts than it are not packed, and everything says so."""
     config = CacheConfig(bits=4, scheme=scheme, group=8, residual=16)

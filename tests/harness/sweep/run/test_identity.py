@@ -25,6 +25,7 @@ from kvsweep.harness.sweep.plan.job import Job, make_job
 from kvsweep.harness.sweep.run.execute import run
 from kvsweep.harness.toy.paths import WEIGHTS
 
+IN_EACH_WAY = pytest.mark.slow_unless(rule=lambda name: name in (INPUTS["weights"], INPUTS["oracle labels"]))
 INPUTS = {
     "weights": "model/model.safetensors",
     "chat template": "model/chat_template.jinja",
@@ -98,6 +99,7 @@ def test_a_file_that_changes_between_submission_and_start_stops_the_task(
     assert json.loads(status.read_text())["state"] == "failed"
 
 
+@IN_EACH_WAY
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
 def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, settings: list[str], name: str) -> None:
     job = shipped(settings, "until=decided", "draws=4")
@@ -110,6 +112,7 @@ def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, sett
     assert rows(place) == stored
 
 
+@IN_EACH_WAY
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
 def test_a_file_that_changes_between_resume_and_report_changes_no_row(
     place: Path, settings: list[str], name: str

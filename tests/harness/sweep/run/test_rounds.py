@@ -119,6 +119,7 @@ def test_a_cell_gets_the_draws_that_decide_it(whole, expected, command, tmp_path
     assert "nothing to do" in command(DECIDED).out
 
 
+@pytest.mark.slow  # two more whole sweeps
 def test_finish_completes_the_draws_of_decided_cells_and_keeps_the_rounds(whole, expected, command, tmp_path):
     run = tmp_path / "default"
     command(DECIDED)
@@ -145,6 +146,7 @@ def test_finish_completes_the_draws_of_decided_cells_and_keeps_the_rounds(whole,
         )
 
 
+@pytest.mark.slow  # whole sweeps in shards
 def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_path):
     command(DECIDED, "+launcher.shards=3", run="inline")
     assert rows(tmp_path / "inline") == expected
@@ -162,6 +164,7 @@ def test_shards_in_any_order_and_way_write_the_same_rows(expected, command, tmp_
     assert Counter(cell.state for cell in read_sweep(run).cells) == {"done": 7}
 
 
+@pytest.mark.slow  # of a process that is slowed down; test_run.py kills one too
 def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvsweep, command, tmp_path):
     run = tmp_path / "default"
     slow = (

@@ -245,6 +245,7 @@ def test_memory_for_not_even_one_slot_is_said_plainly(
     assert "lower policy.budget" in ended.err
 
 
+@pytest.mark.slow  # two sweeps, one of them of seven jobs
 def test_a_grid_is_its_cells_one_by_one(
     command: Callable[..., Any], read_completions: Callable[[Path], Rows], tmp_path: Path, model_loads: list[str]
 ) -> None:
@@ -287,6 +288,7 @@ class Shuffled:
         return found
 
 
+@pytest.mark.slow  # four sweeps of six policies
 def test_a_killed_grid_of_every_kind_of_policy_resumes_to_the_same_rows(
     command: Callable[..., Any], cells: Callable[..., list[dict[str, Any]]]
 ) -> None:
@@ -523,6 +525,7 @@ def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_o
 
 
 @pytest.mark.parametrize("trouble", ["an error", "a full disk", "too slow"])
+@pytest.mark.slow_unless(rule=lambda trouble: trouble != "a full disk")
 def test_trouble_in_grading_beside_decoding_leaves_the_grades_to_the_end(
     trouble: str,
     command: Callable[..., Any],
