@@ -108,7 +108,7 @@ def test_the_wheel_sweeps_grades_and_reports_away_from_the_repository(unpacked: 
         "build.main(['results/demo'])\n"
     )
     sweep = ["-m", "experiment=demo", "benchmark=toy_add", "benchmark.limit=1", "grid.keep_ratio=[0.3]"]
-    settings = ["grid.local_window=[48]", "results_dir=results", "run_name=demo"]
+    settings = ["model=toy_qwen,toy_llama", "grid.local_window=[48]", "grid.beside=[]", "results_dir=results"]
     ended = run_from(unpacked, program, *sweep, *settings, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     places = ended.stdout.splitlines()[0].split()
