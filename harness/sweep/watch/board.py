@@ -47,6 +47,12 @@ class Board:
         self._thread.join()
 
     def _follow(self) -> None:
+        try:
+            self._show()
+        finally:
+            self._is_shown.set()  # after an error too, for which the sweep need not wait
+
+    def _show(self) -> None:
         if not sys.stderr.isatty():
             self._is_shown.set()
             while not self._end.wait(LINE_S):
@@ -56,10 +62,12 @@ class Board:
         with _terminal() as file, Live(console=VisibleConsole(file=file), auto_refresh=False) as live:
             guard_streams()  # around the streams that `Live` has put in place of stdout and stderr
             self._is_shown.set()
-            ended = False
+            ended, pause = False, LOOK_S
             while not ended:
-                ended = self._end.wait(LOOK_S)
+                ended, began = self._end.wait(pause), time.monotonic()
                 live.update(Group(*map(render, self._sweeps())), refresh=True)
+                # A look at many cells takes seconds of the decoding process: a twentieth of its time at most.
+                pause = max(LOOK_S, 20 * (time.monotonic() - began))
 
     def _sweeps(self) -> Iterator[SweepStatus]:
         for directory, cells in self._cells.items():

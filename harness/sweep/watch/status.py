@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,7 @@ def _add_grades(cell: CellStatus, folder: Path) -> None:
         cell.pass_at_1, cell.error = score.pass_at_1, score.error
 
 
-@cache
+@lru_cache(maxsize=10_000)
 def _score(folder: Path, stamps: tuple[tuple[int, int], ...]) -> Score:
     """A cell's score; `stamps` are the sizes and times of its grades' files, so that --watch reads them again."""
     return read_score(folder)
