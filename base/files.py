@@ -53,10 +53,13 @@ def open_file(path: Path, mode: Literal["rb", "ab", "rb+"] = "rb", *, linked: bo
 def read_file(path: Path, most: int = MOST_BYTES, *, linked: bool = False) -> bytes:
     """The contents of a file; raises as `open_file`, and where the file has more than `most` bytes."""
     with open_file(path, linked=linked) as file:
-        data = file.read(most + 1)
+        # By parts, since Python sets aside all the bytes that `read` names before it knows how many there are.
+        data = bytearray()
+        while len(data) <= most and (part := file.read(1 << 20)):
+            data += part
     if len(data) > most:
         raise UnusableFileError(f"{path} has more than {most:,} bytes, and no file of its kind has: delete it.")
-    return data
+    return bytes(data)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

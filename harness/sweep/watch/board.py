@@ -48,7 +48,9 @@ class Board:
 
     def _follow(self) -> None:
         try:
-            self._show()
+            # A process that lacks memory loses its board first; of the sweep itself the sweep speaks.
+            with suppress(MemoryError):
+                self._show()
         finally:
             self._is_shown.set()  # after an error too, for which the sweep need not wait
 
