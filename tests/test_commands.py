@@ -325,6 +325,7 @@ def test_the_table_has_every_status() -> None:
         command_line.BAD_INPUT,
         command_line.LOCKED,
         command_line.INTERRUPTED,
+        command_line.TERMINATED,
     ]
     help_text = (CONF / "hydra/help/kvsweep.yaml").read_text()
     told = re.search(r"Exit status: (.+)\.", help_text)
