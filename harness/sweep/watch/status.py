@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -65,7 +66,7 @@ class SweepStatus:
         tokens_per_second: live tokens of the tasks that run now, over the last minute.
         seconds: the time during which at least one task worked, of each task's last start.
         seconds_left: time for what the tasks that run or wait have still to decode and to replay, at the pace of those
-            that run now; None without such a pace.
+            that run now (see `_pace`); None without such a pace.
         failed: tasks that failed or stopped before all their cells were done.
     """
 
@@ -130,14 +131,19 @@ def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepSta
 
 
 def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
-    """The tokens per second of the tasks that run now, and the seconds until all tasks end; None without a pace."""
+    """The tokens per second of the tasks that run now, and the seconds until all tasks end; None without a pace.
+
+    A task that has just begun counts for the time left with the mean pace of the tasks before it.
+    """
+    known = [task.pace for task in tasks if task.pace]
     going = [task for task in tasks if task.state in ("running", "queued")]
     running = [task for task in going if task.state == "running"]
     tokens = sum(task.pace for task in running)
+    assumed = sum(task.pace or fmean(known) for task in running if not task.replays) if known else 0.0
     rows = sum(task.made / max(task.heartbeat - task.started, 1e-9) for task in running if task.replays)
     replayed, to_replay = _counts([row for task in going if task.replays for row in task.cells.values()])
     seconds = 0.0
-    for left, pace in ((sum(task.tokens_left for task in going), tokens), (to_replay - replayed, rows)):
+    for left, pace in ((sum(task.tokens_left for task in going), assumed), (to_replay - replayed, rows)):
         if left > 0 and not pace:
             return tokens, None
         seconds += left / pace if left > 0 else 0.0

@@ -94,7 +94,9 @@ def test_a_run_without_any_status_ends_well(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_both_signals_end_in_the_same_sentence(number: int, code: int) -> None:
     program = (
-        "import time\nfrom kvsweep.base.command_line import GOES_ON, one_sentence\n"
+        # A test in a shell's background begins with a Ctrl-C that is ignored.
+        "import signal\nimport time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from kvsweep.base.command_line import GOES_ON, one_sentence\n"
         "with one_sentence('kvsweep', GOES_ON):\n    print('began', flush=True)\n    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=-1, stderr=-1, text=True) as process:

@@ -137,6 +137,17 @@ def test_replayed_rows_have_a_pace_of_their_own(tmp_path: Path) -> None:
     assert read_sweep(tmp_path).seconds_left is None, "no task decodes yet"
 
 
+def test_a_task_that_has_just_begun_has_the_pace_of_those_before_it(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (0, 5)}, **alive(tokens_left=600))
+    assert read_sweep(tmp_path).seconds_left is None, "nothing was measured yet"
+    task(tmp_path, "done", cells={"b": (5, 5)}, **alive(pace=100.0))
+    task(tmp_path, "done", cells={"c": (5, 5)}, **alive(pace=300.0))
+    sweep = read_sweep(tmp_path)
+    assert (sweep.seconds_left, sweep.tokens_per_second) == (3, 0)
+    task(tmp_path, "running", cells={"d": (0, 5)}, **alive(pace=400.0, tokens_left=600))
+    assert read_sweep(tmp_path).seconds_left == pytest.approx(1200 / (400 + 800 / 3))
+
+
 def test_some_cells_of_a_run(tmp_path: Path) -> None:
     task(tmp_path, "running", cells={"a": (2, 5), "b": (1, 5)}, **alive())
     task(tmp_path, "failed", cells={"c": (0, 5)}, error="boom")
