@@ -83,6 +83,7 @@ def figures(tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
     return drawn
 
 
+@pytest.mark.slow
 def test_every_text_has_contrast_and_every_figure_fits_the_page(figures: list[Figure]) -> None:
     faint = [(text, value) for figure in figures for text, value in contrasts(figure) if value < LEAST]
     assert faint == []
