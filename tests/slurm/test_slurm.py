@@ -149,6 +149,20 @@ def running_tasks(run: Path) -> list[TaskStatus]:
     return [task for task in tasks if task.seen(time.time()) == "running"]
 
 
+def stop_two_tasks(run: Path) -> set[int]:
+    """Stop two processes each as soon as it works: a quick machine is done with the first before the second begins."""
+    pids = set[int]()
+
+    def are_stopped() -> bool:
+        for pid in {task.pid for task in running_tasks(run)} - pids:
+            os.kill(pid, signal.SIGSTOP)
+            pids.add(pid)
+        return len(pids) == 2
+
+    wait(are_stopped, "two busy tasks")
+    return pids
+
+
 @takes_minutes
 def test_an_array_that_everything_happens_to_ends_complete(
     cluster: dict[str, str], reference: dict[str, list[bytes]], tmp_path: Path
@@ -454,10 +468,7 @@ def test_a_task_cancelled_at_work(
 ) -> None:
     run = tmp_path / "default"
     first = submit(cluster, tmp_path, *SMALL)
-    wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
-    pids = [task.pid for task in running_tasks(run)]
-    for pid in pids:  # a quick machine would be done before it is struck
-        os.kill(pid, signal.SIGSTOP)
+    pids = stop_two_tasks(run)
     slurm(cluster, "scancel", f"{first}_1")
     wait(lambda: f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster), "the cancelled task", 180)
     cancelled = words(run, cluster)
@@ -476,10 +487,7 @@ def test_a_node_that_goes_down_at_work(
 ) -> None:
     run = tmp_path / "default"
     job = submit(cluster, tmp_path, *SMALL)
-    wait(lambda: (run / "status").exists() and len(running_tasks(run)) == 2, "two busy tasks")
-    pids = [task.pid for task in running_tasks(run)]
-    for pid in pids:  # a quick machine would be done before it is struck
-        os.kill(pid, signal.SIGSTOP)
+    pids = stop_two_tasks(run)
     try:
         node(cluster, "down")
         wait(lambda: f"queued as job {job}, pending in SLURM" in words(run, cluster), "the requeued tasks", 60)
