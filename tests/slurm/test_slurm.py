@@ -470,7 +470,14 @@ def test_a_task_cancelled_at_work(
     first = submit(cluster, tmp_path, *SMALL)
     pids = stop_two_tasks(run)
     slurm(cluster, "scancel", f"{first}_1")
-    wait(lambda: f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster), "the cancelled task", 180)
+
+    def is_cancelled() -> bool:
+        for pid in pids:  # scancel lets a stopped process go on, and a quick one is done before it is killed
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        return f"job {first}_1 left SLURM's queue while it ran" in words(run, cluster)
+
+    wait(is_cancelled, "the cancelled task", 180)
     cancelled = words(run, cluster)
     for pid in pids:
         with suppress(ProcessLookupError):
