@@ -5,11 +5,12 @@ them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` 
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
 from kvsweep.kernels.blocks import HEAD_BLOCK, ROW_BLOCK, TOKEN_BLOCK, whole_blocks
@@ -29,6 +30,9 @@ _VALUES_BLOCK = {8: 128, 4: 128, 2: 1024}
 # With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
 
+# A product of a weight of more numbers than this has so many outputs that other rounding shows in one token of them.
+_TELLING = 1 << 16
+
 # Tokens and earlier rows in steps of which the mask of chunks grows.
 _MASK_BLOCK = 512
 
@@ -44,30 +48,64 @@ def _wide(tensor: Tensor) -> Tensor:
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Product of inputs [tokens, width] and weight [outputs, width], plus bias [outputs]: [tokens, outputs].
 
-    On the CPU the tokens must come in blocks of `kernels.blocks.TOKEN_BLOCK`; then a token's outputs have the same bits
-    in every batch. The blocks are multiplied one by one, or all at once if that product gives the same bits.
+    On the CPU a token's outputs have the same bits in every batch and at every place in it, on every processor: see
+    `_product`. Tokens that fill no whole block of `kernels.blocks.TOKEN_BLOCK` are filled up with zeros.
     """
-    if inputs.device.type == "cpu" and len(inputs) > TOKEN_BLOCK and not _same_bits(len(inputs), weight, bias):
-        return _linear_by_blocks(inputs, weight, bias)
-    return torch.nn.functional.linear(inputs, weight, bias)
+    if inputs.device.type != "cpu":
+        return functional.linear(inputs, weight, bias)
+    inputs, tokens = inputs.contiguous(), len(inputs)  # numbers that lie otherwise are added otherwise
+    filled = whole_blocks(tokens, TOKEN_BLOCK)
+    product = _product(filled, weight, bias)
+    if filled == tokens:
+        return product(inputs, weight, bias)
+    return product(pad(inputs, (0, 0, 0, filled - tokens)), weight, bias)[:tokens]
 
 
-def _linear_by_blocks(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.cat([torch.nn.functional.linear(block, weight, bias) for block in inputs.split(TOKEN_BLOCK)])
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _across(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product with the tokens as columns, which other loops of a BLAS library run over."""
+    columns = inputs.t()
+    found = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
+    return found.t().contiguous()
+
+
+def _in_blocks(product: Product, block: int, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.cat([product(part, weight, bias) for part in inputs.split(block)])
 
 
 # Per shape, which alone decides, with the processor, which routine of torch multiplies.
-_known_bits: dict[tuple[object, ...], bool] = {}
+_products: dict[tuple[object, ...], Product] = {}
 
 
-def _same_bits(tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
-    """True if one product of all tokens has the bits of a product per block; tried once per shape on random inputs."""
+def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
+    """The fastest product of so many tokens in which a token's outputs do not depend on its place, nor on the others.
+
+    A BLAS library rounds a row by its place where the rows fill no whole block of its kernel: MKL's AVX2 kernels and
+    OpenBLAS's do, AVX-512 kernels seldom do. So each shape is tried once: with equal rows as inputs, all rows of the
+    result must be equal, and equal to those of one block of tokens. One token at a time always passes.
+    """
     shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads())
-    if shape not in _known_bits:
-        tried = torch.randn(tokens, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-        whole = torch.nn.functional.linear(tried, weight, bias)
-        _known_bits[shape] = torch.equal(whole, _linear_by_blocks(tried, weight, bias))
-    return _known_bits[shape]
+    if shape not in _products:
+        one_by_one: Product = partial(_in_blocks, functional.linear, 1)
+        rounds_alike = (form for form in (functional.linear, _across) if _alike(form, form, TOKEN_BLOCK, weight, bias))
+        in_a_block = next(rounds_alike, one_by_one)
+        forms = dict.fromkeys((in_a_block, functional.linear, _across))
+        whole = (form for form in forms if _alike(form, in_a_block, tokens, weight, bias))
+        _products[shape] = next(whole, partial(_in_blocks, in_a_block, TOKEN_BLOCK))
+    return _products[shape]
+
+
+def _alike(product: Product, in_a_block: Product, tokens: int, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether equal tokens all get the outputs that the first of a block gets; tried on a few random tokens."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(1 if weight.numel() > _TELLING else 4):
+        token = torch.randn(1, weight.shape[1], generator=generator).to(weight.dtype)
+        expected = in_a_block(token.repeat(TOKEN_BLOCK, 1), weight, bias)[0]
+        if not bool((product(token.repeat(tokens, 1), weight, bias) == expected).all()):
+            return False
+    return True
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
@@ -364,7 +402,7 @@ def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     above the threshold, column 0 counts as zero. keys [kv_heads, length, head_dim]; returns [kv_heads, length], float32
     at least, summing to 1 per head.
     """
-    unit = torch.nn.functional.normalize(_wide(keys), dim=-1, eps=1e-8)
+    unit = functional.normalize(_wide(keys), dim=-1, eps=1e-8)
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
     cosine.diagonal(dim1=-2, dim2=-1).zero_()
     columns = torch.arange(keys.shape[1], device=keys.device)

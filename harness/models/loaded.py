@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
@@ -144,13 +145,18 @@ class LoadedModel:
     def _fused_step(self) -> FusedStep | None:
         return FusedStep(self.network) if self.spec.fusable else None
 
+    @cached_property
+    def _step_products(self) -> StepProducts:
+        return StepProducts(self.network)
+
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of a step that the cache has begun; more tokens may fill a block."""
         if self._fused_step is not None:
             return self._fused_step(tokens, positions, cache)
         ids, at = tokens[:, None], positions[:, None]
         given = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
-        return self.network.base_model(input_ids=ids, position_ids=at, **given).last_hidden_state[:, 0]
+        with self._step_products.by(cache.linear):
+            return self.network.base_model(input_ids=ids, position_ids=at, **given).last_hidden_state[:, 0]
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.network.config)
@@ -182,6 +188,31 @@ class LoadedModel:
     @cached_property
     def _own_head(self) -> OwnHead | None:
         return None if self.spec.plain_head else OwnHead(self.network)
+
+
+class StepProducts:
+    """The products of a network's `nn.Linear` modules, which a step hands to the cache's own operation.
+
+    Outside of `by` they are torch's, for prompts, whose tokens are read alone.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._linear: Linear = functional.linear
+        for module in network.modules():
+            if type(module) is nn.Linear:
+                module.forward = partial(self._multiply, module)  # type: ignore[method-assign]
+
+    @contextmanager
+    def by(self, linear: Linear) -> Iterator[None]:
+        self._linear = linear
+        try:
+            yield
+        finally:
+            self._linear = functional.linear
+
+    def _multiply(self, module: nn.Linear, inputs: Tensor) -> Tensor:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        return self._linear(rows, module.weight, module.bias).view(*inputs.shape[:-1], -1)
 
 
 class OwnHead:

@@ -5,12 +5,13 @@
     python scripts/attack/hunt_differences.py --invariant false --rows 20000    # finds the old behaviour
 
 Each round decodes one grid through the harness, first as the reference, with 100 slots, whole and in order, and then
-several times with other slots, as shards, in another order of problems, with other cells beside, on one thread or two,
-stopped at random moments and resumed. Three things are compared for each row: its bytes in completions.jsonl, the bits
-of the logits of all of its tokens, and the bits of the cache when the text ends. For the first row that differs, both
-runs are repeated, and the script prints the first differing token, its logits in both runs, and the distance of the
-draw from the nearest edge between two tokens. Each round adds a line to `--log`, and the script goes on from there.
-The last line is one JSON object; exit code 1 says that something differed.
+several times with other slots, as shards, in another order of problems, with other cells beside, stopped at random
+moments and resumed; on one thread or two, each beside a reference of as many threads. Three things are compared for
+each row: its bytes in completions.jsonl, the bits of the logits of all of its tokens, and the bits of the cache when
+the text ends. For the first row that differs, both runs are repeated, and the script prints the first differing token,
+its logits in both runs, and the distance of the draw from the nearest edge between two tokens. Each round adds a line
+to `--log`, and the script goes on from there. The last line is one JSON object; exit code 1 says that something
+differed.
 """
 
 import argparse
@@ -215,15 +216,17 @@ def hunt(arguments: argparse.Namespace, number: int) -> dict[str, Any]:
         question=dice.choice(["null", "null", "on_top"]),
         seed=number,
     )
-    reference = observe(make, Plan(), dice=random.Random(0))
+    references: dict[int, Seen] = {}  # by threads, on which the bits may depend
     runs, suspects = [], []
     for _ in range(arguments.runs):
         slots = dice.choices(SLOTS, SHARES)[0]
         plan, fate = Plan.drawn(dice, slots), dice.randrange(1 << 30)
         problems = arguments.problems if slots > 1 else max(1, arguments.problems // 10)
         fewer = partial(make, problems=problems)
+        if plan.threads not in references:
+            references[plan.threads] = observe(make, Plan(threads=plan.threads), dice=random.Random(0))
         found = observe(fewer, plan, dice=random.Random(fate))
-        run = compare(reference, found)
+        run = compare(references[plan.threads], found)
         row = run.pop("different")
         runs.append({"plan": dataclasses.asdict(plan), **run})
         if row is not None:
@@ -231,7 +234,7 @@ def hunt(arguments: argparse.Namespace, number: int) -> dict[str, Any]:
     first = None
     if suspects:
         *_, row, fewer, plan, fate = min(suspects, key=lambda suspect: suspect[:2])  # rather a row of other tokens
-        one = observe(make, Plan(), dice=random.Random(0), watch=row)
+        one = observe(make, Plan(threads=plan.threads), dice=random.Random(0), watch=row)
         first = describe(row, one, observe(fewer, plan, dice=random.Random(fate), watch=row))
     return {"model": model, "runs": runs, "first": first}
 

@@ -171,7 +171,8 @@ def test_every_operation_on_packed_slots(settings, residual, per_head):
     texts = []
 
     def draw(*shape):
-        return torch.randn(*shape, generator=numbers)
+        """Numbers whose rotation is exact in float32, so that no order of adding changes a packed byte."""
+        return torch.randint(-1024, 1025, shape, generator=numbers) / 256
 
     for _ in range(100):
         what = dice.choice(["step"] * 5 + ["chunks"] * 2 + ["admit", "evict", "copy", "swap", "end"])

@@ -263,7 +263,7 @@ def test_linear(tokens, width, outs, bias, dtype):
 
 @inside
 @DTYPES
-def test_a_token_has_the_same_bits_in_every_product(dtype):
+def test_a_token_has_the_same_bits_in_every_product(dtype, plain_products):
     from kvsweep.kernels.linear import linear
 
     torch.manual_seed(0)
@@ -278,7 +278,7 @@ def test_a_token_has_the_same_bits_in_every_product(dtype):
 @inside
 @DTYPES
 @pytest.mark.slow_unless(rule=lambda dtype: dtype == torch.bfloat16)
-def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype):
+def test_a_slot_has_the_same_bits_beside_any_others_and_in_any_capacity(dtype, plain_products):
     from kvsweep.kernels.decode_attention import decode_attention
 
     torch.manual_seed(0)

@@ -257,11 +257,11 @@ def decode_slowly(network, model, ids, policy, *, max_new_tokens, seed, problem_
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundedKNorm(KNorm):
-    """A token has one norm in the first layer wherever it stands; rounding, the batch's, would break the tie."""
+class AgedKNorm(KNorm):
+    """A token has one norm in the first layer wherever it stands: here its place decides, and not the rounding."""
 
-    def head_scores(self, view):
-        return super().head_scores(view).half().float()
+    def scores(self, view):
+        return super().scores(view) + 1e-3 * view.positions
 
 
 RULE = {"keep_ratio": 0.3, "local_window": 6, "budget": 24}
@@ -284,7 +284,7 @@ POLICIES = {
     "tova": (TOVA, {}),
     "tova_kvpress": (TOVA, {"keep_last": True}),
     "keydiff": (KeyDiff, {}),
-    "knorm": (RoundedKNorm, {}),
+    "knorm": (AgedKNorm, {}),
     "vase": (VaSE, {"observation_window": 4, "sinks": 1}),
     "random_head": (RandomHead, {}),
     "inertia": (Inertia, {}),

@@ -57,15 +57,34 @@ def test_a_product(width, outs, dtype, threads):
     same_rows(lambda x: reference.linear(filled(x), weight, bias)[: len(x)], torch.randn(101, width).to(dtype))
 
 
-def test_a_product_that_rounds_otherwise_for_more_tokens_is_taken_in_blocks(monkeypatch):
-    """As MKL does on some processors, whatever this one does."""
-    multiply = functional.linear
-    monkeypatch.setattr(functional, "linear", lambda x, *rest: multiply(x, *rest) * (1 + 1e-6 * (len(x) > TOKEN_BLOCK)))
-    monkeypatch.setattr(reference, "_known_bits", {})
+@pytest.mark.parametrize("rounds", ["more tokens", "the last two", "every second", "rows, and columns beyond a block"])
+def test_a_product_that_rounds_otherwise_is_done_in_another_form(monkeypatch, rounds):
+    """As libraries do on some processors, whatever this one does. A BLAS library is known to round by a row's place."""
+    multiply, columns = functional.linear, reference._across
+
+    def otherwise(x):
+        factor = torch.ones(len(x), 1)
+        if rounds == "more tokens":
+            factor += 1e-6 * (len(x) > TOKEN_BLOCK)
+        elif rounds == "the last two":
+            factor[max(1, len(x) - 2) :] += 1e-6
+        else:
+            factor[1::2] += 1e-6
+        return factor
+
+    def by_columns(x, *rest):
+        return columns(x, *rest) * (1 + 1e-6 * (rounds.startswith("rows") and len(x) > TOKEN_BLOCK))
+
+    monkeypatch.setattr(functional, "linear", lambda x, *rest: multiply(x, *rest) * otherwise(x))
+    monkeypatch.setattr(reference, "_across", by_columns)
+    monkeypatch.setattr(reference, "_products", {})
     torch.manual_seed(0)
-    weight = torch.randn(24, 40)
-    same_rows(lambda x: reference.linear(filled(x), weight)[: len(x)], torch.randn(101, 40))
-    assert not torch.equal(functional.linear(torch.ones(64, 40), weight), reference.linear(torch.ones(64, 40), weight))
+    weight, bias = torch.randn(24, 40), torch.randn(24)
+    for offset in (None, bias):
+        same_rows(lambda x, offset=offset: reference.linear(x, weight, offset), torch.randn(101, 40))
+    many = torch.randn(1, 40).repeat(64, 1)
+    assert not (functional.linear(many, weight) == reference.linear(many, weight)).all()
+    torch.testing.assert_close(reference.linear(many, weight, bias), many @ weight.T + bias)
 
 
 @THREADS
@@ -175,9 +194,9 @@ def test_a_short_hunt(dtype, invariant, bits):
     """Without the setting the hunt finds the bits of some logits and caches changed."""
     arguments = argparse.Namespace(problems=2, draws=1, dtype=dtype, invariant=str(invariant), impl="torch", bits=bits)
     make = partial(prepare, arguments, "toy_llama", benchmark="toy_chain", question="null", seed=0)
-    whole = observe(make, Plan(), dice=random.Random(0))
-    assert len(whole.lines) == len(POLICIES) * 2
-    found = [compare(whole, observe(make, plan, dice=random.Random(1))) for plan in PLANS]
+    whole = {threads: observe(make, Plan(threads=threads), dice=random.Random(0)) for threads in (1, 2)}
+    assert all(len(seen.lines) == len(POLICIES) * 2 for seen in whole.values())
+    found = [compare(whole[plan.threads], observe(make, plan, dice=random.Random(1))) for plan in PLANS]
     assert sum(f["rows"] for f in found) == (2 + 5 + 5) * 2
     assert all(f["logits"] for f in found)
     different = [sum(f[name] for f in found) for name in ("rows_different", "logits_different", "caches_different")]
