@@ -13,13 +13,13 @@ help:   ## Show this list
 setup: .venv/.ready  ## Make .venv with the pinned packages
 demo: .venv/.ready  ## Sweep, grade and report on an embedded model: results/runs/demo/report/report.html
 	$(BIN)/kvsweep -m experiment=demo launcher=local
-	$(BIN)/kvsweep-report results/runs/demo
+	$(BIN)/kvsweep report results/runs/demo
 
 test: .venv/.ready  ## All tests that need nothing but this checkout
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not slurm and not browser"
 
 slow: .venv/.ready  ## The other tests: attacks, mutants, kernels lowered for Hopper, further cases
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not slurm"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not slurm and not browser"
 
 site: .venv/.ready  ## The static site in build/site, with the published reports; fails on a dead link
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
@@ -36,5 +36,5 @@ check: .venv/.ready  ## Lint, formatting, types
 	@echo "setup: .venv with torch, transformers and the other packages, one to two minutes"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -c "import kvsweep.harness.sweep.run.execute, transformers.models.llama.modeling_llama"
+	@$(BIN)/python -c "import kvsweep.harness.sweep.execute, transformers.models.llama.modeling_llama"
 	@touch $@

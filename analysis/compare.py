@@ -1,19 +1,17 @@
-"""`kvsweep-compare A B`: the cells that two run directories share, paired over (problem, draw)."""
+"""`kvsweep compare A B`: the cells that two run directories share, paired over (problem, draw)."""
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis import format
+from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, load_run
-from kvsweep.analysis.numbers.inference import paired_tests, score_array
-from kvsweep.analysis.numbers.metrics import graded_rows
-from kvsweep.base.command_line import counted, one_sentence
-from kvsweep.base.errors import UserError
-from kvsweep.base.files import replace_text
+from kvsweep.analysis.statistics.inference import paired_tests, score_array
+from kvsweep.analysis.statistics.metrics import graded_rows
+from kvsweep.command_line import counted
+from kvsweep.errors import UserError
+from kvsweep.files import replace_text
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "question"]
@@ -48,11 +46,11 @@ def in_words(table: pd.DataFrame) -> str:
     clear = table[table["p_holm"] < 0.05]
     largest = clear.reindex(clear["difference"].abs().sort_values(ascending=False, kind="stable").index)
     lines = [
-        f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}\n"
-        f"    {format.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% interval "
-        f"{format.interval(row.low, row.high, signed=True)}, p {format.p_value(row.p)}, "
-        f"Holm {format.p_value(row.p_holm)}"
-        for row in format.rows(largest.head(MAX_LISTED).iloc[::-1])
+        f"{row.model_title} | {row.benchmark_title}: {notation.setting(row)}\n"
+        f"    {notation.percent_pm(row.difference, row.se, signed=True)} points on {row.problems} problems, 95% "
+        f"interval {notation.interval(row.low, row.high, signed=True)}, p {notation.p_value(row.p)}, "
+        f"Holm {notation.p_value(row.p_holm)}"
+        for row in notation.rows(largest.head(MAX_LISTED).iloc[::-1])
     ]
     return "\n".join([*lines, "", *_summary(table)]).strip()
 
@@ -62,7 +60,7 @@ def _summary(table: pd.DataFrame) -> list[str]:
     for title, cells in table.groupby(["model_title", "benchmark_title"], sort=False):
         differences = cells.loc[cells["p_holm"] < 0.05, "difference"]
         worse, better = (differences < 0).sum(), (differences > 0).sum()
-        mean = format.percent(cells["difference"].mean(), signed=True)
+        mean = notation.percent(cells["difference"].mean(), signed=True)
         counts = f"{counted(len(cells), 'cell')}, B worse in {worse}, better in {better}, mean {mean} points"
         lines.append(f"{' | '.join(map(str, title))}: {counts}")
     if len(lines) > MAX_LISTED:
@@ -74,19 +72,10 @@ def _summary(table: pd.DataFrame) -> list[str]:
     return [*lines, differ]
 
 
-@one_sentence("kvsweep-compare")
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="kvsweep-compare", description="Two run directories, cell by cell, paired.")
-    parser.add_argument("first", metavar="A", type=Path, help="a run directory")
-    parser.add_argument("second", metavar="B", type=Path, help="another; differences are B minus A")
-    parser.add_argument("--csv", metavar="FILE", type=Path, help="write a row per cell, all of them, as CSV")
-    options = parser.parse_args(arguments)
-    table = compare(load_run(options.first), load_run(options.second))
+def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:
+    """Print how two runs' shared cells differ; write all of them to a CSV file if named."""
+    table = compare(load_run(first), load_run(second))
     print(in_words(table))
-    if options.csv:
-        replace_text(options.csv, format.csv_text(table))
-        print(f"all {len(table)} cells: {options.csv}")
-
-
-if __name__ == "__main__":
-    main()
+    if csv:
+        replace_text(csv, notation.csv_text(table))
+        print(f"all {len(table)} cells: {csv}")

@@ -1,26 +1,26 @@
-"""`kvsweep-export DIR`: completions and grades as a folder that `datasets.load_dataset` reads, with a dataset card."""
+"""`kvsweep export DIR`: completions and grades as a folder that `datasets.load_dataset` reads, with a dataset card."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from msgspec import inspect
 
-from kvsweep.analysis import format as formats
+from kvsweep import records
+from kvsweep.analysis import notation as formats
 from kvsweep.analysis.load import load_problems, load_settings, skipped
 from kvsweep.analysis.report.rendering import render
-from kvsweep.base import records
-from kvsweep.base.command_line import one_sentence
-from kvsweep.base.errors import UserError
-from kvsweep.base.escape import markdown_text
-from kvsweep.base.files import digests, make_folder, read_file, replace_text, replacing
-from kvsweep.base.records import Completion, Replay, read_shards
+from kvsweep.errors import UserError
+from kvsweep.escape import markdown_text
+from kvsweep.files import digests, make_folder, read_file, replace_text, replacing
+from kvsweep.records import Completion, Grade, Replay, read_shards
 
 EXPORT_FOLDER = "export"
 DATA_FOLDER = "data"
@@ -35,40 +35,39 @@ SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "1
 # The names and titles that stand in the card's sentences.
 CARD_NAMES = ("model", "model_title", "benchmark", "benchmark_title", "policy", "decoding", "licence", "revision")
 CELL_HEADS = ("cell", "model", "benchmark", "policy", "completions", "Pass@1", "cut at the limit")
-COLUMN_HEADS = ("column", "type", "meaning")
 _TEXT = pa.string()
-_EVICTION = pa.struct([(name, pa.int32()) for name in ("step", "length_before", "length_after")])
-# Name, type and meaning of each column, in order.
-COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
-    ("cell_id", _TEXT, "hash of everything that can change a completion: model, problems, policy, decoding, seed"),
-    ("condition", _TEXT, "the same without the policy: cells that share it can be compared"),
-    ("model", _TEXT, "short name of the model"),
-    ("benchmark", _TEXT, "short name of the benchmark"),
-    ("policy", _TEXT, "what decides which tokens stay in the KV cache; `full` keeps all"),
-    ("keep_ratio", pa.float64(), "fraction kept of the tokens outside the window; null for `full`"),
-    ("local_window", pa.int32(), "newest tokens always kept"),
-    ("budget", pa.int32(), "cache length in tokens at which eviction fires"),
-    ("question", _TEXT, "the question's tokens: free, pinned (inside the size) or on_top of it; null for `full`"),
-    ("variant", _TEXT, "other settings that differ between cells of one policy, as field=value"),
-    ("decoding", _TEXT, "name of the sampling settings"),
-    ("seed", pa.int64(), "first part of every completion's random stream"),
-    ("problem_id", _TEXT, "the problem within its benchmark"),
-    ("draw", pa.int32(), "repeat number, from 0"),
-    ("prompt", _TEXT, "the user message; null where the problems may not be republished"),
-    ("text", _TEXT, "the completion, without special tokens"),
-    ("num_tokens", pa.int32(), "generated tokens"),
-    ("prompt_tokens", pa.int32(), "tokens of the prompt"),
-    ("thinking_tokens", pa.int32(), "generated tokens up to the end of the thinking"),
-    ("stop_reason", _TEXT, "stop (the model ended it), length (cut at the limit) or loop (cut because it repeats)"),
-    ("evictions", pa.list_(_EVICTION), "each eviction: generated tokens fed so far, cache length before and after"),
-    ("fork_step", pa.int32(), "index of the last token shared with the full cache's text; null if nothing was evicted"),
-    ("peak_length", pa.int32(), "the longest that the cache was, in tokens"),
-    ("answer", _TEXT, "the answer that the grader found; null if none"),
-    ("gold", _TEXT, "the reference answer; null while ungraded"),
-    ("outcome", _TEXT, "correct, wrong, no_answer, truncated or grader_timeout; null while ungraded"),
-    ("correct", pa.bool_(), "outcome is correct; null while ungraded"),
-    ("token_ids", pa.list_(pa.int32()), "the generated tokens, the stop token included"),
-)
+# Of the cell; the columns of a completion and of its grade are those of `records.Completion` and `records.Grade`.
+SETTINGS = {
+    **dict.fromkeys(("cell_id", "condition", "model", "benchmark", "policy"), _TEXT),
+    **{"keep_ratio": pa.float64(), "local_window": pa.int64(), "budget": pa.int64()},
+    **dict.fromkeys(("question", "variant", "decoding"), _TEXT),
+    "seed": pa.int64(),
+}
+_LENGTHS: Any = records.view(records.Eviction, "step", "length_before", "length_after")
+_SIMPLE: dict[Any, pa.DataType] = {inspect.StrType: _TEXT, inspect.IntType: pa.int64(), inspect.FloatType: pa.float64()}
+
+
+def row_type(*, ids: bool) -> Any:
+    """The fields of a completion that are exported."""
+    names = {field.name for field in msgspec.structs.fields(Completion)} - {"seed", *(() if ids else ("token_ids",))}
+    return records.view(Completion, *names, evictions=list[_LENGTHS])
+
+
+def schema_of(kind: Any) -> pa.Schema:
+    """The columns of a file: settings of the cell, a completion's fields, its prompt, its grade."""
+    own, verdict = ({f.name: _arrow(f.type) for f in inspect.type_info(k).fields} for k in (kind, Grade))  # type: ignore[attr-defined]
+    graded = {name: verdict[name] for name in ("answer", "gold", "outcome")}
+    return pa.schema({**SETTINGS, "prompt": _TEXT, **own, **graded, "correct": pa.bool_()})
+
+
+def _arrow(info: Any) -> pa.DataType:
+    if isinstance(info, inspect.UnionType):  # with None, which every column may hold
+        [info] = [part for part in info.types if not isinstance(part, inspect.NoneType)]
+    if isinstance(info, inspect.ListType):
+        return pa.list_(_arrow(info.item_type))
+    if isinstance(info, inspect.StructType):
+        return pa.struct([(field.name, _arrow(field.type)) for field in info.fields])
+    return _SIMPLE.get(type(info), _TEXT)  # else one of several words
 
 
 def export(
@@ -92,17 +91,18 @@ def export(
     if cells:
         table = table[table["cell_id"].isin(cells)]
     _claim(output)
-    schema = pa.schema([(name, kind) for name, kind, _ in COLUMNS if ids or name != "token_ids"])
+    kind = row_type(ids=ids)
+    schema = schema_of(kind)
     cells_of_run: list[Any] = table.to_dict("records")
     for cell in cells_of_run:
         withheld = GATED in cell["licence"] and not problems
-        rows = _rows(directory / cell["cell_id"], cell, withheld, notices)
+        rows = _rows(directory / cell["cell_id"], kind, cell, withheld, notices)
         _write(output / DATA_FOLDER / f"{cell['cell_id']}.parquet", rows, schema)
     for stale in output.glob(f"{DATA_FOLDER}/*.parquet"):
         if stale.stem not in set(table["cell_id"]):
             stale.unlink()
     _write_replays(directory, table["cell_id"], output / REPLAYS_FILE)
-    replace_text(output / CARD_FILE, card(table, output / DATA_FOLDER, schema.names, problems=problems))
+    replace_text(output / CARD_FILE, card(table, output / DATA_FOLDER, schema, problems=problems))
     return output, notices
 
 
@@ -118,12 +118,14 @@ def _claim(output: Path) -> None:
         replace_text(path, f"---\ntags:\n{mark}---\n\nNot finished.\n")
 
 
-def _rows(folder: Path, cell: dict[str, Any], withheld: bool, notices: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(
+    folder: Path, kind: Any, cell: dict[str, Any], withheld: bool, notices: list[str]
+) -> Iterator[dict[str, Any]]:
     on_bad = skipped(notices.append)
     grades = {grade.key: grade for grade in records.read_grades(folder, on_bad=on_bad)}
     prompts = {} if withheld else {name: problem.prompt for name, problem in load_problems(folder).items()}
     setting = {name: None if pd.isna(value) else value for name, value in cell.items()}
-    for row in read_shards(folder, records.COMPLETIONS_FILE, Completion, on_bad=on_bad):
+    for row in read_shards(folder, records.COMPLETIONS_FILE, kind, on_bad=on_bad):
         found = {**setting, **row.to_dict(), "text": _utf8(row.text), "prompt": prompts.get(row.problem_id)}
         grade = grades.get(row.key)
         if grade is not None:
@@ -156,7 +158,7 @@ def _write(path: Path, rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Non
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
 
 
-def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: bool) -> str:
+def card(table: pd.DataFrame, data: Path, schema: pa.Schema, *, problems: bool) -> str:
     """The dataset card of the cells in `table`, whose Parquet files lie in `data`; `problems` is that of `export`."""
     table = table.assign(**{name: table[name].map(lambda text: markdown_text(str(text))) for name in CARD_NAMES})
     files = sorted(data.glob("*.parquet"))
@@ -189,7 +191,9 @@ def card(table: pd.DataFrame, data: Path, columns: Sequence[str], *, problems: b
         decodings=_decodings(table),
         commits=", ".join(commits) or "commit unknown",
         cell_table=formats.markdown([CELL_HEADS, *(_cell(row, data) for row in table.itertuples())]),
-        column_table=formats.markdown([COLUMN_HEADS, *((f"`{n}`", str(k), t) for n, k, t in COLUMNS if n in columns)]),
+        column_table=formats.markdown(
+            [("column", "type"), *((f"`{field.name}`", str(field.type)) for field in schema)]
+        ),
         licences=table.drop_duplicates("benchmark").itertuples(),
         gated=GATED,
         problems=problems,
@@ -244,35 +248,16 @@ def push(folder: Path, name: str, *, public: bool) -> None:
         raise UserError(f"--push-to-hub {name} failed ({reason}): the export in {folder} is complete.") from error
 
 
-@one_sentence("kvsweep-export")
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="kvsweep-export",
-        description="Completions and grades as a folder for datasets.load_dataset: Parquet files and a dataset card.",
-    )
-    add = parser.add_argument
-    add("directory", metavar="DIR", type=Path, help="a run directory, or one cell's folder")
-    add("--output", metavar="DIR", type=Path, help="the dataset's folder (default: DIR/export)")
-    add("--cell", metavar="ID", action="append", default=[], help="only this cell; repeatable")
-    add("--token-ids", action="store_true", help="the generated tokens as well")
-    add("--with-problems", action="store_true", help="the texts of gated problems as well; their terms may forbid it")
-    add("--push-to-hub", metavar="NAME", help="upload it as this dataset, private unless --public")
-    add("--public", action="store_true", help="with --push-to-hub: for everybody to see")
-    options = parser.parse_args(arguments)
-    if options.push_to_hub:
+def export_run(directory: Path, output: Path | None, push_to_hub: str | None, *, public: bool, **what: Any) -> None:
+    """Export a run's or a cell's rows, and upload them if a name on the hub is given; `what` as for `export`."""
+    if push_to_hub:
         check_login()
-    what = {"cells": options.cell, "problems": options.with_problems, "ids": options.token_ids}
     try:
-        folder, notices = export(options.directory, options.output, **what)
+        folder, notices = export(directory, output, **what)
     except OSError as error:
-        place = options.output or options.directory
-        raise UserError(f"{place} cannot be written to ({error.strerror}): give --output.") from error
+        raise UserError(f"{output or directory} cannot be written to ({error.strerror}): give --output.") from error
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
     print(folder)
-    if options.push_to_hub:
-        push(folder, options.push_to_hub, public=options.public)
-
-
-if __name__ == "__main__":
-    main()
+    if push_to_hub:
+        push(folder, push_to_hub, public=public)

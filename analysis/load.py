@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis.format import AXES, POLICY_TITLES
-from kvsweep.base import records
-from kvsweep.base.errors import UserError
-from kvsweep.base.escape import in_one_line
-from kvsweep.base.records import Completion, Pair, Problem
-from kvsweep.base.tasks import TaskStatus, read_tasks
+from kvsweep import records
+from kvsweep.analysis.notation import AXES, POLICY_TITLES
+from kvsweep.errors import UserError
+from kvsweep.escape import in_one_line
+from kvsweep.records import Completion, Pair, Problem
+from kvsweep.tasks import TaskStatus, read_tasks
 
 # The names that are shown first, in this order.
 KNOWN = {

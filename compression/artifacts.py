@@ -1,7 +1,7 @@
 """Files that a policy needs and that a model was needed to make: importance predictors, query statistics, labels.
 
-An artifact is a file of tensors (safetensors). Beside the file lies its card, a JSON object under the same name: its
-kind, the model's hidden_size, and what else its maker recorded. Reading a card does not import torch.
+An artifact is a file of tensors (safetensors), with a card beside it: a JSON object of its kind, the hidden_size of its
+model, and what else its maker recorded. Reading a card does not import torch.
 """
 
 import json
@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kvsweep.base.files import digests, read_file, replace_text, replacing
-from kvsweep.kernels.lazy_torch import Tensor
+from kvsweep.files import digests, read_file, replace_text, replacing
+from kvsweep.kernels.implementation import Tensor
 
 _FLOATS, _IDS = ("F16", "BF16", "F32", "F64"), ("I64",)
 
@@ -95,8 +95,9 @@ def load(place: str | Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         wrong = tensor.isinf() if name.startswith("labels/") else ~tensor.isfinite()
         if wrong.any() or (name.startswith("ids/") and (tensor < 0).any()):
-            holds = f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind"
-            raise ValueError(f"{holds}: make it again.")
+            raise ValueError(
+                f"{file_of(place)} holds numbers in {name!r:.80} that are none of its kind: make it again."
+            )
     return tensors
 
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
-from kvsweep.kernels.row_format import RowFormat, RowForms
+from kvsweep.kernels.row_format import ROW_BLOCK, RowFormat, RowForms, whole_blocks
 
 Scheme = Literal["rotated", "plain", "kivi"]
 Width = Literal[8, 4, 2]
@@ -33,26 +32,19 @@ def fixed_bytes(shape: Any, itemsize: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """How the rows of a cache are stored.
+    """How the rows of a cache are stored; a ValueError refuses bits of keys alone or of values alone.
 
-    Attributes:
-        bits: of a stored number; 16 stores every row in the model's own precision, and the other fields do nothing.
-        key_bits, value_bits: of a key's and of a value's numbers, where they differ from `bits`.
-        scheme: what is rounded together. "plain": neighbouring numbers of a row. "rotated": the same after a Hadamard
-            rotation of the head, which spreads outliers (QuaRot, 2404.00456, section 3). "kivi": each channel of the
-            keys over neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3).
-        group: neighbouring numbers that share a zero and a step.
-        residual: newest tokens of a text whose rows stay in the model's own precision; with "kivi" newest rows, and
-            the older rows are packed `group` at a time.
-
-    A ValueError refuses bits of keys alone or of values alone.
+    `scheme` says what is rounded together. "plain": neighbouring numbers of a row. "rotated": the same after a Hadamard
+    rotation of the head, which spreads outliers (QuaRot, 2404.00456, section 3). "kivi": each channel of the keys over
+    neighbouring tokens, values as "plain" (KIVI, 2402.02750, section 3). The rows of the `residual` newest tokens (with
+    "kivi": the newest rows, the older ones packed `group` at a time) stay in the model's own precision.
     """
 
-    bits: Literal[16, 8, 4, 2] = 16
-    key_bits: Width | None = None
+    bits: Literal[16, 8, 4, 2] = 16  # of a stored number; 16: every row in the model's own precision
+    key_bits: Width | None = None  # where keys differ from `bits`
     value_bits: Width | None = None
     scheme: Scheme = "rotated"
-    group: Annotated[int, Field(ge=1)] = 32
+    group: Annotated[int, Field(ge=1)] = 32  # neighbouring numbers that share a zero and a step
     residual: Annotated[int, Field(ge=1, description="a number of tokens")] = 128
 
     def __post_init__(self) -> None:

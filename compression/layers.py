@@ -56,10 +56,7 @@ class SlotLayer(_Layer):
 
 
 class WindowLayer(_Layer):
-    """The newest `window` rows of each slot in a ring: the row of the token at position p lies at p % window.
-
-    `tensors` are keys and values, [slots, kv_heads, ring, head_dim] each.
-    """
+    """The newest `window` rows of each slot in a ring: the row of the token at position p lies at p % window."""
 
     def __init__(self, cache: Slots) -> None:
         super().__init__(cache)
@@ -119,13 +116,11 @@ class WindowLayer(_Layer):
 
 
 class LinearLayer(LinearAttentionLayer):
-    """The state of each slot in a layer of linear attention or of convolutions, as transformers' modules update it.
-
-    `tensors` are the inputs of the convolution, [slots, width, kernel], and the recurrent state, if there is one.
-    """
+    """The state of each slot in a layer of linear attention or of convolutions, as transformers' modules update it."""
 
     def __init__(self, cache: Slots) -> None:
         super().__init__()
+        # The inputs of the convolution, [slots, width, kernel], and the recurrent state, if there is one.
         states = zip(cache.shape.states, cache.shape.state_dtypes, strict=True)
         self.tensors = [torch.zeros(cache.slots, *size, dtype=dtype, device=cache.device) for size, dtype in states]
         # Where `record_past` is true, the modules hand every state to `update_conv_state` and change none in place.

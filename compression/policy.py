@@ -1,5 +1,7 @@
 """The interface of a policy: from one sequence's cache at an eviction it chooses the rows that stay."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
@@ -13,9 +15,59 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.signals import Signal
-from kvsweep.kernels.implementation import Operations, operations
-from kvsweep.kernels.lazy_torch import Tensor, torch
+from kvsweep.kernels.implementation import Operations, Tensor, operations, torch
+
+
+class Signal:
+    """Names something to record. Signals are frozen and hashable; equal signals share a recorder."""
+
+    def allocate(self, cache: Any) -> Any:
+        """The recorder of a signal of your own; those of the signals below stand in `compression.recorders`."""
+        raise NotImplementedError(f"{type(self).__name__} has no recorder: define allocate(cache).")
+
+
+@dataclass(frozen=True)
+class PredictedImportance(Signal):
+    """The score that the importance predictor in a folder gives each token, [length]; NaN at the prefilled prompt."""
+
+    directory: str
+
+
+@dataclass(frozen=True)
+class AttentionMass(Signal):
+    """Attention probability that each row has received, [layers, kv_heads, length], summed over queries and groups.
+
+    The prefill of the prompt counts. What an evicted row received is discarded with it (H2O, 2306.14048, section 4).
+    What came before a step weighs `decay`: 1 counts all queries alike, 0 only the newest (InertiaKV, 2609.03515).
+    """
+
+    decay: float = 1.0
+
+
+@dataclass(frozen=True)
+class RecentQueries(Signal):
+    """The rotated queries of the newest `window` tokens, [layers, q_heads, window, head_dim], oldest first."""
+
+    window: int
+
+
+@dataclass(frozen=True)
+class LastUse(Signal):
+    """When each row was last used, and the longest interval between two uses, [2, layers, kv_heads, length] positions.
+
+    A query uses a row if the query heads of a group together pay the row at least `threshold`. The prefill of the
+    prompt counts as one use of its rows (LazyEviction, 2506.15969).
+    """
+
+    threshold: float
+
+
+@dataclass(frozen=True)
+class RowMemory(Signal):
+    """A number per row that a policy writes at an eviction, [layers, kv_heads, length]; NaN where none was written."""
+
+    policy: str
+
 
 Question = Literal["free", "pinned", "on_top"]
 Count = Annotated[int, Field(ge=1)]
@@ -35,37 +87,23 @@ class CacheView:
 
     Tensors per row are [length] for a policy that keeps the same rows in all layers and heads, and
     [layers, kv_heads, length] for one with `per_head`.
-
-    Attributes:
-        problem_id, draw: name the sequence.
-        text_ids: prompt and text so far, [text length].
-        positions: original index of each row's token in the text, ascending.
-        token_ids, separators: each row's token, and whether that is punctuation, a line break or a space; as positions.
-        question_length: tokens of the prompt, at positions 0 .. question_length - 1.
-        answer_start: position of the closing thinking tag, or None while the sequence is thinking.
-        keys, values: those of each layer, [kv_heads, length, head_dim]; the keys are rotated.
-        scaling: factor of the model's attention logits.
-        signals: the recording of each signal that the policy names; each signal says its shape.
-        uniform: returns numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction,
-            position) and, with `per_head`, of layer and head.
-        evictions: the sequence's evictions so far.
-        operations: the implementation that computes scores.
     """
 
     problem_id: str
     draw: int
-    text_ids: Tensor
-    positions: Tensor
-    token_ids: Tensor
-    separators: Tensor
-    question_length: int
-    answer_start: int | None
-    keys: Sequence[Tensor]
+    text_ids: Tensor  # prompt and text so far, [text length]
+    positions: Tensor  # original index of each row's token in the text, ascending
+    token_ids: Tensor  # each row's token, shaped as positions
+    separators: Tensor  # whether that token is punctuation, a line break or a space
+    question_length: int  # tokens of the prompt, at positions 0 .. question_length - 1
+    answer_start: int | None  # position of the closing thinking tag, or None while the sequence is thinking
+    keys: Sequence[Tensor]  # rotated keys of each layer, [kv_heads, length, head_dim]
     values: Sequence[Tensor]
-    scaling: float
-    signals: Mapping[Signal, Tensor]
+    scaling: float  # factor of the model's attention logits
+    signals: Mapping[Signal, Tensor]  # the recording of each signal that the policy names
+    # Numbers in [0, 1), shaped as positions, a pure function of (seed, problem, draw, eviction, position, layer, head).
     uniform: Callable[[], Tensor]
-    evictions: int = 0
+    evictions: int = 0  # the sequence's evictions so far
     operations: Operations = field(default_factory=operations)
 
     @property
@@ -90,15 +128,10 @@ class CacheView:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The outcome of an eviction.
+    """The outcome of an eviction."""
 
-    Attributes:
-        keep: sorted slot indices of the rows to keep, [kept] for all layers and heads or [layers, kv_heads, kept].
-        written: what each row is to remember, [layers, kv_heads, length], for each `compression.signals.RowMemory`.
-            The kept rows bring their numbers to the next eviction.
-    """
-
-    keep: Tensor
+    keep: Tensor  # sorted indices of the rows to keep, [kept] for all layers and heads or [layers, kv_heads, kept]
+    # What each row is to remember until the next eviction, [layers, kv_heads, length], for each `RowMemory`.
     written: Mapping[Signal, Tensor] = field(default_factory=dict)
 
 
@@ -106,14 +139,11 @@ class Selection:
 class Policy(ABC):
     """Decides which tokens stay. Its fields are those of its YAML in conf/policy; it holds no sequence's state.
 
-    A field's annotation says its type and range (pydantic's Field); `__post_init__` checks them, what concerns several
-    fields, and the artifacts. A mistake is a ValueError.
+    A field's annotation says its type and range (pydantic's Field). A mistake is a ValueError.
     """
 
-    # The settings that name an artifact (`compression.artifacts`), each with the command that makes one.
-    ARTIFACTS: ClassVar[Mapping[str, str]] = {}
-    # Whether each layer and key head keeps rows of its own.
-    per_head: ClassVar[bool] = False
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {}  # settings that name an artifact, each with the command that makes one
+    per_head: ClassVar[bool] = False  # whether each layer and key head keeps rows of its own
 
     name: str
 
@@ -167,27 +197,20 @@ class Policy(ABC):
 class BudgetPolicy(Policy):
     """A policy that cuts the cache to a fixed size: rows that stay for certain, and the highest scores of the rest.
 
-    All policies have the size of DynTS's rule: `local_window` rows and int(rest * keep_ratio) of the rest.
-    Rows that stay for certain (`newest_kept`, sinks) are each method's own, within that size.
+    All policies have the size of DynTS's rule: `local_window` newest tokens and `keep_ratio` of the rest, rounded down.
+    Rows that stay for certain (`newest_kept`, sinks) are each method's own, within that size. Eviction fires at
+    `budget` tokens; the published trigger looks at the length before the step, so budget + 1 tokens are pruned.
 
-    Attributes:
-        keep_ratio: fraction kept of the tokens outside the window.
-        local_window: newest tokens in the size; the methods that have such a window always keep them.
-        budget: cache length in tokens at which eviction fires. The published trigger looks at the length before the
-            step, so the cache holds budget + 1 tokens when it is pruned.
-        question: the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
-            the size, before any other row that competes. "on_top": they stay beside the size, and budget, ratio and
-            window apply to the generated tokens alone. None, here and in sinks: as the policy's authors have it.
-        sinks: first tokens of the text that stay, inside the size, before any other row that competes.
+    `question` is the place of the prompt's tokens. "free": they compete by their scores. "pinned": they stay, inside
+    the size, before any other row that competes, and so do the first `sinks` tokens of the text. "on_top": they stay
+    beside the size, and budget, ratio and window apply to the generated tokens alone. None: as the authors have it.
     """
 
     # The settings that all policies of a grid share; `rows` and `every` are another spelling of ratio and budget.
     SHARED: ClassVar[tuple[str, ...]] = ("keep_ratio", "local_window", "budget", "rows", "every", "question", "sinks")
-    # As the policy's authors have it.
-    QUESTION: ClassVar[Question] = "free"
+    QUESTION: ClassVar[Question] = "free"  # as the policy's authors have it, here and in SINKS
     SINKS: ClassVar[int] = 0
-    # Whether the method tells the answer from the thinking before it.
-    THINKS: ClassVar[bool] = False
+    THINKS: ClassVar[bool] = False  # whether the method tells the answer from the thinking before it
 
     keep_ratio: Annotated[float, Field(gt=0, le=1, description="the fraction kept")]
     local_window: Annotated[int, Field(ge=1, description="a number of tokens")]
@@ -201,12 +224,11 @@ class BudgetPolicy(Policy):
             larger = f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}"
             raise ValueError(f"{larger}: choose a window of at most the budget.")
         if self.sinks_kept > max(0, self.size - self.newest_kept):
-            others = f"of the {self.size} tokens that stay {self.newest_kept} are the newest"
-            raise ValueError(
-                f"policy.sinks={self.sinks_kept} is out of range: {others}, and sinks are among the others."
+            others = (
+                f"of the {self.size} tokens that stay {self.newest_kept} are the newest, and sinks are among the others"
             )
+            raise ValueError(f"policy.sinks={self.sinks_kept} is out of range: {others}.")
 
-    # Where none is set, the authors' choice.
     @property
     def question_rule(self) -> Question:
         return self.question or self.QUESTION
@@ -219,7 +241,6 @@ class BudgetPolicy(Policy):
         return super().identity() | {"question": self.question_rule, "sinks": self.sinks_kept}
 
     def trigger(self, question_length: int, evictions: int = 0) -> int | None:
-        """Cache length at which eviction fires: the budget, and the question's length if that lies on top."""
         return self.budget + self._on_top(question_length)
 
     def capacity(self, question_length: int, max_new_tokens: int) -> int:
@@ -267,7 +288,7 @@ class BudgetPolicy(Policy):
         """
 
     def written(self, view: CacheView) -> Mapping[Signal, Tensor]:
-        """Numbers to remember with the rows (`Selection.written`): none."""
+        """Numbers to remember with the rows (`Selection.written`)."""
         return {}
 
     def _on_top(self, question_length: int) -> int:
@@ -284,8 +305,8 @@ class HeadPolicy(BudgetPolicy):
 def size_of(*, rows: int, every: int, local_window: int) -> dict[str, Any]:
     """The keep_ratio and budget with which each eviction leaves `rows` rows, and the next comes `every` tokens later.
 
-    Other papers say their sizes so. The published trigger looks at the length before the step, so rows + every + 1 rows
-    are cut. The ratio is the decimal of fewest digits with which BudgetPolicy's rounding gives exactly `rows`.
+    The ratio is the decimal of fewest digits with which BudgetPolicy's rounding gives exactly `rows`, of the
+    rows + every + 1 that are pruned.
     """
     if rows <= local_window:
         none = f"policy.rows={rows} leaves no row beside policy.local_window={local_window}"

@@ -1,21 +1,59 @@
 """Recorders: the memory of each signal, for all slots of a cache.
 
-The slot cache calls its recorders as texts grow and as rows are evicted. When a slot is copied or swapped, the
-recordings in `Recorder.tensors` are copied or swapped with it.
+The slot cache calls its recorders as texts grow and rows are evicted; `Recorder.tensors` move with their slot.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from kvsweep.compression.predictor import load_predictor
+from kvsweep.compression import artifacts
+from kvsweep.compression.policy import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory, Signal
 from kvsweep.compression.rows import Prefill
-from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory, Signal
 from kvsweep.compression.slots import Slots
 from kvsweep.kernels.reference import attention_weights, capped
+
+
+class ImportancePredictor(nn.Module):
+    """Bias-free multilayer perceptron with Softplus after each layer (DynTS section 4; released widths 8192, 2048, 1).
+
+    It reads the model's last hidden state after the final norm. A layer of width 1 follows the hidden `widths`.
+    """
+
+    def __init__(self, hidden_size: int, widths: Sequence[int] = (8192, 2048)) -> None:
+        super().__init__()
+        self.hidden_size, self.widths = hidden_size, tuple(widths)
+        sizes = [hidden_size, *self.widths, 1]
+        self.layers = nn.ModuleList(nn.Linear(i, o, bias=False) for i, o in itertools.pairwise(sizes))
+
+    def forward(self, hidden: Tensor, linear: Callable[..., Tensor] = functional.linear) -> Tensor:
+        """Map hidden states [..., hidden_size] to importance scores [...], all positive; `linear` multiplies."""
+        for weight in self.parameters():
+            # With one column the product's rounding depends on the number of tokens; with 16 columns it does not.
+            columns = weight if len(weight) > 1 else weight.expand(16, -1)
+            # Softplus. torch's own softplus rounds the last few numbers of a tensor differently from the others.
+            hidden = -functional.logsigmoid(-linear(hidden, columns))
+        return hidden[..., 0]
+
+
+def save_predictor(predictor: ImportancePredictor, directory: Path, card: Mapping[str, Any]) -> None:
+    """Write the weights (in their own dtype) and the card, with the predictor's widths, into `directory`."""
+    widths = {"hidden_size": predictor.hidden_size, "widths": list(predictor.widths)}
+    artifacts.save("predictor", directory, predictor.state_dict(), {**widths, **card})
+
+
+def load_predictor(directory: str | Path, *, dtype: torch.dtype = torch.float32) -> ImportancePredictor:
+    """Load a predictor that `save_predictor` wrote, for inference."""
+    card = artifacts.read_card("predictor", directory)
+    predictor = ImportancePredictor(card["hidden_size"], card["widths"])
+    predictor.load_state_dict(artifacts.load(directory))
+    return predictor.to(dtype).eval().requires_grad_(False)
 
 
 class Recorder:
@@ -106,13 +144,13 @@ class MassRecorder(RowRecorder):
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         super().admit(slot, prefill)
+        how: dict[str, Any] = {"scaling": prefill.scaling}
         layers = zip(prefill.queries, prefill.rows, prefill.sinks, strict=True)
         for layer, (query, (key, _), sinks) in enumerate(layers):
-            scaling, softcap = prefill.scaling, prefill.softcap
-            if self.decay == 1 and sinks is None and softcap is None:
-                received = self.causal_mass(query, key, scaling=scaling)
+            if self.decay == 1 and sinks is None and prefill.softcap is None:
+                received = self.causal_mass(query, key, **how)
             else:
-                received = decayed_mass(query, key, decay=self.decay, scaling=scaling, sinks=sinks, softcap=softcap)
+                received = decayed_mass(query, key, decay=self.decay, sinks=sinks, softcap=prefill.softcap, **how)
             self.total[slot, layer, :, : prefill.length] = received
 
     def on_attention(self, layer: int, slots: slice, positions: Tensor, query: Tensor, mass: Tensor | None) -> None:
@@ -244,8 +282,8 @@ def decayed_mass(
 def keep_columns(columns: Tensor, keep: Tensor) -> None:
     """Move the kept entries of per-row numbers [..., capacity] to the front, in place.
 
-    `keep` is [kept], or [layers, kv_heads, kept] for numbers of that shape. Numbers [capacity], one per row for all
-    heads, lose their meaning when each head keeps rows of its own, and become NaN.
+    `keep` is [kept], or [layers, kv_heads, kept] for numbers of that shape. Numbers [capacity], one for all heads,
+    become NaN when each head keeps rows of its own.
     """
     kept = keep.shape[-1]
     if keep.dim() == 1:

@@ -7,27 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsweep.compression.config import LayerKind, fixed_bytes
+from kvsweep.compression.config import LayerKind
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
-    """The numbers that decide the size of a cache: layers, heads per layer, width of a head, precision.
+    """The numbers that decide the size of a cache: layers, heads per layer, width of a head, precision."""
 
-    Attributes:
-        layers: layers of full attention, whose rows policies see.
-        kinds: the kind of each layer of the network; empty where all are full.
-        window: rows of a window layer, the newest ones.
-        states: sizes of a slot's state in a linear layer: a convolution's inputs, then a sum over the text (float32).
-    """
-
-    layers: int
+    layers: int  # of full attention, whose rows policies see
     q_heads: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    kinds: tuple[LayerKind, ...] = ()
-    window: int = 0
+    kinds: tuple[LayerKind, ...] = ()  # of each layer of the network; empty where all are full
+    window: int = 0  # rows of a window layer, the newest ones
+    # Sizes of a slot's state in a linear layer: a convolution's inputs, then a sum over the text (float32).
     states: tuple[tuple[int, ...], ...] = ()
 
     @property
@@ -36,33 +30,19 @@ class CacheShape:
         return self.kinds or (full,) * self.layers
 
     @property
-    def fixed_bytes(self) -> int:
-        """Bytes that a slot takes whatever its length (`compression.config.fixed_bytes`)."""
-        return fixed_bytes(self, self.dtype.itemsize)
-
-    @property
     def state_dtypes(self) -> tuple[torch.dtype, ...]:
         return (self.dtype, torch.float32)[: len(self.states)]
 
 
 class Prefill:
-    """The rows and queries of a prefilled prompt, filled in layer by layer, and chunk by chunk after `begin_chunk`.
-
-    Attributes:
-        rows: the keys and values of each full layer, [kv_heads, length, head_dim].
-        queries: the queries of each full layer, [q_heads, length, head_dim]; empty unless `keep_queries`.
-        scaling, softcap: of the model's attention logits; 1 and None until a layer is observed.
-        sinks: each full layer's sinks, [q_heads] or None.
-        windows: the newest keys and values of each window layer, [kv_heads, at most length, head_dim].
-        states: the states of each linear layer.
-    """
+    """The rows and queries of a prefilled prompt, filled in layer by layer, and chunk by chunk after `begin_chunk`."""
 
     def __init__(self, *, keep_queries: bool = True) -> None:
-        self.rows: list[tuple[Tensor, Tensor]] = []
-        self.queries: list[Tensor] = []
-        self.sinks: list[Tensor | None] = []
-        self.windows: list[tuple[Tensor, Tensor]] = []
-        self.states: list[list[Tensor]] = []
+        self.rows: list[tuple[Tensor, Tensor]] = []  # keys and values of each full layer, [kv_heads, length, head_dim]
+        self.queries: list[Tensor] = []  # of each full layer, [q_heads, length, head_dim]; empty unless `keep_queries`
+        self.sinks: list[Tensor | None] = []  # of each full layer, [q_heads]
+        self.windows: list[tuple[Tensor, Tensor]] = []  # newest keys and values of each window layer
+        self.states: list[list[Tensor]] = []  # of each linear layer
         self.keep_queries, self.scaling = keep_queries, 1.0
         self.softcap: float | None = None
         self._layer = self._window = self._tokens = 0

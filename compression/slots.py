@@ -10,8 +10,8 @@ from torch.nn.functional import linear
 
 from kvsweep.compression.config import ring
 from kvsweep.compression.rows import CacheShape
-from kvsweep.kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.implementation import Implementation, operations
+from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +26,15 @@ class Piece:
 class Slots:
     """The part of `compression.cache.SlotCache` that its storage, its layers and its recorders know.
 
-    Attributes:
-        lengths, device_lengths: rows of each slot, on the host and on the device, so that the host never waits.
-        positions: original position of each row, [slots, layers or 1, kv_heads or 1, capacity].
-        linear: multiplies in a step; with `invariant` the operation whose bits do not depend on the batch.
-        pieces: the parts of the current step.
-        step_slots, write_at, step_positions, step_lengths: of each token of the step its slot, its row there, its
-            original position, and the rows that it sees, [tokens] each.
-        step_tokens: tokens that are computed, the step's own first.
-        reach: rows of a window's ring that attention is given.
+    `positions` are the original position of each row, [slots, layers or 1, kv_heads or 1, capacity]. Lengths lie on the
+    host and on the device, so that the host never waits. `linear` multiplies in a step; with `invariant` its bits do
+    not depend on the batch. Of a step's tokens, [tokens] each, `step_slots` are the slots, `write_at` the rows there,
+    `step_positions` the original positions, `step_lengths` the rows that each token sees; `step_tokens` are computed.
     """
 
     needs_mass = False  # whether some recorder needs the attention that each row receives
-    pieces: list[Piece]
-    reach: int
+    pieces: list[Piece]  # the parts of the current step
+    reach: int  # rows of a window's ring that attention is given
 
     def __init__(
         self,
@@ -96,10 +91,10 @@ class Slots:
 
         Of what the host knows only the number of `positions` counts here, so that a CUDA graph can replay it.
         """
-        slots = self.slot_ids[: len(positions)]
-        write_at = torch.where(slots < self.device_live, self.device_lengths[: len(slots)], 0)
-        self.device_lengths[: len(slots)] = write_at + 1
-        whole = slice(len(slots))
+        whole = slice(len(positions))
+        slots = self.slot_ids[whole]
+        write_at = torch.where(slots < self.device_live, self.device_lengths[whole], 0)
+        self.device_lengths[whole] = write_at + 1
         self._place([Piece(slots=whole, tokens=whole, count=1)], slots, write_at, positions)
 
     def begin_chunks(self, counts: Mapping[int, int], positions: Tensor) -> None:

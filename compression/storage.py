@@ -23,21 +23,13 @@ _COPIED_TOKENS = 16
 # A product over dense rows takes a quarter of the time of copying as many and multiplying those.
 _DENSE_ROWS = 4
 
-_FORTH, _BACK = 0, 1
-
 
 class Storage(ABC):
-    """The rows of all slots and layers.
+    """The rows of all slots and layers."""
 
-    Attributes:
-        tensors: the memory of the rows, [slots, ...] each.
-        columns: numbers that go with a slot, [slots, ...] each.
-        longest_chunk: the most tokens of a slot that one step may write; None where there is no limit.
-    """
-
-    tensors: Sequence[Tensor]
-    columns: Sequence[Tensor] = ()
-    longest_chunk: int | None = None
+    tensors: Sequence[Tensor]  # the memory of the rows, [slots, ...] each
+    columns: Sequence[Tensor] = ()  # numbers that go with a slot, [slots, ...] each
+    longest_chunk: int | None = None  # the most tokens of a slot that one step may write; None: no limit
 
     def __init__(self, cache: Slots) -> None:
         self.cache = cache
@@ -46,9 +38,8 @@ class Storage(ABC):
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Write a prompt's rows into a slot."""
 
-    @abstractmethod
-    def place(self) -> None:
-        """Make room for the rows of a step's tokens."""
+    def place(self) -> None:  # noqa: B027
+        """Make room for the rows of a step's tokens, where they do not lie behind the older rows."""
 
     @abstractmethod
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -57,9 +48,8 @@ class Storage(ABC):
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend with one query per token, [tokens or more, q_heads, head_dim], each over the rows up to its own.
 
-        `how` names the layer's `scaling`, and its `sinks` and `softcap` where it has them. Returns output [tokens or
-        more, q_heads, head_dim], zero beyond the step's tokens, and for each piece its mass [tokens, kv_heads, rows] if
-        the cache needs it.
+        `how` names the layer's `scaling`, `sinks` and `softcap`. Returns output [tokens or more, q_heads, head_dim],
+        zero beyond the step's tokens, and for each piece its mass [tokens, kv_heads, rows] if the cache needs it.
         """
         how = {**how, "return_mass": self.cache.needs_mass}
         parts = [self._attend(layer, piece, query[piece.tokens], how) for piece in self.cache.pieces]
@@ -75,7 +65,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values of a slot, [kv_heads, length, head_dim], as attention sees them."""
+        """A layer's keys and values of a slot, [kv_heads, length, head_dim], as attention sees them."""
 
 
 class WholeRows(Storage):
@@ -92,13 +82,10 @@ class WholeRows(Storage):
         self.keys, self.values = self.tensors[::2], self.tensors[1::2]
 
     def admit(self, slot: int, prefill: Prefill) -> None:
+        for memory in self.tensors:
+            memory[slot] = 0  # an earlier sequence may have left NaN
         for memory, rows in zip(self.tensors, (one for pair in prefill.rows for one in pair), strict=False):
             memory[slot, :, : prefill.length] = rows
-        for memory in self.tensors:
-            memory[slot, :, prefill.length :] = 0  # an earlier sequence may have left NaN
-
-    def place(self) -> None:
-        """Do nothing: each new row lies behind the old ones."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         cache = self.cache
@@ -142,19 +129,15 @@ class _Packing(Storage):
     def __init__(self, cache: Slots, config: CacheConfig) -> None:
         super().__init__(cache)
         shape, self.room = cache.shape, config.whole_rows
-        forms = config.forms(shape.head_dim)
-        assert forms is not None, "rows are packed"
-        self.forms, self.residual = forms, config.residual
+        self.forms: Any = config.forms(shape.head_dim)
         # As many tokens as stay in their own precision, so that no row of a chunk is packed before the next chunk.
-        self.longest_chunk = self.residual
+        self.residual = self.longest_chunk = config.residual
         size = (cache.slots, shape.layers, 2, shape.kv_heads, self.room, shape.head_dim)
         self.newest = torch.zeros(size, dtype=shape.dtype, device=cache.device)
 
     def _bytes(self, *size: int) -> Tensor:
         """Memory for each layer and head of a slot."""
-        shape = self.cache.shape
-        heads = (self.cache.slots, shape.layers, shape.kv_heads)
-        return torch.zeros(*heads, *size, dtype=torch.uint8, device=self.cache.device)
+        return self.newest.new_zeros(*self.newest.shape[:2], self.newest.shape[3], *size, dtype=torch.uint8)
 
     def _attend_then(
         self, query: Tensor, packed: Tensor, whole: Tensor, counts: Tensor, lengths: Tensor, how: Mapping[str, Any]
@@ -174,10 +157,9 @@ class _Packing(Storage):
 class PackedRows(_Packing):
     """The rows of the newest `residual` tokens of a text in the model's own precision, all older rows packed.
 
-    A row is packed when its token is `residual` tokens old, and never again: so its bytes depend on its own sequence
-    alone, and an eviction moves them as they are. With `scheme=rotated` rows are stored rotated
-    (`kernels.packing.rotation`), their rotary embedding on; the query of a step is rotated as the keys are, and the
-    output back.
+    A row is packed once, when its token is `residual` tokens old; an eviction moves its bytes as they are. With
+    `scheme=rotated` rows are stored rotated (`kernels.packing.rotation`) after their rotary embedding; the query of a
+    step is rotated as the keys are, and the output back.
 
     Attributes:
         packed: bytes of the keys and of the values, [slots, layers, kv_heads, capacity, bytes] each.
@@ -191,9 +173,8 @@ class PackedRows(_Packing):
         self.packed = [self._bytes(cache.capacity, form.row_bytes) for form in self.forms]
         self.counts = torch.zeros(cache.positions.shape[:3], dtype=torch.int64, device=cache.device)
         self.tensors, self.columns = (*self.packed, self.newest), (self.counts,)
-        self._rotation: tuple[Tensor, ...] = ()
-        if config.scheme == "rotated":
-            self._rotation = tuple(m.to(cache.device, cache.shape.dtype) for m in rotation(cache.shape.head_dim))
+        both = rotation(cache.shape.head_dim) if config.scheme == "rotated" else (None, None)
+        self._forth, self._back = (None if one is None else one.to(cache.device, cache.shape.dtype) for one in both)
 
     def admit(self, slot: int, prefill: Prefill) -> None:
         """Pack all rows but those of the newest tokens, which go to `newest`."""
@@ -203,7 +184,7 @@ class PackedRows(_Packing):
             memory[slot] = 0  # an earlier sequence may have left NaN where this prompt writes nothing
         lie = torch.arange(old, prefill.length, device=self.newest.device) % self.residual
         for layer, (keys, values) in enumerate(prefill.rows):
-            rows = self._rotated(torch.stack([keys, values]), _FORTH)
+            rows = self._multiplied(torch.stack([keys, values]), self._forth)
             for memory, packed in zip(self.packed, self._pack(rows[..., :old, :]), strict=True):
                 memory[slot, layer, :, :old] = packed
             self.newest[slot, layer, :, :, lie] = rows[..., old:, :]
@@ -234,13 +215,15 @@ class PackedRows(_Packing):
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the rows, rotated, among the newest."""
-        rows = self._rotated(torch.cat([keys, values], dim=2), _FORTH)  # [tokens or more, kv_heads, 2, head_dim]
+        rows = self._multiplied(
+            torch.cat([keys, values], dim=2), self._forth
+        )  # [tokens or more, kv_heads, 2, head_dim]
         self.newest[self.cache.step_slots, layer, :, :, self._lie] = rows[: len(self._lie)].transpose(1, 2)
 
     def attend(self, layer: int, query: Tensor, how: Mapping[str, Any]) -> tuple[Tensor, list[Tensor | None]]:
         """Attend in the rotated space over the packed and the newest rows."""
-        output, masses = super().attend(layer, self._rotated(query, _BACK), how)
-        return self._rotated(output, _BACK), masses
+        output, masses = super().attend(layer, self._multiplied(query, self._back), how)
+        return self._multiplied(output, self._back), masses
 
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
@@ -264,37 +247,31 @@ class PackedRows(_Packing):
 
     def read(self, layer: int, slot: int, length: int) -> tuple[Tensor, Tensor]:
         rows = torch.cat(whole_rows(*self._rows(layer, slice(slot, slot + 1), length), forms=self.forms))
-        keys, values = self._rotated(rows, _BACK)
+        keys, values = self._multiplied(rows, self._back)
         return keys, values
 
     def _rows(self, layer: int, slots: slice, seen: int) -> tuple[Tensor, ...]:
         """The first `seen` rows of a layer as `packed_attention` takes them: bytes, newest, positions, counts."""
         kv_heads, index = self.newest.shape[3], min(layer, self.counts.shape[1] - 1)
-        return (
-            *(memory[slots, layer, :, :seen] for memory in self.packed),
-            self.newest[slots, layer],
-            self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1),
-            self.counts[slots, index].expand(-1, kv_heads),
-        )
+        packed = (memory[slots, layer, :, :seen] for memory in self.packed)
+        positions = self.cache.positions[slots, index, :, :seen].expand(-1, kv_heads, -1)
+        return *packed, self.newest[slots, layer], positions, self.counts[slots, index].expand(-1, kv_heads)
 
     def _pack(self, rows: Iterable[Tensor]) -> list[Tensor]:
         """Bytes of keys and values, [..., head_dim] each."""
         return [pack_rows(one, form) for one, form in zip(rows, self.forms, strict=True)]
 
-    def _rotated(self, rows: Tensor, by: int) -> Tensor:
-        if not self._rotation:
-            return rows
+    def _multiplied(self, rows: Tensor, by: Tensor | None) -> Tensor:
         # With `invariant` the number of rows is a multiple of TOKEN_BLOCK, or the rows are those of a single slot.
-        return self.cache.linear(rows.reshape(-1, rows.shape[-1]), self._rotation[by]).view(rows.shape)
+        return rows if by is None else self.cache.linear(rows.reshape(-1, rows.shape[-1]), by).view(rows.shape)
 
 
 class KiviRows(_Packing):
     """The newest rows in the model's own precision, older keys packed channel by channel, older values token by token.
 
-    KIVI (2402.02750, section 3): a zero and a step for each channel of `group` neighbouring keys. Rows are packed
-    `group` at a time, as soon as `residual` rows follow them: so the number of packed rows follows from the length. An
-    eviction tears groups apart, so it makes new groups of the kept rows and packs those keys again that are not a whole
-    group of before; values move as they are. KIVI itself does not evict.
+    KIVI (2402.02750, section 3): a zero and a step for each channel of `group` neighbouring keys. `group` rows are
+    packed together as soon as `residual` rows follow them. KIVI itself does not evict; here an eviction makes new
+    groups of the kept rows and packs again the keys that are not a whole group of before; values move as they are.
 
     Attributes:
         keys: the bytes of a channel of each group, [slots, layers, kv_heads, groups, head_dim, bytes].
@@ -393,14 +370,12 @@ class KiviRows(_Packing):
 
 
 def few_tokens(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """A few tokens at a time of numbers per token, [tokens, ...] each."""
+    """Columns of numbers per token, [tokens, ...] each, a few tokens at a time."""
     return zip(*(column.split(_COPIED_TOKENS) for column in columns), strict=True)
 
 
 def joined(parts: Sequence[Attended]) -> Attended:
     """The attention of parts one after the other, of which all have a mass or none."""
-    if len(parts) == 1:
-        return parts[0]
     outputs, masses = zip(*parts, strict=True)
     return torch.cat(outputs), None if masses[0] is None else torch.cat(masses)
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.metrics import cell_metrics
+from kvsweep.analysis.statistics.metrics import cell_metrics
 
 given = Path(sys.argv[-1])  # the script itself, or a notebook's own file, where no run is given
 directory = given if given.is_dir() else Path("results/runs/demo")

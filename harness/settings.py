@@ -1,6 +1,6 @@
 """The configuration: the folders of its YAML files, and the way from their sections to checked dataclasses.
 
-`${embedded:NAME}` is a folder of the embedded weights, `${choices:GROUP}` the names in a group of the configuration,
+`${embedded:NAME}` is a folder of the embedded weights and
 `${below:RESULTS_DIR,RUN_NAME}` the folder of a run.
 """
 
@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
-from kvsweep.base.command_line import did_you_mean
-from kvsweep.base.errors import UserError
-from kvsweep.base.escape import folder_below
-from kvsweep.base.records import MOST
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.command_line import did_you_mean
+from kvsweep.errors import UserError
+from kvsweep.escape import folder_below
+from kvsweep.records import MOST
+
+WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
+
 
 # Beside this package's folder, in the repository as in an installed wheel.
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -67,13 +69,21 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
         return compose(name, [*own_overrides(), *overrides])
 
 
-def _choices(group: str) -> str:
+def wrapped_choices(group: str) -> str:
     """The names in a group of the configuration, as `kvsweep --help` shows them."""
     return textwrap.fill(", ".join(choices(group)), width=92, subsequent_indent=" " * 13)
 
 
+def completions(groups: Iterable[str], begun: str) -> list[str]:
+    """The words that Tab may make of a word that was begun: GROUP=NAME, and keys up to their equals sign."""
+    named = [f"{group}={name}" for group in groups for name in choices(group)]
+    keys = [f"{name}=" for name in _keys(compose_config())]
+    return [
+        word for word in (named if "=" in begun else [f"{group}=" for group in groups] + keys) if word.startswith(begun)
+    ]
+
+
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
-OmegaConf.register_new_resolver("choices", _choices, replace=True)
 OmegaConf.register_new_resolver(
     "below", lambda parent, name: str(folder_below(parent, str(name), "run_name")), replace=True
 )

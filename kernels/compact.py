@@ -1,7 +1,7 @@
 """Eviction in one launch, in place: the Triton kernel of `kernels.reference.compact_layers`.
 
-Rows only move towards the front and are taken in order, so no block loads rows that an earlier block has overwritten.
-Within a block one warp may run ahead of another, so a barrier separates the block's loads from its stores.
+Rows move towards the front and are taken in order, so no block loads rows that an earlier block has overwritten; a
+barrier separates a block's loads from its stores.
 """
 
 from collections.abc import Sequence

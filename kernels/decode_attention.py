@@ -4,6 +4,8 @@ Each program attends over one chunk of one slot's rows, and a second kernel join
 on slots and capacity alone, and the kernels read the lengths on the device, so that a CUDA graph can replay them.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -37,19 +39,14 @@ def decode_attention(
     query = query.contiguous()
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
     per_head = lengths.expand(kv_heads, slots).T if lengths.dim() == 1 else lengths
-    part, peak, total, logits = scratch(query, chunks, capacity if return_mass else 1)
+    parts = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads
-    how = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK, "BLOCK": block(query.dtype)}
-    how |= {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
-    how |= {"num_warps": 4, "num_stages": 2}
-    _attend_chunk[(slots, kv_heads, chunks)](
-        *(query, keys, values, per_head, part, peak, total, logits, scaling, capacity),
-        *(*keys.stride()[:3], *per_head.stride()),
-        **how,
-        MASS=return_mass,
-        SOFTCAP=softcap,
-    )
-    return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
+    how: dict[str, Any] = {"GROUP": group, "GROUP_PADDED": 1 << (group - 1).bit_length(), "CHUNK": CHUNK}
+    how |= {"BLOCK": block(query.dtype), "DIM": head_dim, "DIM_PADDED": padded(head_dim), "UPCAST": upcast(query.dtype)}
+    how |= {"MASS": return_mass, "SOFTCAP": softcap, "num_warps": 4, "num_stages": 2}
+    strides = (*keys.stride()[:3], *per_head.stride())
+    _attend_chunk[(slots, kv_heads, chunks)](query, keys, values, per_head, *parts, scaling, capacity, *strides, **how)
+    return join(query, parts, per_head, sinks, return_mass)
 
 
 def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
@@ -59,32 +56,22 @@ def scratch(query: Tensor, chunks: int, logits: int) -> list[Tensor]:
 
 
 def join(
-    query: Tensor,
-    part: Tensor,
-    peak: Tensor,
-    total: Tensor,
-    logits: Tensor | None,
-    lengths: Tensor,
-    sinks: Tensor | None,
+    query: Tensor, parts: list[Tensor], lengths: Tensor, sinks: Tensor | None, return_mass: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Join the chunks of each head: output as the query, and from logits, if there are any, the mass.
+    """Join the chunks of each head: output as the query, and from the logits, if it is wanted, the mass.
 
-    part [slots, q_heads, chunks, head_dim]; peak and total [slots, q_heads, chunks]; logits [slots, q_heads, capacity];
-    lengths [slots, kv_heads]; sinks [q_heads].
+    `parts` are those of `scratch`: part [slots, q_heads, chunks, head_dim], peak and total [slots, q_heads, chunks],
+    logits [slots, q_heads, capacity]; lengths [slots, kv_heads]; sinks [q_heads].
     """
+    part, peak, total, logits = parts
     slots, q_heads, chunks, head_dim = part.shape
     kv_heads = lengths.shape[1]
     how = {"GROUP": q_heads // kv_heads, "CHUNK": CHUNK, "num_warps": 4, "num_stages": 1}
+    dims = {"DIM": head_dim, "DIM_PADDED": padded(head_dim), "SINKS": sinks is not None}
     output, norm = torch.empty_like(query), torch.empty_like(peak[..., 0])
-    _join_chunks[(slots, q_heads)](
-        *(part, peak, total, lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride()),
-        *(chunks, q_heads),
-        **how,
-        SINKS=sinks is not None,
-        DIM=head_dim,
-        DIM_PADDED=padded(head_dim),
-    )
-    if logits is None:
+    given = (lengths, lengths if sinks is None else sinks, output, norm, *lengths.stride(), chunks, q_heads)
+    _join_chunks[(slots, q_heads)](part, peak, total, *given, **how, **dims)
+    if not return_mass:
         return output, None
     mass = torch.empty(slots, kv_heads, logits.shape[-1], dtype=torch.float32, device=query.device)
     _sum_group[(slots, kv_heads, chunks)](logits, norm, lengths, mass, *lengths.stride(), logits.shape[-1], **how)
@@ -191,3 +178,82 @@ def _sum_group(
         logit = tl.load(logits + q_head * capacity + rows, mask=live, other=float("-inf"))
         received += tl.where(live, tl.exp(logit - tl.load(norm + q_head)), 0.0)
     tl.store(mass + row * capacity + rows, received, mask=rows < capacity)
+
+
+def tokens_at_once(dtype: torch.dtype, group_padded: int) -> int:
+    """Tokens of a program, whose queries make a whole tile: fewer in float32, where registers hold the operands."""
+    return max(1, (16 if dtype == torch.float32 else 64) // group_padded)
+
+
+def warps(dtype: torch.dtype, dim: int, return_mass: bool) -> int:
+    """Warps of a program: with 4, masses in float32 and wide heads in 16 bits would spill registers."""
+    if dtype == torch.float32:
+        return 16 if return_mass else 4
+    return 8 if dim > 128 else 4
+
+
+def chunk_attention(
+    query: Tensor, keys: Tensor, values: Tensor, *, scaling: float, return_mass: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    tokens, q_heads, dim = query.shape
+    kv_heads, rows = keys.shape[:2]
+    assert keys.stride() == values.stride(), "keys and values share one layout"
+    assert keys.stride(-1) == 1, "the numbers of a row are contiguous"
+    query, group = query.contiguous(), q_heads // kv_heads
+    group_padded = 1 << (group - 1).bit_length()
+    at_once = tokens_at_once(query.dtype, group_padded)
+    output = torch.empty_like(query)
+    mass = torch.zeros(tokens if return_mass else 0, kv_heads, rows, dtype=torch.float32, device=query.device)
+    how = {"GROUP": group, "GROUP_PADDED": group_padded, "TOKENS": at_once, "BLOCK": block(query.dtype)}
+    how |= {"DIM": dim, "DIM_PADDED": padded(dim), "MASS": return_mass, "UPCAST": upcast(query.dtype)}
+    how |= {"num_warps": warps(query.dtype, dim, return_mass), "num_stages": 2}
+    _attend[(kv_heads, triton.cdiv(tokens, at_once))](
+        query, keys, values, output, mass, scaling, tokens, rows, *keys.stride()[:2], **how
+    )
+    return output, mass if return_mass else None
+
+
+@triton.jit
+def _attend(
+    query, keys, values, output, mass, scaling, tokens, rows, stride_head, stride_row,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, TOKENS: tl.constexpr, DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr, BLOCK: tl.constexpr, MASS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    head, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TOKENS
+    lane, dims = tl.arange(0, TOKENS * GROUP_PADDED), tl.arange(0, DIM_PADDED)
+    token, member = first + lane // GROUP_PADDED, lane % GROUP_PADDED
+    real, wide = (token < tokens) & (member < GROUP), dims < DIM
+    own = (token.to(tl.int64) * tl.num_programs(0) + head) * GROUP + member
+    q = tl.load(query + own[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
+    if UPCAST:
+        q = q.to(tl.float32)
+    last = rows - tokens + token  # each token's own row, the last one that it sees
+    top = tl.full([TOKENS * GROUP_PADDED], float("-inf"), tl.float32)
+    weight = tl.zeros([TOKENS * GROUP_PADDED], tl.float32)
+    mixed = tl.zeros([TOKENS * GROUP_PADDED, DIM_PADDED], tl.float32)
+    end = tl.minimum(rows - tokens + first + TOKENS, rows)
+    for begin in range(0, end, BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        at = head * stride_head + row.to(tl.int64)[:, None] * stride_row + dims
+        k = tl.load(keys + at, mask=(row < end)[:, None] & wide, other=0.0)
+        v = tl.load(values + at, mask=(row < end)[:, None] & wide, other=0.0)
+        if UPCAST:
+            k, v = k.to(tl.float32), v.to(tl.float32)
+        seen = row[None, :] <= last[:, None]
+        _, top, weight, mixed = attend_rows(q, k, v, seen, scaling, top, weight, mixed, None)
+    out = (mixed / weight[:, None]).to(output.dtype.element_ty)
+    tl.store(output + own[:, None] * DIM + dims, out, mask=real[:, None] & wide)
+    if MASS:
+        each = first + tl.arange(0, TOKENS)
+        for begin in range(0, end, BLOCK):
+            row = begin + tl.arange(0, BLOCK)
+            at = head * stride_head + row.to(tl.int64)[:, None] * stride_row + dims
+            k = tl.load(keys + at, mask=(row < end)[:, None] & wide, other=0.0)
+            if UPCAST:
+                k = k.to(tl.float32)
+            logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+            p = tl.exp(logits - top[:, None]) / weight[:, None]
+            p = tl.where((row[None, :] <= last[:, None]) & real[:, None], p, 0.0)
+            paid = tl.sum(tl.reshape(p, [TOKENS, GROUP_PADDED, BLOCK]), 1)
+            to = (each.to(tl.int64)[:, None] * tl.num_programs(0) + head) * rows + row
+            tl.store(mass + to, paid, mask=(each < tokens)[:, None] & (row < end)[None, :])

@@ -1,9 +1,26 @@
 """The switch between the reference operations and the Triton kernels. Neither falls back to the other."""
 
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional
+else:
+
+    class _Lazy:
+        def __init__(self, module: str) -> None:
+            self._module = module
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module(self._module), name)
+
+    torch, functional, Tensor = _Lazy("torch"), _Lazy("torch.nn.functional"), Any
+
 
 Implementation = Literal["torch", "triton"]
 # `kernels.reference` or `kernels.triton_kernels`: every operation, and RAGGED.
@@ -39,3 +56,6 @@ def operations(impl: Implementation = "torch") -> Operations:
     from kvsweep.kernels import triton_kernels
 
     return triton_kernels
+
+
+__all__ = ["Tensor", "functional", "torch"]

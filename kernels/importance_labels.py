@@ -1,7 +1,7 @@
 """Column sums and maxima of causal attention in two passes: the Triton kernel of importance labels and prompt mass.
 
 The first pass computes the log-sum-exp of every query's row. In the second, a program owns a block of keys of a key
-head and adds up what it receives, or takes the maximum: without atomic additions and without a length x length matrix.
+head: no atomic additions, and no length x length matrix.
 """
 
 from functools import partial

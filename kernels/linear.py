@@ -1,7 +1,6 @@
 """A matrix product whose tiles depend on the weight alone: the Triton kernel of `kernels.reference.linear`.
 
-A program multiplies 16 tokens with a few columns of the weight and runs over the whole inner dimension in order. So a
-token's outputs have the same bits in every batch, at every place in it.
+A program runs over the whole inner dimension in order, so a token's outputs have the same bits in every batch.
 """
 
 import torch

@@ -1,7 +1,6 @@
 """Split-K flash decoding over packed rows: the Triton kernel of `kernels.reference.packed_attention`.
 
-As in `kernels.decode_attention`, which also adds up rows and joins the chunks; here a program unpacks its rows in
-registers.
+As `kernels.decode_attention`, which adds up rows and joins chunks; here a program unpacks its rows in registers.
 """
 
 import torch
@@ -35,24 +34,23 @@ def packed_attention(
     """The reference's operation; dead rows are never read and may hold any bytes."""
     slots, kv_heads, capacity, _ = keys.shape
     dim = newest.shape[-1]
-    assert keys.stride(-1) == values.stride(-1) == newest.stride(-1) == positions.stride(-1) == 1, (
-        "the numbers of a row are contiguous"
-    )
+    rows = (keys, values, newest, positions)
+    assert all(one.stride(-1) == 1 for one in rows), "the numbers of a row are contiguous"
     assert newest.stride(-2) == dim, "the newest rows of a head are contiguous"
     query, per_head = query.contiguous(), lengths.expand(kv_heads, slots).T
     q_heads, chunks = query.shape[1], triton.cdiv(capacity, CHUNK)
-    part, peak, total, logits = scratch(query, chunks, capacity if return_mass else 1)
+    parts = scratch(query, chunks, capacity if return_mass else 1)
     group = q_heads // kv_heads
     _attend_packed[(slots, kv_heads, chunks)](
         query, keys, keys.view(torch.float16), values, values.view(torch.float16), newest, positions, counts, per_head,
-        part, peak, total, logits, scaling, capacity,
+        *parts, scaling, capacity,
         *keys.stride()[:3], *values.stride()[:3], *newest.stride()[:3], *positions.stride()[:2], *counts.stride(),
         *per_head.stride(), GROUP=group, GROUP_PADDED=1 << (group - 1).bit_length(), DIM=dim, DIM_PADDED=padded(dim),
         CHUNK=CHUNK, BLOCK=BLOCK, KEY_BITS=forms[0].bits, VALUE_BITS=forms[1].bits, SHARE=forms[1].group,
         RESIDUAL=newest.shape[3], MASS=return_mass, UPCAST=upcast(query.dtype), SOFTCAP=softcap,
         num_warps=WARPS, num_stages=2,
     )  # fmt: skip
-    return join(query, part, peak, total, logits if return_mass else None, per_head, sinks)
+    return join(query, parts, per_head, sinks, return_mass)
 
 
 @triton.jit

@@ -16,9 +16,8 @@ _UNPACK = {4: torch.ops.quantized.embedding_bag_4bit_unpack, 2: torch.ops.quanti
 def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
     """The Hadamard rotation of a head and its inverse, both symmetric, [head_dim, head_dim], float32.
 
-    Sylvester's construction; `head_dim` is a power of two. Its factor is a power of two in place of a root, so that
-    bfloat16 holds every entry and the two are exact inverses: the rotation shrinks a vector by at most sqrt(2). Source:
-    QuaRot (2404.00456), section 3.
+    QuaRot (2404.00456), section 3: Sylvester's construction, of a power of two. Its factor is a power of two in place
+    of a root, so that bfloat16 holds every entry and the two are exact inverses.
     """
     power, whole = head_dim.bit_length() - 1, torch.ones(1, 1)
     for _ in range(power):
@@ -30,8 +29,8 @@ def rotation(head_dim: int) -> tuple[Tensor, Tensor]:
 def pack_rows(rows: Tensor, form: RowFormat) -> Tensor:
     """The bytes [..., row_bytes] of rows [..., head_dim].
 
-    The numbers of a group become the nearest of 2^bits levels from its smallest to its largest number. Zero and step
-    are rounded so that these levels enclose the group; so no number changes by more than half a step.
+    The numbers of a group become the nearest of 2^bits levels, which enclose the group after zero and step are rounded:
+    no number changes by more than half a step.
     """
     numbers = rows.float().unflatten(-1, (-1, form.group))
     low, high = numbers.aminmax(dim=-1, keepdim=True)

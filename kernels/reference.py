@@ -1,7 +1,7 @@
 """The cache operations in plain torch: the specification that the Triton kernels are tested against.
 
-A slot's rows at or beyond its length are dead and never change a result. They must be finite, because attention gives
-them a weight of zero, and zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
+A slot's rows at or beyond its length are dead. They must be finite, because attention gives them a weight of zero, and
+zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,19 +13,17 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import avg_pool1d, max_pool1d, pad, scaled_dot_product_attention
 
-from kvsweep.kernels.blocks import HEAD_BLOCK, ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from kvsweep.kernels.packing import unpack_rows
-from kvsweep.kernels.row_format import RowFormat, RowForms
+from kvsweep.kernels.row_format import HEAD_BLOCK, ROW_BLOCK, TOKEN_BLOCK, RowFormat, RowForms, whole_blocks
 
-# Whether `decode_attention` itself stops at each slot's length. If so, the cache need not cut the rows to the longest
-# slot, and a step of a given number of slots always launches the same work, which a CUDA graph can replay.
+# Whether `decode_attention` itself stops at each slot's length: then a step of a given number of slots always launches
+# the same work, which a CUDA graph can replay.
 RAGGED = False
 
-# Output, and the mass where it is wanted.
-Attended = tuple[Tensor, Tensor | None]
+Attended = tuple[Tensor, Tensor | None]  # output, and the mass where it is wanted
 
 # Rows per product of weights and values, by the bytes of a number. torch splits the sum of a larger product at places
-# that depend on the number of rows, so that the result's bits would depend on it too.
+# that depend on the number of rows.
 _VALUES_BLOCK = {8: 128, 4: 128, 2: 1024}
 # With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
@@ -49,7 +47,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """Product of inputs [tokens, width] and weight [outputs, width], plus bias [outputs]: [tokens, outputs].
 
     On the CPU a token's outputs have the same bits in every batch and at every place in it, on every processor: see
-    `_product`. Tokens that fill no whole block of `kernels.blocks.TOKEN_BLOCK` are filled up with zeros.
+    `_product`. Tokens that fill no whole block of `kernels.row_format.TOKEN_BLOCK` are filled up with zeros.
     """
     if inputs.device.type != "cpu":
         return functional.linear(inputs, weight, bias)
@@ -75,7 +73,7 @@ def _in_blocks(product: Product, block: int, inputs: Tensor, weight: Tensor, bia
     return torch.cat([product(part, weight, bias) for part in inputs.split(block)])
 
 
-# Per shape, which alone decides, with the processor, which routine of torch multiplies.
+# By shape, which decides, with the processor, which routine of torch multiplies.
 _products: dict[tuple[object, ...], Product] = {}
 
 
@@ -150,8 +148,7 @@ def decode_attention(
         more = whole_blocks(group, HEAD_BLOCK) - group
         grouped = pad(grouped, (0, 0, 0, more))
         sinks = None if sinks is None else pad(sinks, (0, 0, 0, more))
-    # [slots, kv_heads or 1, capacity]
-    live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)
+    live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)  # [slots, kv_heads or 1, rows]
     logits = capped(torch.matmul(grouped * scaling, keys.transpose(-1, -2)), softcap)
     logits.masked_fill_(~live[:, :, None], float("-inf"))
     weights = attention_weights(logits, sinks)  # [slots, kv_heads, group or more, capacity]
@@ -178,7 +175,10 @@ def chunk_attention(
     kv_heads, rows] or None.
     """
     tokens, kv_heads, rows = len(query), *keys.shape[:2]
-    unseen = _unseen(tokens, rows, query.dtype, query.device)
+    # Minus infinity where a row lies behind a token, else 0, [tokens, rows].
+    most, earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
+    begin = earlier - (rows - tokens)
+    unseen = _mask(most, earlier, query.dtype, query.device)[:tokens, begin : begin + rows]
     if window is not None and window < rows:
         unseen = unseen + torch.full_like(unseen, float("-inf")).tril(rows - tokens - window)
     if not return_mass and sinks is None and softcap is None:
@@ -191,13 +191,6 @@ def chunk_attention(
     weights = attention_weights(logits, None if sinks is None else sinks.view(kv_heads, -1, 1, 1))
     output = torch.matmul(weights.to(values.dtype), values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
     return output, weights.sum(dim=1).transpose(0, 1) if return_mass else None
-
-
-def _unseen(tokens: int, rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Minus infinity where a row lies behind a token, else 0, [tokens, rows]; the tokens' own rows lie last."""
-    most, earlier = whole_blocks(tokens, _MASK_BLOCK), whole_blocks(rows - tokens, _MASK_BLOCK)
-    begin = earlier - (rows - tokens)
-    return _mask(most, earlier, dtype, device)[:tokens, begin : begin + rows]
 
 
 @lru_cache(maxsize=4)
@@ -226,18 +219,11 @@ def packed_attention(
 ) -> Attended:
     """`decode_attention` over rows of which the oldest are packed. Query, rows and output are all rotated, or none is.
 
-    Args:
-        query: [slots, q_heads, head_dim].
-        keys, values: the bytes of the first `counts` keys and values, [slots, kv_heads, capacity, bytes].
-        newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim]; the row of the token at
-            position p lies at p % residual.
-        positions: the position of each row in its text, [slots, kv_heads, capacity].
-        counts: packed rows, [slots, kv_heads].
-        lengths: [slots], each from 1 to capacity.
-        forms: the bytes of a packed key and of a packed value.
-        how: the keywords of `decode_attention`, which says what is returned.
-
-    The bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
+    query [slots, q_heads, head_dim]; keys, values: the bytes of the first `counts` keys and values, [slots, kv_heads,
+    capacity, bytes]; newest: keys and values of the other rows, [slots, 2, kv_heads, residual, head_dim], where the row
+    of the token at position p lies at p % residual; positions in the text, [slots, kv_heads, capacity]; counts: packed
+    rows, [slots, kv_heads]; lengths [slots], each from 1 to capacity; `how` are the keywords of `decode_attention`. The
+    bytes of dead rows, and all of `newest`, must stand for finite numbers, as zeros do.
     """
 
     def unpack(slots: Tensor, rows: int) -> tuple[Tensor, Tensor]:
@@ -306,8 +292,7 @@ def whole_rows(
     lies = positions.gather(-1, at.clamp(max=capacity - 1)) % residual
     rows = [_unpacked(one, form, residual, newest) for one, form in zip((keys, values), forms, strict=True)]
     _fill(rows, newest, at, lies)
-    keys, values = (one[..., :capacity, :] for one in rows)
-    return keys, values
+    return rows[0][..., :capacity, :], rows[1][..., :capacity, :]
 
 
 def whole_kivi_rows(
@@ -345,8 +330,8 @@ def _fill(rows: Sequence[Tensor], newest: Tensor, at: Tensor, lies: Tensor) -> N
 def compact_layers(rows: Sequence[Tensor], keep: Tensor) -> None:
     """Move the kept rows of one slot to its front in all layers, in place and in order, over the rows that lay there.
 
-    `rows` are as many tensors for each layer in turn, such as its keys and its values, [kv_heads, capacity, width];
-    `keep` are the sorted indices of the rows to keep, [kept] or [layers, kv_heads, kept].
+    `rows` are as many tensors for each layer in turn, [kv_heads, capacity, width]; `keep` are sorted indices of rows,
+    [kept] or [layers, kv_heads, kept].
     """
     kept = keep.shape[-1]
     for index, tensor in enumerate(rows):
@@ -372,11 +357,9 @@ def observation_scores(
     queries [q_heads, window, head_dim] of the newest `window` rows, oldest first; keys [kv_heads, length, head_dim],
     one slot's live rows, the window's own at the end. Returns [kv_heads, group, length - window], float32 at least.
 
-    Args:
-        past_only: softmax over the rows before the window (R-KV), not over all rows that a query may see (SnapKV).
-        pool_logits: take the largest logit of each group of query heads before the softmax (R-KV); group is then 1.
-        pooling: number of rows pooled, odd; zeros pad both ends.
-        pool: whether a pooled score is the mean (SnapKV) or the maximum (R-KV) of its rows.
+    `past_only`: softmax over the rows before the window (R-KV), not over all rows that a query may see (SnapKV).
+    `pool_logits`: the largest logit of each group of query heads before the softmax (R-KV); group is then 1. A pooled
+    score is the mean (SnapKV) or the maximum (R-KV) of `pooling` rows, an odd number; zeros pad both ends.
     """
     kv_heads, length, head_dim = keys.shape
     window = queries.shape[1]
@@ -397,10 +380,9 @@ def observation_scores(
 def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
     """How much each key repeats other keys (R-KV, 2505.24133, released code): softmax of its mean cosine similarity.
 
-    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold, from
-    which two keys count as similar: the newest of several similar tokens is no repetition. In a row with no cosine
-    above the threshold, column 0 counts as zero. keys [kv_heads, length, head_dim]; returns [kv_heads, length], float32
-    at least, summing to 1 per head.
+    In each row of the cosine matrix the diagonal counts as zero, and so does the last column above the threshold: the
+    newest of several similar tokens is no repetition. In a row without one, column 0 counts as zero. keys [kv_heads,
+    length, head_dim]; returns [kv_heads, length], float32 at least, summing to 1 per head.
     """
     unit = functional.normalize(_wide(keys), dim=-1, eps=1e-8)
     cosine = torch.matmul(unit, unit.transpose(-1, -2))
@@ -450,9 +432,8 @@ def causal_mass(
 ) -> Tensor:
     """Attention probability that each key of a prompt receives, summed over queries and over each group of query heads.
 
-    query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; `block`: queries and keys per tile, so that no
-    length x length matrix is held; `reduce_columns` sums the columns, and the Triton kernel passes its own. Returns
-    [kv_heads, length], float32 at least.
+    query [q_heads, length, head_dim], key [kv_heads, length, head_dim]; returns [kv_heads, length], float32 at least.
+    `block`: queries and keys per tile; `reduce_columns` sums the columns, and the Triton kernel passes its own.
     """
     return reduce_columns(query, key, scaling=scaling, first_query=0, min_distance=0, largest=False, block=block)
 
@@ -474,12 +455,10 @@ def importance_labels(
     section 3). `far_max`: the largest probability from any query at least `min_distance` positions later. `later`: the
     mean over those queries. Mean and maximum also run over the query heads of a group, not over key heads or layers.
 
-    Two passes over tiles of `block` x `block` logits: the log-sum-exp of each query's row, then the column sums or
-    maxima of exp(logit - log-sum-exp). Extra memory is a few times q_heads * (block * block + length) floats.
-
-    query [q_heads, length, head_dim] and key [kv_heads, length, head_dim] are rotated; `answer` alone needs
-    `answer_start`, the position of the answer's first token; `reduce_columns` sums or maximises the columns. Returns
-    [kv_heads, length], float32 at least; for `far_max` and `later` NaN where no query is far enough away.
+    query [q_heads, length, head_dim] and key [kv_heads, length, head_dim] are rotated; `answer_start` is the position
+    of the answer's first token; `block` and `reduce_columns` as in `causal_mass`. Returns [kv_heads, length], float32
+    at least; for `far_max` and `later` NaN where no query is far enough away. Extra memory is a few times q_heads *
+    (block * block + length) floats.
     """
     length, group = query.shape[1], query.shape[0] // key.shape[0]
     first_query, distance = (answer_start, 1) if kind == "answer" else (0, min_distance)

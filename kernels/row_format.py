@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-# A step and a zero, in float16.
-_FIELDS = 4
+_FIELDS = 4  # bytes of a step and a zero, in float16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,15 +10,13 @@ class RowFormat:
     """A key or value of one head as bytes: for each group of its numbers the levels, then a step, then a zero.
 
     A number is zero + step * level. 8 // bits levels share a byte, the first one in its lowest bits. Step and zero are
-    float16. A group of 4 or 2 bits thus is a row of fbgemm's, which torch unpacks on the CPU.
-
-    A level has `bits` (8, 4 or 2), a row `head_dim` numbers, of which `group` neighbours share a zero and a step. A
-    ValueError refuses a head that does not divide into groups, and groups that do not fill whole words of 4 bytes.
+    float16. A group of 4 or 2 bits thus is a row of fbgemm's, which torch unpacks on the CPU. A ValueError refuses a
+    head that does not divide into groups, and groups that do not fill whole words of 4 bytes.
     """
 
-    bits: int
-    group: int
-    head_dim: int
+    bits: int  # of a level: 8, 4 or 2
+    group: int  # neighbouring numbers that share a zero and a step
+    head_dim: int  # numbers of a row
 
     def __post_init__(self) -> None:
         if self.head_dim % self.group:
@@ -43,5 +40,18 @@ class RowFormat:
         return 2**self.bits - 1
 
 
-# Of a key and of a value.
-RowForms = tuple[RowFormat, RowFormat]
+RowForms = tuple[RowFormat, RowFormat]  # of a key and of a value
+
+
+# Rows of attention. If their number is a multiple of this, a slot's rows are added in the same order, whatever the
+# number of dead rows behind them.
+ROW_BLOCK = 32
+# Tokens of a matrix product (`kernels.reference.linear`). Products of fewer than 16 tokens use other routines of MKL on
+# processors with AVX-512, which round differently.
+TOKEN_BLOCK = 16
+HEAD_BLOCK = 4  # query heads per key head; zeros fill them up
+
+
+def whole_blocks(count: int, block: int) -> int:
+    """The smallest multiple of `block` that is at least `count`."""
+    return -(-count // block) * block

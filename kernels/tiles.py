@@ -10,8 +10,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def upcast(dtype: torch.dtype) -> bool:
     """True if a kernel must convert `dtype` to float32 right after loading.
 
-    A GPU multiplies half-precision inputs itself and accumulates in float32. Triton's interpreter multiplies bfloat16
-    wrongly without an error, so there every input is converted first.
+    Triton's interpreter multiplies bfloat16 wrongly without an error, so there every input is converted first.
     """
     return INTERPRETED or dtype == torch.float32
 

@@ -1,4 +1,4 @@
-"""Make results/published/<name> again from the finished run results/runs/<name>: page, cells and pictures.
+"""Make results/published/<name> again from the finished run results/runs/<name>: cells, pictures, for two the page.
 
     kvsweep -m experiment=demo_full launcher=local && python scripts/publish.py demo    # README's picture is of it
     kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
@@ -11,6 +11,7 @@ import json
 import shlex
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,14 @@ PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 TEXTS = 3
 # The runs whose page has another name.
 RUNS = {"demo": "demo_full"}
-PICTURES = {
-    "demo": ["heatmap_*_dynts_128.png", "speed_*.png"],
-    "hybrid": [],
-    "labels": [],
-    "methods": ["memory_*.png", "policies_*_ratio0.6_window48_budget192.png"],
-    "smol": ["heatmap_*.png"],
-    "methods_smol": ["policies_*.png"],
+# What is kept of each report beside cells.csv.
+FILES = {
+    "demo": ["report.html", "heatmap_toy_qwen_dynts_128.png", "speed_toy_qwen.png"],
+    "smol": ["report.html", "heatmap_*.png"],
+    "methods": ["memory_toy_qwen.png"],
+    "methods_on_top": ["policies_toy_qwen_ratio0.3_window48_budget128.png"],
     "bytes_smol": ["bytes_*.png"],
-    "regimes": [],
-    "methods_pinned": ["policies_*_ratio0.6_window48_budget192.png"],
-    "methods_on_top": ["policies_*_ratio0.3_window48_budget128.png"],
+    **dict.fromkeys(("hybrid", "labels", "methods_pinned", "methods_smol", "regimes"), ()),
 }
 
 
@@ -40,16 +38,16 @@ def main() -> None:
     for name in args.names:
         target = args.published / name
         target.mkdir(parents=True, exist_ok=True)
-        publish(args.runs / RUNS.get(name, name), target, PICTURES[name])
+        publish(args.runs / RUNS.get(name, name), target, FILES[name])
         print(target)
 
 
-def publish(run: Path, target: Path, pictures: list[str]) -> None:
+def publish(run: Path, target: Path, kept: Sequence[str]) -> None:
     """Write the files of a run's report that git holds."""
     with tempfile.TemporaryDirectory() as folder:
         cells = len(list(run.glob("*/cell.yaml")))
         page = build_report(run, folder=Path(folder), completions=TEXTS * cells)
-        wanted = [page, page.with_name("cells.csv"), *(p for name in pictures for p in page.parent.glob(name))]
+        wanted = [page.with_name("cells.csv"), *(path for name in kept for path in page.parent.glob(name))]
         for path in wanted:
             shutil.copy(path, target / path.name)
     (target / "provenance.md").write_text(provenance(run))
@@ -77,7 +75,7 @@ def pairs(values: dict[str, Any]) -> str:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="+", choices=sorted(PICTURES))
+    parser.add_argument("names", nargs="+", choices=sorted(FILES))
     parser.add_argument("--runs", type=Path, default=Path("results/runs"), help="folder of the finished runs")
     parser.add_argument("--published", type=Path, default=PUBLISHED, help="where the folders go")
     return parser.parse_args()

@@ -18,7 +18,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-JUDGE = "kvsweep.harness.grading.answers:judge"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,7 +109,7 @@ def tiny_predictor_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random importance predictor for the tiny model."""
     import torch
 
-    from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+    from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 
     directory = tmp_path_factory.mktemp("tiny_predictor")
     torch.manual_seed(1)
@@ -155,39 +154,26 @@ def tiny_policy() -> list[str]:
 @pytest.fixture(scope="session")
 def grading_workers() -> Iterator[Callable[[pytest.MonkeyPatch], None]]:
     """`grading_workers(monkeypatch)` lends a command the grading workers of the commands before it."""
-    from kvsweep.harness.grading import pool
+    from pebble import ProcessPool
 
-    spare: list[Any] = []
+    from kvsweep import workers
 
-    class Worker(pool._Worker):
-        killed = False
+    pools: list[ProcessPool] = []
 
-        def kill(self) -> None:
-            self.killed = True
-            super().kill()
+    class Lent(ProcessPool):
+        def stop(self) -> None: ...
 
-    def start(function: str) -> Any:
-        while spare and function == JUDGE:
-            if (worker := spare.pop())._process.poll() is None:
-                return worker
-        return Worker(function)
+        def join(self, timeout: float | None = None) -> None: ...
 
-    def close(self: pool.Pool) -> None:
-        for worker in self._workers:
-            if worker in self._idle and not worker.killed and worker._function == JUDGE:  # type: ignore[attr-defined]
-                spare.append(worker)
-            else:
-                worker.end()
-        self._workers.clear()
-        self._idle.clear()
+    def pool(**how: Any) -> ProcessPool:
+        if not pools or not pools[-1].active:
+            pools.append(Lent(**how))
+        return pools[-1]
 
-    def lend(monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pool, "_Worker", start)
-        monkeypatch.setattr(pool.Pool, "close", close)
-
-    yield lend
-    for worker in spare:
-        worker.end()
+    yield lambda monkeypatch: monkeypatch.setattr(workers, "ProcessPool", pool)
+    for lent in pools:
+        ProcessPool.stop(lent)
+        ProcessPool.join(lent)
 
 
 @pytest.fixture
@@ -197,7 +183,7 @@ def kvsweep(
     """`kvsweep("key=value", ...)` runs the command in this process."""
     from hydra.core.global_hydra import GlobalHydra
 
-    from kvsweep.harness.sweep.command import main
+    from kvsweep.cli import main
 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     grading_workers(monkeypatch)
@@ -223,7 +209,7 @@ def start_kvsweep(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str
 
     def start(*arguments: str, setup: str = "") -> subprocess.Popen[str]:
         """`setup` is a statement that the process runs before anything else."""
-        program = f"{setup}\nfrom kvsweep.harness.sweep.command import main\nmain()"
+        program = f"{setup}\nfrom kvsweep.cli import main\nmain()"
         process = subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
             cwd=tmp_path,
@@ -258,19 +244,19 @@ def compose() -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if it loads a model."""
-    import kvsweep.harness.sweep.run.decode_cells
+    import kvsweep.harness.sweep.decode
 
     def load(config: Any) -> None:
         pytest.fail(f"a model was loaded: {config.name}")
 
-    kvsweep.harness.sweep.run.decode_cells.loaded.cache_clear()
-    monkeypatch.setattr(kvsweep.harness.sweep.run.decode_cells, "load_model", load)
+    kvsweep.harness.sweep.decode.loaded.cache_clear()
+    monkeypatch.setattr(kvsweep.harness.sweep.decode, "load_model", load)
 
 
 @pytest.fixture
 def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the models that have been loaded, as they are loaded; none is left over from another test."""
-    import kvsweep.harness.sweep.run.decode_cells
+    import kvsweep.harness.sweep.decode
     from kvsweep.harness.models.load import load_model
 
     loads: list[str] = []
@@ -279,10 +265,10 @@ def model_loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         loads.append(config.name)
         return load_model(config)
 
-    kvsweep.harness.sweep.run.decode_cells.loaded.cache_clear()
-    monkeypatch.setattr(kvsweep.harness.sweep.run.decode_cells, "load_model", load)
+    kvsweep.harness.sweep.decode.loaded.cache_clear()
+    monkeypatch.setattr(kvsweep.harness.sweep.decode, "load_model", load)
     yield loads
-    kvsweep.harness.sweep.run.decode_cells.loaded.cache_clear()
+    kvsweep.harness.sweep.decode.loaded.cache_clear()
 
 
 @pytest.fixture(scope="session")

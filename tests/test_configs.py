@@ -12,18 +12,17 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from kvsweep.base.errors import UserError
 from kvsweep.compression.policies.dynts import save_labels
 from kvsweep.compression.policy import Policy
-from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+from kvsweep.compression.recorders import ImportancePredictor, save_predictor
+from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.predictor.recipe import read_settings
-from kvsweep.harness.settings import CONF, build
-from kvsweep.harness.sweep.plan.grid import build_policies
-from kvsweep.harness.sweep.plan.job import make_job
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import CONF, WEIGHTS, build
+from kvsweep.harness.sweep.grid import build_policies
+from kvsweep.harness.sweep.job import make_job
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
@@ -89,8 +88,6 @@ def write_labels(results: Path, model: str, benchmark: str, hidden_size: int = 3
 
 @pytest.mark.parametrize("name", names("policy"))
 def test_every_policy(name: str, compose: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
-    if name == "kvpress":
-        pytest.importorskip("kvpress")
     config = compose(f"policy={name}", *tiny, f"results_dir={tmp_path}")
     write_labels(tmp_path, str(config.model.name), str(config.benchmark.name))
     [policy] = build_policies(config)

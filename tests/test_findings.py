@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from kvsweep.analysis.numbers.margin_test import decide_grid
+from kvsweep.analysis.statistics.noninferiority import decide_grid
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "published"
 

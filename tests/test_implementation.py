@@ -50,7 +50,7 @@ def test_triton_writes_the_same_greedy_texts(more, kvsweep, tiny, tiny_policy, t
         if impl == "torch":
             assert kvsweep(*arguments).code == 0
         else:
-            run_interpreted([sys.executable, "-m", "kvsweep.harness.sweep.command", *arguments], tmp_path)
+            run_interpreted([sys.executable, "-m", "kvsweep.cli", *arguments], tmp_path)
         found[impl] = {
             file.parent.name: [json.loads(line) for line in file.read_text().splitlines()]
             for file in (tmp_path / impl).rglob("completions.jsonl")
@@ -83,7 +83,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.labels import label_trace
 from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import Trace
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS
 
 model = load_model(ModelConfig(name="toy_qwen", title="Toy", path=str(WEIGHTS / "toy_qwen"), threads=1))
 ids = torch.randint(3, 60, (45,), generator=torch.Generator().manual_seed(0)).tolist()

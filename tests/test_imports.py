@@ -11,38 +11,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("base", "kernels", "compression", "harness", "analysis")
+# What everyone stands on: the modules beside `kvsweep/__init__.py`.
+GROUND = {path.stem for path in (ROOT / "src" / "kvsweep").glob("[!_]*.py")} - {"cli"}
+PACKAGES = ("kernels", "compression", "harness", "analysis")
 # Each room and the rooms that it may import from.
 BELOW: dict[str, tuple[str, ...]] = {
-    "base": (),
-    "analysis": ("base",),
-    "kernels": ("base",),
-    "compression": ("kernels", "base"),
-    "harness.console": ("base",),
-    "harness.provenance": ("base",),
-    "harness.toy": ("base",),
-    "harness.models": ("compression", "kernels", "base"),
-    "harness.settings": ("harness.toy", "base"),
-    "harness.grading": ("harness.models", "harness.settings", "harness.provenance", "base"),
-    "harness.benchmarks": ("harness.grading", "harness.settings", "harness.toy", "harness.models", "base"),
-    "harness.decode": ("harness.settings", "harness.models", "compression", "kernels", "base"),
+    "ground": (),
+    "analysis": ("ground",),
+    "kernels": ("ground",),
+    "compression": ("kernels", "ground"),
+    "harness.provenance": ("ground",),
+    "harness.toy": ("ground",),
+    "harness.models": ("harness.provenance", "compression", "kernels", "ground"),
+    "harness.settings": ("harness.toy", "ground"),
+    "harness.grading": ("harness.models", "harness.settings", "harness.provenance", "ground"),
+    "harness.benchmarks": ("harness.grading", "harness.settings", "harness.toy", "harness.models", "ground"),
+    "harness.decode": ("harness.settings", "harness.models", "compression", "kernels", "ground"),
 }
-BELOW["harness.sweep.plan"] = (*BELOW,)
-BELOW["harness.sweep.watch"] = ("harness.sweep.plan", "analysis", "base")
-BELOW["harness.sweep.run"] = (*BELOW,)
-BELOW["harness.sweep.launch"] = (*BELOW,)
-BELOW["harness.replay"] = (*BELOW,)
-BELOW["harness.sweep"] = (*BELOW,)
-BELOW["harness.predictor"] = (*BELOW,)
-BELOW["harness.inspect"] = (*BELOW,)
+for room in ("notebook", "sweep", "replay", "predictor", "inspect", "rounds", "command"):
+    BELOW[f"harness.{room}"] = (*BELOW, "analysis")
 # The files of `kvsweep init`, which are copied and belong to no package.
 TEMPLATE = ROOT / "harness/template"
 FILES = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-MODULES = sorted(path for path in FILES if not path.is_relative_to(TEMPLATE))
+GROUND_FILES = [ROOT / "src" / "kvsweep" / f"{name}.py" for name in GROUND]
+MODULES = sorted([*GROUND_FILES, *(path for path in FILES if not path.is_relative_to(TEMPLATE))])
 
 
 def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+    return path.relative_to(ROOT).as_posix().replace("src/kvsweep/", "ground/")
 
 
 def imported(source: str) -> set[str]:
@@ -58,7 +54,9 @@ def imported(source: str) -> set[str]:
 
 
 def of_project(names: Iterable[str]) -> set[str]:
-    return {name.removeprefix("kvsweep.") for name in names if name.split(".")[0] == "kvsweep"}
+    """The project's modules among the names, those of the ground floor as `ground.NAME`."""
+    found = {name.removeprefix("kvsweep.") for name in names if name.split(".")[0] == "kvsweep"}
+    return {f"ground.{name}" if name.split(".")[0] in GROUND else name for name in found}
 
 
 def is_within(name: str, modules: Iterable[str]) -> bool:

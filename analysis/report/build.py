@@ -1,28 +1,23 @@
-"""`kvsweep-report DIR`: DIR/report with cells.csv, the tables, the pictures, and one HTML file that holds all of it.
+"""`kvsweep report DIR`: DIR/report with cells.csv, the tables, the pictures, and one HTML file that holds all of it.
 
 pandas and the plotting libraries load slowly, so the functions that need them import them; `--help` does without.
 """
 
-import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
-from kvsweep.analysis.format import DEFAULT_LOOK, PAGE_WIDTH, Look, Scale, csv_text
-from kvsweep.base.command_line import one_sentence
-from kvsweep.base.errors import UserError
-from kvsweep.base.files import make_folder, replace_text
-from kvsweep.base.records import DONE_FILE
+from kvsweep.analysis.notation import DEFAULT_LOOK, Look, csv_text
+from kvsweep.errors import UserError
+from kvsweep.files import make_folder, replace_text
+from kvsweep.records import DONE_FILE
 
 REPORT_FOLDER = "report"
 
 # The page shows at most so many completions: of each cell the same number.
 MAX_COMPLETIONS = 200_000
-
-# The default of --watch.
-WATCH_SECONDS = 30.0
 
 
 def build_report(
@@ -47,8 +42,8 @@ def build_report(
         tell: gets the best setting of each model and benchmark as a table in plain text.
     """
     from kvsweep.analysis.load import load_run
-    from kvsweep.analysis.numbers.findings import analyse, analyse_scores
     from kvsweep.analysis.report import drilldown, gallery, page, tables
+    from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
 
     directory = Path(directory)
     if directory.is_file():
@@ -69,7 +64,7 @@ def build_report(
     return path
 
 
-def watch(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
+def follow(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
     """Make the report, and again every so many seconds if rows have come, until the sweep neither runs nor waits."""
     from kvsweep.analysis.load import is_live
 
@@ -87,59 +82,20 @@ def watch(directory: Path, seconds: float, make: Callable[[], Path]) -> None:
         time.sleep(seconds)
 
 
-@one_sentence("kvsweep-report")
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="kvsweep-report",
-        description="Numbers (CSV), pictures (PNG, SVG, PDF) and a self-contained page under DIR/report.",
-    )
-    add = parser.add_argument
-    run = "run directory: <results_dir>/<run_name>; or a CSV of scores alone (results/reference/dynts_heatmaps.csv)"
-    add("directory", metavar="DIR", type=Path, help=run)
-    add("--output", metavar="DIR", type=Path, help="the report's folder (default: DIR/report; a CSV's: <name>_report)")
-    shown = "show at most so many completions one by one (default: %(default)s; 0 makes a small page)"
-    add("--completions", metavar="N", type=int, default=MAX_COMPLETIONS, help=shown)
-    add("--scale", choices=get_args(Scale), default="own", help="colours of the heatmaps (default: each panel's own)")
-    add("--interval", action="store_true", help="the 95%% interval under each value of the heatmaps")
-    add("--columns", metavar="N", type=int, help="heatmaps in a row (default: as many as fit)")
-    wide = "width of the figures, whose text keeps its size (default: %(default).2f, which is 18 cm)"
-    add("--width", metavar="INCHES", type=float, default=PAGE_WIDTH, help=wide)
-    colours = "colours of the scores: a colour map of matplotlib (default: YlGnBu, safe for colour-blind readers)"
-    add("--map", metavar="NAME", help=colours)
-    loss = "a setting holds if it loses less than so many points (default: the run's report.margin, else 5)"
-    add("--margin", metavar="POINTS", type=float, help=loss)
-    again = "while the sweep runs, make the page again every so many seconds if rows have come (default: %(const)g)"
-    add("--watch", metavar="SECONDS", type=float, nargs="?", const=WATCH_SECONDS, help=again)
-    options = parser.parse_args(arguments)
-    if options.watch is not None and not 1 <= options.watch <= 86_400:
-        raise UserError(f"--watch={options.watch:g} is out of range: give 1 to 86400 seconds.")
-    if options.margin is not None and not 0 < options.margin < 100:
-        raise UserError(f"--margin={options.margin:g} is out of range: give points of accuracy between 0 and 100.")
-    if options.completions < 0:
-        raise UserError(f"--completions={options.completions} is out of range: give 0, for a small page, or more.")
-    how = {"look": _chosen_look(options), "completions": options.completions, "tell": print}
-    how |= {"margin": None if options.margin is None else options.margin / 100, "reload": options.watch}
-    make = partial(build_report, options.directory, folder=options.output, **how)
-    if options.watch is None or options.directory.is_file():
+def report(
+    directory: Path, output: Path | None, completions: int, margin: float | None, watch: float | None, **look: Any
+) -> None:
+    """Make the report of a run or of a CSV of scores, and again while the sweep runs if `watch` names seconds."""
+    is_table = directory.is_file()
+    if is_table and (look["interval"] or look["scale"] == "diff_from_full"):
+        raise UserError("a CSV of scores has no intervals and no full cache: leave out --interval and diff_from_full.")
+    if look["map"] is not None:
+        from kvsweep.analysis.figures.style import check_map
+
+        check_map(look["map"])
+    how: dict[str, Any] = {"look": Look(**look), "completions": completions, "tell": print, "reload": watch}
+    make = partial(build_report, directory, folder=output, margin=None if margin is None else margin / 100, **how)
+    if watch is None or is_table:
         print(make())
     else:
-        watch(options.directory, options.watch, make)
-
-
-def _chosen_look(options: argparse.Namespace) -> Look:
-    if not 3 <= options.width <= 60:
-        raise UserError(f"--width={options.width:g} is out of range: give 3 to 60 inches.")
-    if options.directory.is_file() and (options.interval or options.scale == "diff_from_full"):
-        raise UserError("a CSV of scores has no intervals and no full cache: leave out --interval and diff_from_full.")
-    if options.columns is not None and options.columns < 1:
-        raise UserError(f"--columns={options.columns} is out of range: give 1 or more heatmaps in a row.")
-    if options.map is not None:
-        from kvsweep.analysis.pictures.style import check_map
-
-        check_map(options.map)
-    names = ("width", "columns", "scale", "interval", "map")
-    return Look(**{name: getattr(options, name) for name in names})
-
-
-if __name__ == "__main__":
-    main()
+        follow(directory, watch, make)

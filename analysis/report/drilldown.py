@@ -6,23 +6,24 @@ A page opened from a disk may not fetch JSON, but it may load a script; so a cel
 
 import base64
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from kvsweep.analysis import format
+from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, load_problems, load_texts
-from kvsweep.analysis.numbers.metrics import graded_rows
 from kvsweep.analysis.report.rendering import script_json
-from kvsweep.base.escape import file_name
-from kvsweep.base.files import make_folder, read_file, replace_text
-from kvsweep.base.loops import find_loop
-from kvsweep.base.records import Completion, Pair
+from kvsweep.analysis.statistics.metrics import graded_rows
+from kvsweep.escape import file_name
+from kvsweep.files import make_folder, read_file, replace_text
+from kvsweep.loops import find_loop
+from kvsweep.records import Completion, Pair
 
 # If the files of completions are larger together, the data goes into files beside the page.
 MAX_EMBEDDED_BYTES = 64_000_000
@@ -30,9 +31,6 @@ MAX_EMBEDDED_BYTES = 64_000_000
 # One letter per completion in a map of outcomes.
 LETTERS = {"correct": "c", "wrong": "w", "no_answer": "n", "truncated": "t", "grader_timeout": "g"}
 UNGRADED, ABSENT = "u", "-"
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 
 def drill_data(run: Run, completions: int, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -63,14 +61,16 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
         full: str | None = None
         twins: dict[Pair, Completion] = {}
         # The full cache comes first; the other cells are compared with it.
-        for cell in format.rows(cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")):
+        for cell in notation.rows(cells.assign(other=cells["policy"] != "full").sort_values("other", kind="stable")):
             if (rows := groups.get(cell.cell_id)) is None:
                 continue
             places = [telling.get(pair, limit) for pair in zip(rows["problem_id"], rows["draw"], strict=True)]
             shown = rows.assign(place=places).sort_values(["place", "draw", "problem_id"], kind="stable").head(limit)
             pairs = set(zip(shown["problem_id"], shown["draw"], strict=True))
             texts = load_texts(run.directory / cell.cell_id, pairs) if pairs else {}
-            draws = list(_draws(shown, texts, twins, _tokenizer(run, cell.cell_id)))
+            # A run without the tokenizer of the model that wrote a cell has no file of that name.
+            name = Path(str(run.provenance.get(cell.cell_id, {}).get("tokenizer"))).name
+            draws = list(_draws(shown, texts, twins, _tokenizer(run.directory / "tokenizers" / name)))
             asked = {problem for problem, _ in pairs}
             problems = load_problems(run.directory / cell.cell_id).items()
             told = {name: {"question": one.prompt, "gold": one.gold} for name, one in problems if name in asked}
@@ -96,7 +96,7 @@ def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, 
 def _draws(
     rows: pd.DataFrame, texts: dict[Pair, Completion], twins: dict[Pair, Completion], tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    for row in format.rows(rows.sort_values(["problem_id", "draw"])):
+    for row in notation.rows(rows.sort_values(["problem_id", "draw"])):
         key = (row.problem_id, row.draw)
         entry = {
             "problem": row.problem_id,
@@ -126,14 +126,8 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Count the equal items at the beginning of two texts or lists."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    lengths = range(1, min(len(first), len(second)) + 1)
+    return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 
 
 def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | None:
@@ -143,40 +137,26 @@ def token_lengths(row: Completion, tokenizer: Tokenizer | None) -> list[int] | N
     """
     if tokenizer is None:
         return None
-    pieces = list(map(_pieces(tokenizer).__getitem__, row.token_ids))
+    pieces = [_piece(tokenizer, token) for token in row.token_ids]
     if "".join(pieces) != row.text:
         # A token's text depends on the tokens before it: some characters take several tokens.
         stream = DecodeStream(skip_special_tokens=True)
         pieces = [stream.step(tokenizer, token) or "" for token in row.token_ids]
-    return list(map(_UNITS.__getitem__, pieces)) if "".join(pieces) == row.text else None
-
-
-class _Computed(dict[_K, _V]):
-    """A mapping that computes what it lacks. A lookup costs half as much as the call of a cached function."""
-
-    def __init__(self, compute: Callable[[_K], _V]) -> None:
-        self._compute = compute
-
-    def __missing__(self, key: _K) -> _V:
-        return self.setdefault(key, self._compute(key))
+    return list(map(_units, pieces)) if "".join(pieces) == row.text else None
 
 
 @cache
-def _pieces(tokenizer: Tokenizer) -> _Computed[int, str]:
-    return _Computed(lambda token: tokenizer.decode([token]))
-
-
-_UNITS: _Computed[str, int] = _Computed(lambda piece: len(piece.encode("utf-16-le", "surrogatepass")) // 2)
-
-
-def _tokenizer(run: Run, cell_id: str) -> Tokenizer | None:
-    """The tokenizer of the model that wrote a cell, if the run holds one."""
-    name = run.provenance.get(cell_id, {}).get("tokenizer")
-    return _read_tokenizer(run.directory / "tokenizers" / Path(name).name) if isinstance(name, str) else None
+def _piece(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode([token])
 
 
 @cache
-def _read_tokenizer(file: Path) -> Tokenizer | None:
+def _units(piece: str) -> int:
+    return len(piece.encode("utf-16-le", "surrogatepass")) // 2
+
+
+@cache
+def _tokenizer(file: Path) -> Tokenizer | None:
     try:
         return Tokenizer.from_buffer(read_file(file))
     except Exception:  # the library raises plain Exception for a file that it does not know
@@ -196,13 +176,9 @@ def outcome_maps(run: Run) -> list[dict[str, Any]]:
         problems, draws = (sorted(ours[name].unique().tolist()) for name in ("problem_id", "draw"))
         table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
         named = [
-            {
-                "id": cell.cell_id,
-                "name": format.setting(cell),
-                "full": cell.policy == "full",
-                "outcomes": "".join(table.loc[cell.cell_id]),
-            }
-            for cell in format.rows(cells)
+            {"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"}
+            | {"outcomes": "".join(table.loc[cell.cell_id])}
+            for cell in notation.rows(cells)
         ]
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
         maps.append({"title": title, "problems": problems, "draws": draws, "cells": named})

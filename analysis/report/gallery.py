@@ -1,22 +1,26 @@
-"""The figures of a report, saved and captioned."""
+"""The figures of a report, saved and captioned, and the files of `kvsweep replay`."""
 
 import base64
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
-from kvsweep.analysis import format
-from kvsweep.analysis.format import PAGE_WIDTH, Look
-from kvsweep.analysis.numbers import reference, seconds
-from kvsweep.analysis.numbers.findings import MAX_COMPARED, Findings
-from kvsweep.analysis.numbers.grids import PolicyGrid
-from kvsweep.analysis.numbers.metrics import model_title
-from kvsweep.analysis.pictures import cost, heatmap, noise, policies, tradeoffs
-from kvsweep.analysis.pictures.style import save_figure
-from kvsweep.analysis.report.fidelity import drawn_fidelity
-from kvsweep.base.escape import file_name
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import cost, heatmap, rankings, tradeoffs
+from kvsweep.analysis.figures.style import save_figure
+from kvsweep.analysis.load import Run, load_run
+from kvsweep.analysis.notation import DEFAULT_LOOK, PAGE_WIDTH, Look
+from kvsweep.analysis.report import tables
+from kvsweep.analysis.statistics.fidelity import fidelity_bins, paired_fidelity, replay_rows, timings
+from kvsweep.analysis.statistics.grids import PolicyGrid, published_grid
+from kvsweep.analysis.statistics.metrics import model_title
+from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
+from kvsweep.errors import UserError
+from kvsweep.escape import file_name
+from kvsweep.files import make_folder, replace_text
 
 # A figure, its caption and the parts of its file's name.
 Drawn = tuple[Figure | None, str, tuple[str, ...]]
@@ -32,22 +36,51 @@ class Picture:
     width: float = 1.0
 
 
-def picture(figure: Figure, folder: Path, caption: str, *name: str) -> Picture:
-    stem = file_name(*name)
-    svg = save_figure(figure, folder, stem)["svg"].read_bytes()
-    address = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-    return Picture(caption=caption, name=stem, address=address, width=min(1.0, figure.get_figwidth() / PAGE_WIDTH))
-
-
 def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
-    return [picture(figure, folder, caption, *name) for figure, caption, name in _of_run(found, look) if figure]
+    """Draw and save the figures of a run."""
+    pictures = []
+    for figure, caption, name in _of_run(found, look):
+        if figure:
+            stem = file_name(*name)
+            svg = base64.b64encode(save_figure(figure, folder, stem)["svg"].read_bytes()).decode()
+            share = min(1.0, figure.get_figwidth() / PAGE_WIDTH)
+            address = f"data:image/svg+xml;base64,{svg}"
+            pictures.append(Picture(caption=caption, name=stem, address=address, width=share))
+    return pictures
+
+
+def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
+    for model in found.models:
+        title = model_title(found.metrics, model)
+        yield from ((figure, f"{title}, {caption}", name) for figure, caption, name in _of_model(found, model, look))
+    for file in tables.replay_files(found.run):
+        for model, title, figure in _fidelity_figures(found.run, file, look):
+            yield figure, f"{title}, KL of replayed texts", ("fidelity", f"{file.removesuffix('.jsonl')}_{model}")
+    if floors := [verdict for verdict in found.verdicts if verdict.floor is not None]:
+        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
+        yield rankings.noise_figure(floors, look), caption, ("noise",)
+
+
+def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
+    metrics = found.metrics
+    for grid in found.grids:
+        if model in grid.models:
+            yield from _of_grid(found, grid, model, look)
+    for setting in found.settings[:MAX_COMPARED]:
+        if model in setting.models:
+            figure = rankings.policy_bars_figure(setting, model, metrics, look)
+            yield figure, f"Pass@1 per policy at {setting.title}", ("policies", model, setting.file_part)
+    yield cost.cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
+    timed = timings(found.run)
+    for x in tradeoffs.COSTS:
+        yield tradeoffs.tradeoff(x, metrics, model, look, timed), f"Pass@1 against {x}", (x, model)
 
 
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
     title, metrics = grid.title, found.metrics
-    name = (model, grid.policy, "" if format.missing(grid.budget) else format.number(grid.budget), grid.variant)
+    name = (model, grid.policy, "" if notation.missing(grid.budget) else notation.number(grid.budget), grid.variant)
     yield heatmap.grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
-    published = reference.published_grid(grid, model)
+    published = published_grid(grid, model)
     if published is not None and len(found.run.completions):
         figure = heatmap.published_figure(grid, model, metrics, published, look)
         yield figure, f"{title}, beside the published scores", ("published", *name)
@@ -58,29 +91,36 @@ def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Itera
         yield heatmap.mean_figure(grid, model, metrics, look), f"{title}, mean", ("mean", *name)
 
 
-def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
-    metrics = found.metrics
-    for grid in found.grids:
-        if model in grid.models:
-            yield from _of_grid(found, grid, model, look)
-    yield tradeoffs.budget_figure(metrics, model, look), "Pass@1 against budget", ("budget", model)
-    for setting in found.settings[:MAX_COMPARED]:
-        if model in setting.models:
-            figure = policies.policy_bars_figure(setting, model, metrics, look)
-            yield figure, f"Pass@1 per policy at {setting.title}", ("policies", model, setting.file_part)
-    yield tradeoffs.accuracy_memory_figure(metrics, model, look), "Pass@1 against memory", ("memory", model)
-    yield tradeoffs.bytes_figure(metrics, model, look), "Pass@1 against bytes", ("bytes", model)
-    yield cost.cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
-    speed = tradeoffs.speed_figure(seconds.timings(found.run), metrics, model, look)
-    yield speed, "Pass@1 against speed", ("speed", model)
+def _fidelity_figures(run: Run, file: str, look: Look) -> Iterator[tuple[str, str, Figure]]:
+    """Each model of some replayed texts, its title and its figure."""
+    bins = fidelity_bins(run, file)
+    for (model, title), own in tables.fidelity_by_cell(run, file).groupby(["model", "model_title"], sort=False):
+        ours = bins[bins["cell_id"].isin(own["cell_id"])]
+        yield str(model), str(title), rankings.fidelity_figure(own, ours, str(title), look)
 
 
-def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
-    for model in found.models:
-        title = model_title(found.metrics, model)
-        yield from ((figure, f"{title}, {caption}", name) for figure, caption, name in _of_model(found, model, look))
-    for name, title, figure in drawn_fidelity(found.run, look):
-        yield figure, f"{title}, KL of replayed texts", ("fidelity", name)
-    if floors := [verdict for verdict in found.verdicts if verdict.floor is not None]:
-        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
-        yield noise.noise_figure(floors, look), caption, ("noise",)
+def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
+    """Write fidelity.csv, bins.csv, pairs.csv and the figures below DIR/report; return the table and their folder."""
+    run = load_run(directory)
+    rows = replay_rows(run, file)
+    if rows.empty:
+        raise UserError(f"{directory} holds no row of {file}: run kvsweep replay on that folder first.")
+    folder = make_folder(directory / "report") / file.removesuffix(".jsonl").replace("replay", "fidelity")
+    make_folder(folder)
+    table = tables.fidelity_by_cell(run, file)
+    # In each condition the KL of every cell minus that of the nearest compressed cell, with Holm's p.
+    pairs = []
+    for _, panel in table[table["policy"] != "full"].groupby("condition", sort=False):
+        nearest = panel["cell_id"].iloc[0]
+        if len(panel) > 1:
+            pairs.append(paired_fidelity(rows[rows["cell_id"].isin(panel["cell_id"])], nearest).assign(nearest=nearest))
+    every = {
+        "fidelity": table,
+        "bins": fidelity_bins(run, file),
+        "pairs": pd.concat(pairs) if pairs else pd.DataFrame(),
+    }
+    for name, numbers in every.items():
+        replace_text(folder / f"{name}.csv", notation.csv_text(numbers))
+    for model, _, figure in _fidelity_figures(run, file, DEFAULT_LOOK):
+        save_figure(figure, folder, file_name("fidelity", model))
+    return tables.fidelity_text(table), folder

@@ -1,24 +1,24 @@
-"""The report's page: what the template shows, as texts."""
+"""The report's page: what the template shows, as texts, and what its scripts read, as data."""
 
 import shlex
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
 
+import numpy as np
 import pandas as pd
 
-from kvsweep.analysis import format
-from kvsweep.analysis.load import Run
-from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
-from kvsweep.analysis.numbers.findings import MAX_COMPARED, Findings
-from kvsweep.analysis.numbers.grids import missing_cells
-from kvsweep.analysis.numbers.metrics import model_title
-from kvsweep.analysis.numbers.reference import beside_published
-from kvsweep.analysis.question import TITLES
-from kvsweep.analysis.report import board, drilldown, fidelity, tables
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import heatmap, style
+from kvsweep.analysis.load import Run, in_order
+from kvsweep.analysis.notation import MISSING, Look, Scale
+from kvsweep.analysis.report import drilldown, tables
 from kvsweep.analysis.report.gallery import Picture
 from kvsweep.analysis.report.rendering import render, script_json
-from kvsweep.base.escape import in_one_line, visible
-from kvsweep.base.records import Screened, content_hash, leaves, read_screen
+from kvsweep.analysis.statistics.grids import TITLES, beside_published, missing_cells
+from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
+from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
+from kvsweep.escape import in_one_line, visible
+from kvsweep.records import Screened, content_hash, leaves, read_screen
 
 # A setting that differs more often than this (a time stamp) says nothing about the run as a whole.
 MAX_VALUES = 4
@@ -43,20 +43,18 @@ def run_page(
     """The HTML page of a run, with what `drill_data` gives; while the sweep runs it reloads after `reload` seconds."""
     metrics, run = found.metrics, found.run
     name = run.directory.resolve().name
-    costs = [picture for picture in pictures if picture.name.startswith("cost")]
     data = {
         "files": files,
-        "cell-data": board.cell_data(metrics),
-        "heatmap-data": {"grids": board.heatmaps(found), "tables": board.policy_tables(found)},
+        "cell-data": cell_data(metrics),
+        "heatmap-data": {scale: heatmaps(found, scale) for scale in get_args(Scale)},
         "outcome-data": drilldown.outcome_maps(run),
     }
     best = {(row.model_title, row.benchmark_title): row for row in tables.headline(metrics).itertuples()}
     return render(
         "report.html.jinja",
-        format=format,
+        notation=notation,
+        tables=tables,
         best=best,
-        verdict_of=tables.headline_verdict,
-        models=metrics["model_title"].unique().tolist(),
         benchmarks=metrics["benchmark_title"].unique().tolist(),
         matter=[verdict.title for verdict in found.verdicts if verdict.floor and verdict.floor.signal],
         questions=[(TITLES[place], MEANINGS[place]) for place in metrics["question"].unique() if place in TITLES],
@@ -67,26 +65,90 @@ def run_page(
         run=run,
         # The page has the heatmaps as buttons.
         pictures=[one for one in pictures if not one.name.startswith(("cost", "heatmap", "difference"))],
+        costs=[one for one in pictures if one.name.startswith("cost")],
         cheapest=[
             f"{model_title(metrics, model)}: {cheapest_in_words(settings_by_bytes(metrics, model))}"
             for model in found.models
             if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1
         ],
-        costs=costs,
         reload=reload if run.state in ("running", "waiting") else None,
         progress=_progress(found),
         failures=_failures(run, metrics),
-        fidelity=fidelity.fidelity_table(run),
-        seconds=tables.seconds_table(found),
-        grade=f"kvsweep-grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
+        grade=f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
         concerns=_concerns(found),
         facts=_facts(run, metrics),
         published=beside_published(metrics) if len(run.completions) else None,
-        scores=[tables.score_table(metrics, model) for model in found.models],
-        holdings=[tables.holding_tables(metrics, model) for model in found.models],
         embedded=embedded,
         data={key: script_json(value) for key, value in data.items()},
     )
+
+
+def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
+    """The cells in order, each with all that is known of it, the texts that name it, and its marks."""
+    rows = list(notation.rows(metrics))
+    named = metrics.round(6).assign(
+        setting=[notation.setting(row) for row in rows],
+        policy_title=[notation.policy_title(row.policy, row.variant) for row in rows],
+        partial=(metrics["status"] != "done") | (metrics["ungraded"] > 0),
+        marks=[notation.state_marks(row) + notation.UNSURE * (getattr(row, "sure", "") == "no") for row in rows],
+    )
+    return [{str(name): value for name, value in row.items() if pd.notna(value)} for row in named.to_dict("records")]
+
+
+def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
+    """The clickable heatmaps in the colours of one scale: those of each grid and model, and of the other settings."""
+    metrics, look, difference = found.metrics, Look(scale=scale), scale == "diff_from_full"
+    boards = [
+        (f"{model_title(metrics, model)} | {grid.title}", heatmap.grid_panels(grid, model, metrics, look))
+        for grid in found.grids
+        for model in grid.models
+    ]
+    every = [number for _, panels in boards for panel in panels for number in panel.numbers]
+    shown = []
+    for title, panels in boards:
+        drawn = [_drawn(panel, [panel.numbers if scale == "own" else every] * len(panel.columns)) for panel in panels]
+        shown.append({"title": title, "corner": "window ↓ ratio →", "panels": drawn})
+    in_grids = {cell_id for grid in found.grids for cell_id in grid.cells["cell_id"]}
+    apart = metrics[~metrics["cell_id"].isin(in_grids)].drop_duplicates([*SETTING, "benchmark"])
+    for model, rows in apart.groupby("model", sort=False):
+        if not found.grids or (rows["policy"] != "full").any():
+            panel = _settings_panel(rows, difference)
+            ranges = [every or panel.numbers] * len(panel.columns) if difference else list(panel.matrix("value").T)
+            which = "settings outside the grids" if found.grids else "all settings"
+            title = f"{model_title(metrics, str(model))} | {which}"
+            shown.append({"title": title, "corner": "policy, keep ratio / window", "panels": [_drawn(panel, ranges)]})
+    return shown
+
+
+def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
+    """One model's settings, the full cache's first, by benchmarks."""
+    rows = in_order(rows, by=SETTING)
+    names = [notation.setting(row) for row in rows.itertuples()]
+    benchmarks = rows.drop_duplicates("benchmark").set_index("benchmark")["benchmark_title"]
+    places = pd.MultiIndex.from_product([dict.fromkeys(names), benchmarks.index])
+    cells = heatmap.cells(rows.set_index([names, "benchmark"]), places, difference=difference)
+    axes: dict[str, Any] = {"rows": list(dict.fromkeys(names)), "columns": benchmarks.tolist()}
+    return heatmap.Panel(title="", note="", cells=cells, full=cells.head(0), difference=difference, **axes)
+
+
+def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
+    """A panel as data: the texts and colours of its cells, whose columns each have one of the ranges of numbers."""
+    cmap = style.DIVERGING if panel.difference else style.SEQUENTIAL
+    ends = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
+
+    def cell(row: Any, limits: tuple[float, float] | None) -> list[str]:
+        colours = style.shade(row.value, limits, cmap) if limits and row.value == row.value else ("", "")
+        return [row.cell_id, row.label, row.mark, row.error, *colours]
+
+    cells = [cell(row, ends[place % len(ends)]) for place, row in enumerate(panel.cells.itertuples())]
+    return {
+        "title": panel.title.rpartition(" | ")[2],
+        "columns": panel.columns,
+        "full": [cell(row, None if panel.difference else ends[0]) for row in panel.full.itertuples()],
+        "rows": [[name, cells[i * len(ends) : (i + 1) * len(ends)]] for i, name in enumerate(panel.rows)],
+        "ends": [notation.percent(end / 100, signed=panel.difference) for end in ends[0]],
+        "ramp": [style.shade(place, (0, 1), cmap)[0] for place in np.linspace(0, 1, 9)],
+    }
 
 
 def _progress(found: Findings) -> dict[str, Any]:
@@ -104,7 +166,7 @@ def _progress(found: Findings) -> dict[str, Any]:
         "stored": int(metrics["completions"].sum()),
         "graded": int(metrics["graded"].sum()),
         "ungraded": int(metrics["ungraded"].sum()),
-        "expected": None if format.missing(expected) else int(expected),
+        "expected": None if notation.missing(expected) else int(expected),
     }
 
 
@@ -125,33 +187,36 @@ def _failures(run: Run, metrics: pd.DataFrame) -> list[dict[str, Any]]:
 def _concerns(found: Findings) -> list[tuple[str, list[str]]]:
     """A heading and its lines for everything that a reader must know before the numbers."""
     metrics = found.metrics
-    partial = metrics[~metrics["status"].isin(["done", "replayed"])]
     screen = read_screen(found.run.directory)
-    out = metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)]
-    ungraded = metrics[metrics["ungraded"] > 0]
     done = metrics[(metrics["status"] == "done") & (metrics["graded"] > 0)]
     done = done.assign(most=done.groupby("condition")["problems"].transform("max"))
-    small = done[(done["problems"] < done["most"]) | (done["graded"] % done["problems"] > 0)]
     conditions = metrics.drop_duplicates("condition")
     alone = conditions[~conditions["condition"].isin(metrics.loc[metrics["policy"] == "full", "condition"])]
-    concerns = [
-        ("Unfinished cells", [f"{_cell(row)}: {tables.progress(row)} completions" for row in partial.itertuples()]),
-        ("Screened out, not decoded", [f"{_cell(row)}: {_reason(screen[row.cell_id])}" for row in format.rows(out)]),
-        ("Missing cells", _missing(found)),
-        (
-            "Not on all problems and draws of the others, which are compared on what both have",
-            [
-                f"{_cell(row)}: {row.graded} answers to {row.problems} of {row.most} problems"
-                for row in format.rows(small)
-            ],
+
+    def listed(rows: pd.DataFrame, text: Callable[[Any], str]) -> list[str]:
+        return [f"{_cell(row)}: {text(row)}" for row in notation.rows(rows)]
+
+    concerns = {
+        "Unfinished cells": listed(
+            metrics[~metrics["status"].isin(["done", "replayed"])],
+            lambda row: f"{row.completions} of {notation.number(row.expected).replace(MISSING, '?')} completions",
         ),
-        ("Ungraded", [f"{_cell(row)}: {row.ungraded} of {row.completions}" for row in ungraded.itertuples()]),
-        ("Without answers", tables.unanswered(found.run)),
-        ("No full-cache cell to compare with", list(alone["model_title"] + " | " + alone["benchmark_title"])),
-        ("Settings without a bar chart, there are too many", [one.title for one in found.settings[MAX_COMPARED:]]),
-        ("Notices from reading the files", found.run.notices),
-    ]
-    return [(f"{heading}: {len(lines)}", _shortened(lines)) for heading, lines in concerns if lines]
+        "Screened out, not decoded": listed(
+            metrics[metrics["cell_id"].isin(screen.keys()) & (metrics["completions"] == 0)],
+            lambda row: _reason(screen[row.cell_id]),
+        ),
+        "Missing cells": _missing(found),
+        "Not on all problems and draws of the others, which are compared on what both have": listed(
+            done[(done["problems"] < done["most"]) | (done["graded"] % done["problems"] > 0)],
+            lambda row: f"{row.graded} answers to {row.problems} of {row.most} problems",
+        ),
+        "Ungraded": listed(metrics[metrics["ungraded"] > 0], lambda row: f"{row.ungraded} of {row.completions}"),
+        "Without answers": tables.unanswered(found.run),
+        "No full-cache cell to compare with": list(alone["model_title"] + " | " + alone["benchmark_title"]),
+        "Settings without a bar chart, there are too many": [one.title for one in found.settings[MAX_COMPARED:]],
+        "Notices from reading the files": found.run.notices,
+    }
+    return [(f"{heading}: {len(lines)}", _shortened(lines)) for heading, lines in concerns.items() if lines]
 
 
 def _reason(out: Screened) -> str:
@@ -171,7 +236,7 @@ def _missing(found: Findings) -> list[str]:
 
 
 def _cell(row: Any) -> str:
-    return f"{row.model_title} | {row.benchmark_title}: {format.setting(row)}"
+    return f"{row.model_title} | {row.benchmark_title}: {notation.setting(row)}"
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -206,7 +271,7 @@ def _facts(run: Run, metrics: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _draws(metrics: pd.DataFrame) -> str:
-    listed = _listed(metrics["draws"].sort_values().map(format.number))
+    listed = _listed(metrics["draws"].sort_values().map(notation.number))
     rounds = [text.replace(" ", ", ") for text in metrics["rounds"].dropna().unique() if " " in text]
     ends = "until a cell was decided, which leaves it fewer draws"
     return f"{listed}; sequential: in rounds of {'; '.join(rounds)}, {ends}" if rounds else listed

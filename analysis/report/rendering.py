@@ -1,13 +1,18 @@
 """HTML from the templates, and JSON that is safe inside it."""
 
 import json
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import msgspec
+import numpy as np
 
-from kvsweep.base.command_line import counted
+from kvsweep.command_line import counted
+
+if TYPE_CHECKING:
+    from kvsweep.analysis.figures.completion import Kept
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -33,5 +38,24 @@ def script_json(value: Any) -> str:
     except UnicodeEncodeError:  # half a character, which JSON in ASCII can hold
         text = json.dumps(value)
     # The two line separators end a line in old JavaScript.
-    text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def kept_html(kept: "Kept", *, title: str, rows: bool = False) -> str:
+    """Write a page with the whole text, evicted tokens shaded by when they went; with `rows` once more per eviction."""
+    sections = [("The whole text", len(kept.steps) - 1, True)]
+    for number, held in enumerate(kept.held if rows else ()):
+        live, written = round(float(np.nansum(held)) / 100), int((~np.isnan(held)).sum())
+        sections.append((f"After eviction {number + 1}: {live} of {written} tokens held", number, False))
+    runs = [groupby(held[~np.isnan(held)].tolist()) for held in kept.held]
+    data = {
+        "text": "".join(kept.pieces),
+        "lengths": [len(piece.encode("utf-16-le")) // 2 for piece in kept.pieces],
+        "prompt": 0,
+        "question": kept.prompt,
+        "steps": list(kept.steps),
+        "held": [[number for percent, run in parts for number in (int(percent), len(list(run)))] for parts in runs],
+    }
+    return render("kept.html.jinja", title=title, sections=sections, data=script_json(data))

@@ -7,16 +7,22 @@ from typing import Any
 
 import pandas as pd
 
-from kvsweep.analysis import format
-from kvsweep.analysis.format import LOSES, MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED
+from kvsweep import records
+from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, load_run
-from kvsweep.analysis.numbers.findings import Findings
-from kvsweep.analysis.numbers.kv_bytes import size
-from kvsweep.analysis.numbers.metrics import SETTING, benchmark_views, cell_scores, mean_over_benchmarks, model_title
-from kvsweep.analysis.numbers.seconds import timings
-from kvsweep.analysis.numbers.sentences import recommended
-from kvsweep.base.command_line import counted
-from kvsweep.base.escape import file_name
+from kvsweep.analysis.notation import LOSES, MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED
+from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
+from kvsweep.analysis.statistics.metrics import (
+    SETTING,
+    benchmark_views,
+    cell_scores,
+    mean_over_benchmarks,
+    model_title,
+    size,
+)
+from kvsweep.analysis.statistics.sentences import Findings, recommended
+from kvsweep.command_line import counted
+from kvsweep.escape import file_name
 
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
@@ -26,6 +32,11 @@ SUMMARY_NOTE = (
 )
 CAPTION = f"{NOTE}; {STOPPED} {MARKS[STOPPED]}"
 CAPTION += f"; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
+
+FIDELITY_NOTE = (
+    "KL and log-likelihood change in nats per token, texts as clusters; flips: tokens with another most likely token. "
+    "These numbers rank settings and never show that one holds: docs/report.md."
+)
 
 # Around the best score of a column, until the form of the table is known.
 BEST_BEGIN, BEST_END = "⟦", "⟧"
@@ -54,7 +65,7 @@ def unanswered(run: Run) -> list[str]:
         sentences.append(
             f"{model} | {benchmark}: most texts of {counted(len(ours), 'cell')} hold no answer. Is model.think_end the "
             "tag that this model writes (null if it does not think), and does the prompt ask for a \\boxed answer? "
-            f"See `kvsweep-grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}."
+            f"See `kvsweep grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}."
         )
     return sentences
 
@@ -73,14 +84,14 @@ def headline(metrics: pd.DataFrame) -> pd.DataFrame:
 def _best(cells: pd.DataFrame) -> Any:
     if (chosen := recommended(cells)) is not None:
         return chosen.name
-    verdict = next(name for name in format.DECISIONS if (cells["decision"] == name).any())
+    verdict = next(name for name in notation.DECISIONS if (cells["decision"] == name).any())
     return cells.loc[cells["decision"] == verdict, "diff_to_full"].idxmax()
 
 
 def headline_verdict(row: Any) -> str:
     """The verdict on a cell that was chosen among many: one that holds by itself may do so by luck."""
     alone = row.decision in ("holds", "costs") and not row.recommendable
-    return format.DECISIONS[row.decision] + (", not in a search" if alone else "")
+    return notation.DECISIONS[row.decision] + (", not in a search" if alone else "")
 
 
 def headline_text(metrics: pd.DataFrame) -> str:
@@ -90,12 +101,12 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "model": row.model_title,
             "benchmark": row.benchmark_title,
             "verdict": headline_verdict(row),
-            "vs full, points": format.percent(row.diff_to_full, signed=True),
-            "interval": format.interval(row.these_low, row.these_high, signed=True),
-            "memory saved": f"{format.percent(1 - row.kept_memory)}%",
-            "best setting": format.setting(row),
+            "vs full, points": notation.percent(row.diff_to_full, signed=True),
+            "interval": notation.interval(row.these_low, row.these_high, signed=True),
+            "memory saved": f"{notation.percent(1 - row.kept_memory)}%",
+            "best setting": notation.setting(row),
         }
-        for row in format.rows(headline(metrics))
+        for row in notation.rows(headline(metrics))
     ]
     return pd.DataFrame(rows).to_string(index=False) if rows else ""
 
@@ -107,14 +118,14 @@ def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
     counts = settings[["evicted", "completions"]].sum().astype("str")
     kept = settings["mean_length_after"].mean()
-    return {"evicted": counts["evicted"] + " of " + counts["completions"], "kept": kept.map(format.decimal)}
+    return {"evicted": counts["evicted"] + " of " + counts["completions"], "kept": kept.map(notation.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:
     texts = []
     for model in metrics["model"].unique():
         table = score_table(metrics, model, marked=True).reset_index(allow_duplicates=True)
-        text = format.markdown([table.columns, *table.to_numpy()]).replace("*", r"\*")
+        text = notation.markdown([table.columns, *table.to_numpy()]).replace("*", r"\*")
         texts.append(text.replace(BEST_BEGIN, "**").replace(BEST_END, "**"))
     return "\n\n".join([*texts, CAPTION.replace("*", r"\*")]) + "\n"
 
@@ -145,34 +156,35 @@ def _scores(rows: pd.DataFrame, marked: bool) -> pd.Series:
 
 
 def _settings(rows: pd.DataFrame) -> list[str]:
-    return [format.setting(row) for row in rows.itertuples()]
+    return [notation.setting(row) for row in rows.itertuples()]
 
 
 def _score(row: Any, best: float | None) -> str:
     """Pass@1 with its error and marks; with a `best` of the column, the marks of the best and of a loss as well."""
-    text = format.percent_pm(row.pass_at_1, row.se)
-    text = text if text == MISSING else text + format.state_marks(row)
+    text = notation.percent_pm(row.pass_at_1, row.se)
+    text = text if text == MISSING else text + notation.state_marks(row)
     if row.policy != "full" and row.pass_at_1 == best:
         text = f"{BEST_BEGIN}{text}{BEST_END}"
     return text + LOSES * (best is not None and getattr(row, "decision", None) == "loses")
 
 
-def holding_tables(metrics: pd.DataFrame, model: str) -> list[tuple[str, pd.DataFrame]]:
-    """Headings and tables of cache lengths, for the mean over benchmarks and for each benchmark."""
+def holding_tables(metrics: pd.DataFrame, model: str) -> tuple[str, list[tuple[str, pd.DataFrame]]]:
+    """A model's title, and headings and tables of cache lengths: of the mean over benchmarks, and of each benchmark."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    return [(f"{model_title(metrics, model)} | {title}", _lengths(rows)) for title, rows in benchmark_views(ours)]
+    title = model_title(metrics, model)
+    return title, [(f"{title} | {name}", _lengths(rows)) for name, rows in benchmark_views(ours)]
 
 
 def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
     rows = in_order(rows, by=SETTING)
     texts = {
-        "largest peak": rows["max_peak_length"].map(format.number),
-        "mean peak": rows["mean_peak_length"].map(format.decimal),
-        "at an eviction": rows["mean_length_before"].map(format.decimal),
-        "just after it": rows["mean_length_after"].map(format.decimal),
-        "mean over steps": rows["mean_cache_length"].map(format.decimal),
-        "peak memory, % of full": rows["kept_memory"].map(format.percent),
-        "mean, % of full": rows["kept_rows"].map(format.percent),
+        "largest peak": rows["max_peak_length"].map(notation.number),
+        "mean peak": rows["mean_peak_length"].map(notation.decimal),
+        "at an eviction": rows["mean_length_before"].map(notation.decimal),
+        "just after it": rows["mean_length_after"].map(notation.decimal),
+        "mean over steps": rows["mean_cache_length"].map(notation.decimal),
+        "peak memory, % of full": rows["kept_memory"].map(notation.percent),
+        "mean, % of full": rows["kept_rows"].map(notation.percent),
     }
     return pd.DataFrame(texts).set_axis(_settings(rows))
 
@@ -184,20 +196,52 @@ def seconds_table(found: Findings) -> pd.DataFrame | None:
         return None
     table = pd.DataFrame(
         {
-            "setting": timed.apply(format.setting, axis=1),
-            "texts at once": timed["slots"].map(format.number),
-            "tokens/s": timed["tokens_per_second"].map(lambda value: format.decimal(value, 0)),
-            "× full": timed["times_full"].map(lambda value: format.decimal(value, 2)),
-            "ms per step": timed["ms_per_step"].map(lambda value: format.decimal(value, 2)),
-            "evictions": timed["eviction_share"].map(lambda value: f"{format.percent(value)}%"),
+            "setting": timed.apply(notation.setting, axis=1),
+            "texts at once": timed["slots"].map(notation.number),
+            "tokens/s": timed["tokens_per_second"].map(lambda value: notation.decimal(value, 0)),
+            "× full": timed["times_full"].map(lambda value: notation.decimal(value, 2)),
+            "ms per step": timed["ms_per_step"].map(lambda value: notation.decimal(value, 2)),
+            "evictions": timed["eviction_share"].map(lambda value: f"{notation.percent(value)}%"),
             "memory": timed["peak_bytes"].fillna(timed["kv_bytes"]).map(size),
         }
     )
     return table.set_axis(pd.Index(timed["model_title"] + " | " + timed["benchmark_title"], name="model | benchmark"))
 
 
-def progress(cell: Any) -> str:
-    return f"{cell.completions} of {'?' if format.missing(cell.expected) else format.number(cell.expected)}"
+def replay_files(run: Run) -> list[str]:
+    """The files of replayed texts, the full cache's own first; shards count as their file."""
+    stem = records.REPLAY_FILE.removesuffix(".jsonl")
+    paths = [path for cell_id in run.cells["cell_id"] for path in (run.directory / cell_id).glob(f"{stem}*.jsonl")]
+    names = {re.sub(r"-\d+of\d+\.jsonl$", ".jsonl", path.name) for path in paths}
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def fidelity_by_cell(run: Run, file: str) -> pd.DataFrame:
+    """The numbers of `statistics.fidelity` with the cells' names and settings, in each benchmark the nearest first."""
+    names = ["cell_id", "model", "model_title", "benchmark", "benchmark_title", "policy", "variant", "bits"]
+    names += ["keep_ratio", "local_window", "budget", "question", "condition"]
+    named = run.cells[names].merge(fidelity(replay_rows(run, file)), on="cell_id")
+    return named.sort_values(["model", "benchmark", "kl"], ignore_index=True)
+
+
+def fidelity_table(run: Run) -> pd.DataFrame | None:
+    """Every cell's reading of each set of texts, as texts for the page; None where nothing was replayed."""
+    tables = [_fidelity_texts(fidelity_by_cell(run, file)) for file in replay_files(run)]
+    return pd.concat(tables).set_index("model | benchmark") if tables else None
+
+
+def fidelity_text(table: pd.DataFrame) -> str:
+    """The table of `fidelity_by_cell` for the terminal."""
+    return f"{_fidelity_texts(table).to_string(index=False)}\n{FIDELITY_NOTE}"
+
+
+def _fidelity_texts(table: pd.DataFrame) -> pd.DataFrame:
+    shown = pd.DataFrame({"model | benchmark": table["model_title"] + " | " + table["benchmark_title"]})
+    shown["setting"] = _settings(table)
+    for name in ("kl", "change", "flips", "answer_change"):
+        errors = table[f"{name}_se"].map(" ± {:.4f}".format).where(table[f"{name}_se"].notna(), "")
+        shown[name] = table[name].map("{:.4f}".format) + errors
+    return shown.assign(evictions=table["evictions"].round(1), texts=table["texts"])
 
 
 def _aligned(table: pd.DataFrame) -> str:

@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvsweep.compression import artifacts
-from kvsweep.compression.policy import BudgetPolicy, CacheView, Question
-from kvsweep.compression.signals import PredictedImportance, Signal
-from kvsweep.kernels.lazy_torch import Tensor, torch
+from kvsweep.compression.policy import BudgetPolicy, CacheView, PredictedImportance, Question, Signal
+from kvsweep.kernels.implementation import Tensor, torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynTS(BudgetPolicy):
     """Question and answer tokens first, then thinking tokens by predicted importance (paper section 4, released code).
 
-    `predictor` is the directory of a saved importance predictor for this model, which scores no question token. A
-    question that is neither pinned nor on top scores 0, as in the authors' ablation without question (dynts-noque).
+    `predictor` is the directory of an importance predictor for this model, which scores no question token. A question
+    that is neither pinned nor on top scores 0.
     """
 
-    ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep-predictor train"}
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {"predictor": "kvsweep predictor train"}
     QUESTION: ClassVar[Question] = "pinned"
     THINKS: ClassVar[bool] = True
 
@@ -61,11 +60,7 @@ class NoWindow(DynTS):
 
 @dataclass(frozen=True, kw_only=True)
 class Bottom(DynTS):
-    """The lowest scores stay.
-
-    In the authors' code question and answer, whose scores are infinite, are thus the first to go (`question="free"`).
-    With the question pinned or on top, question and answer stay and the order of the thinking tokens alone is reversed.
-    """
+    """The lowest scores stay. Question and answer go first, as in the authors' code; else (not "free") they stay."""
 
     QUESTION: ClassVar[Question] = "free"
 
@@ -78,12 +73,11 @@ class Bottom(DynTS):
 class Oracle(DynTS):
     """DynTS with the true importance of the full cache's text for the same problem and draw in place of predictions.
 
-    An eviction changes the text that follows, and labels are known of the full cache's text alone. Tokens from the
-    first difference on, and texts without labels (wrong, cut off, never closed), have the head's score. `labels` is a
-    file of `kvsweep-predictor oracle`: texts and labels, 0 to 1 as the head's targets.
+    Labels are known of the full cache's text alone: tokens from the first difference on, and texts without labels
+    (wrong, cut off, never closed), have the head's score. `labels` is a file of `kvsweep predictor oracle`.
     """
 
-    ARTIFACTS: ClassVar[Mapping[str, str]] = {**DynTS.ARTIFACTS, "labels": "kvsweep-predictor oracle"}
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {**DynTS.ARTIFACTS, "labels": "kvsweep predictor oracle"}
 
     labels: str | None
 

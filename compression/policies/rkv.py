@@ -13,9 +13,8 @@ from kvsweep.compression.policies.observation import (
     Pooling,
     newest_attention,
 )
-from kvsweep.compression.policy import CacheView, Count, Fraction
-from kvsweep.compression.signals import RowMemory, Signal
-from kvsweep.kernels.lazy_torch import Tensor, functional, torch
+from kvsweep.compression.policy import CacheView, Count, Fraction, HeadPolicy, RowMemory, Signal
+from kvsweep.kernels.implementation import Tensor, functional, torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +41,7 @@ class RKV(LessRedundancy, ObservationPolicy):
     """Importance less redundancy, per layer and head (rkv/compression/r1_kv.py).
 
     Importance: logits of the window's queries, the largest of each group of heads, softmax over the rows before the
-    window, mean over queries, max-pooled. The redundancy is computed over all rows; then the window's rows, which stay
-    for certain, are left out. The weight `mix` is 0.07 in the authors' code, 0.1 in their paper.
+    window, mean over queries, max-pooled. Redundancy is computed over all rows. The paper has `mix` 0.1.
     """
 
     mix: Fraction = 0.07
@@ -73,7 +71,7 @@ class GKV(LessRedundancy, ObservationPolicy):
     Importance is the attention of the window's queries over all rows that each sees: the largest of each group of
     heads, averaged over the queries, divided by the largest row's. A row's memory is its importance, or `decay` times
     what it remembers from the eviction before if that is more. Redundancy is R-KV's, divided by the largest row's. Held
-    to the released code with its similarity in plain torch; its Triton kernel spares one similar row per block instead.
+    to the released code in plain torch; its Triton kernel spares one similar row per block instead.
     """
 
     MEMORY = RowMemory("gkv")
@@ -102,3 +100,81 @@ class GKV(LessRedundancy, ObservationPolicy):
         importance = importance / importance.amax(dim=-1, keepdim=True)
         # fmax takes the importance where nothing is remembered, which is NaN.
         return importance.fmax(self.decay * view.signals[self.MEMORY][..., : -self.observation_window])
+
+
+@dataclass(frozen=True, kw_only=True)
+class VaSE(ObservationPolicy):
+    """Large values protected, the rest drawn without replacement in proportion to the newest queries' attention.
+
+    Released code, mode range_sink_sample_attn: a value's size is its range (largest less smallest component); the sinks
+    count as largest; attention is the softmax over the rows before the window, averaged over queries, smoothed,
+    averaged over each group of heads. Of all rows that stay, the share `large` goes to large values. The draw is by
+    exponential races on counter-based numbers, which have the same probabilities.
+    """
+
+    SINKS = 4
+
+    observation_window: Count = 64
+    pooling: Pooling = 5
+    large: Fraction = 0.25
+
+    def scores(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, rows outside the window]: infinite where protected, else the draw's order."""
+        weights = self.weights(view)
+        # The largest of weight-scaled exponentials draws without replacement in proportion to the weights.
+        uniform = view.uniform()[..., : weights.shape[-1]].clamp(min=1e-12)
+        race = weights.double().log() - (-uniform.double().log()).log()
+        return race.masked_fill(self.protected(view), float("inf"))
+
+    def weights(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, rows outside the window] what a row's chance of being drawn is proportional to."""
+        return self.attention(view, past_only=True).mean(dim=2)
+
+    def protected(self, view: CacheView) -> Tensor:
+        """[layers, kv_heads, rows outside the window] true at the rows of the largest values."""
+        outside = view.length - self.observation_window
+        values = torch.stack(list(view.values))[:, :, :outside].float()
+        spread = values.amax(dim=-1) - values.amin(dim=-1)
+        spread = spread.masked_fill(view.positions[..., :outside] < self.sinks_kept, float("inf"))
+        largest = spread.sort(dim=-1, descending=True, stable=True).indices[..., : round(self.large * self.size)]
+        return torch.zeros_like(spread, dtype=torch.bool).scatter(-1, largest, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LagKV(HeadPolicy):
+    """Parts of `lag` rows, each ranked by its spread after scaling to the range of the next part; needs no attention.
+
+    Equations 5 to 8, held to kvpress's lagkv_press.py. A part's keys are scaled, channel by channel, so that the next
+    part's lie in [0, 1]; the deviation over channels goes through a softmax over the part; keys and values are
+    averaged. A row's score is its rank within its part, from 0 to below 1. Sinks, the last whole part and what follows
+    it score 1. A cache too short for two parts keeps its newest rows.
+    """
+
+    SINKS = 4
+
+    lag: Count = 128
+
+    newest_kept = 0
+
+    def scores(self, view: CacheView) -> Tensor:
+        scores = torch.ones(len(view.keys), view.keys[0].shape[0], view.length, device=view.keys[0].device)
+        first = self.sinks_kept
+        parts = (view.length - first) // self.lag
+        if parts < 2:
+            scores[..., first:] = torch.arange(view.length - first) / (view.length - first)
+            return scores
+        ranked = slice(first, first + (parts - 1) * self.lag)
+        for layer, (keys, values) in enumerate(zip(view.keys, view.values, strict=True)):
+            spread = (self._spread(keys, parts) + self._spread(values, parts)) / 2
+            best_first = spread.sort(dim=-1, descending=True, stable=True).indices
+            rank = self.lag - 1 - best_first.argsort(dim=-1)
+            scores[layer, :, ranked] = rank.flatten(1) / self.lag
+        return scores
+
+    def _spread(self, rows: Tensor, parts: int) -> Tensor:
+        """[kv_heads, parts - 1, lag] of rows [kv_heads, length, head_dim]."""
+        first = self.sinks_kept
+        split = rows[:, first : first + parts * self.lag].double().unflatten(1, (parts, self.lag))
+        low, high = split[:, 1:].aminmax(dim=-2, keepdim=True)
+        # A channel that is constant in the next part would divide by zero.
+        return ((split[:, :-1] - low) / (high - low).clamp(min=1e-12)).std(dim=-1).softmax(dim=-1)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import CacheView, HeadPolicy
-from kvsweep.kernels.lazy_torch import Tensor, torch
+from kvsweep.kernels.implementation import Tensor, torch
 
 # Distances of the future queries, in tokens from the next one (released code, build_geometric_offsets).
 _DELAYS = tuple(2**power for power in range(17))
@@ -16,26 +16,19 @@ _DELAYS = tuple(2**power for power in range(17))
 class TriAttention(HeadPolicy):
     """The mean logit of a query 1, 2, 4, ... 65,536 tokens later, and how far single queries may stray from it.
 
-    Section 4, released code (triattention/methods/pruning_utils.py, triattention.py), mode per_head. Two channels
-    of a head make a complex number that the position turns. E[q] is the mean query before it is turned, w the
-    inverse frequency, P the next position, p the row's own, and a the angle from the key to E[q], neither turned. The
-    score is the sum over pairs, averaged over delays d, of |E[q]| |k| cos(w (P - p + d) + a) + (E|q| - |E[q]|) |k|.
-    Each query head's scores get mean 0 and deviation 1 over the rows that compete; the largest of a group counts.
-
-    Held to the released code, whose angles in float32 move a score by up to 0.001. Its statistics leave out Qwen3's
-    norm of the queries; here they have it.
-
-    Attributes:
-        statistics: file of `kvsweep-predictor statistics`: means of this model's queries.
-        share_layers: whether scores are averaged over layers, so that a key head keeps the same rows in all of them, as
-            in the paper. False is the code's mode per_layer_perhead.
+    Section 4, released code (pruning_utils.py, triattention.py), mode per_head. Two channels of a head make a complex
+    number that the position turns. E[q] is the mean query before it is turned, w the inverse frequency, P the next
+    position, p the row's own, and a the angle from the key to E[q], neither turned. The score is the sum over pairs,
+    averaged over delays d, of |E[q]| |k| cos(w (P - p + d) + a) + (E|q| - |E[q]|) |k|. Each query head's scores get
+    mean 0 and deviation 1 over the rows that compete; the largest of a group counts. The released code's angles in
+    float32 move a score by up to 0.001, and its statistics leave out Qwen3's norm of the queries.
     """
 
-    ARTIFACTS: ClassVar[Mapping[str, str]] = {"statistics": "kvsweep-predictor statistics"}
+    ARTIFACTS: ClassVar[Mapping[str, str]] = {"statistics": "kvsweep predictor statistics"}
     QUESTION = "pinned"
 
-    statistics: str | None
-    share_layers: bool = True
+    statistics: str | None  # file of `kvsweep predictor statistics`: means of this model's queries
+    share_layers: bool = True  # average scores over layers, as in the paper; False is the code's mode per_layer_perhead
 
     newest_kept = 0
 
@@ -69,8 +62,8 @@ class TriAttention(HeadPolicy):
 def save_statistics(place: str, tensors: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
     """Write the statistics of a model's queries before rotation.
 
-    `tensors` are mean (complex) and mean_size [layers, q_heads, head_dim / 2], and of the model's rotation
-    inverse_frequencies [head_dim / 2] and attention_scaling [].
+    `tensors`: mean (complex) and mean_size [layers, q_heads, head_dim / 2], inverse_frequencies [head_dim / 2] and
+    attention_scaling [] of the model's rotation.
     """
     mean = tensors["mean"]
     parts = {**tensors, "mean_real": mean.real, "mean_imaginary": mean.imag}

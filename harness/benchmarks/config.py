@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.grading.answers import AnswerFrom, AnswerKind
 
 FieldName = Literal["id", "problem", "answer", "wrong_1", "wrong_2", "wrong_3"]

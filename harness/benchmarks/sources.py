@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.models.hub import is_reachable
 from kvsweep.harness.settings import build
@@ -65,8 +65,8 @@ def _read_hub(config: BenchmarkConfig) -> list[Row]:
     except Exception as error:  # Four libraries raise here, and their errors have no common base.
         raise UserError(_hub_message(config, error)) from error
     if config.revision is None:
-        note = f"benchmark {config.name}: {config.hub_id} is not pinned to a revision; the newest one is used."
-        print(note, file=sys.stderr)
+        unpinned = f"benchmark {config.name}: {config.hub_id} is not pinned to a revision"
+        print(f"{unpinned}; the newest one is used.", file=sys.stderr)
     return _dataset_rows(data, str(config.hub_id))
 
 

@@ -10,19 +10,14 @@ import torch
 class Clock:
     """Seconds and counts of one engine's work so far. On a GPU the seconds of a part are measured on the device.
 
-    Attributes:
-        prefill, forward, sampling, eviction: seconds of these parts; those of an eviction move rows.
-        scoring: seconds of the predictor at every step (in `forward` if the step was captured), and of the policies'
-            selection at an eviction.
-        wall: seconds of all the engine's work, without its caller's work between two completions.
-        first_token: wall seconds until the first step had drawn its tokens.
-        steps: decode steps.
-        tokens: decoded tokens; those of a trunk count once for all its branches.
+    `scoring` is the predictor at every step (in `forward` if the step was captured) and the policies' selection; an
+    `eviction` moves rows; `first_token` are the wall seconds until the first step had drawn its tokens. The tokens of a
+    trunk count once for all its branches.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.prefill = self.forward = self.sampling = self.scoring = self.eviction = 0.0
-        self.wall = self.first_token = 0.0
+        self.wall = self.first_token = 0.0  # without the caller's work between two completions
         self.steps = self.tokens = 0
         self._on_gpu = device.type == "cuda"
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []

@@ -15,22 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, Eviction, StopReason
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import CacheView, Policy
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.clock import Clock
 from kvsweep.harness.decode.graphs import StepGraphs
 from kvsweep.harness.decode.memory import auto_slots
-from kvsweep.harness.decode.prefill import Prefiller
 from kvsweep.harness.decode.request import DecodingConfig, Request, needed_capacity
 from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
-from kvsweep.harness.decode.slots import SlotState, SlotTable
-from kvsweep.harness.decode.view import view_slot
+from kvsweep.harness.decode.slots import Prefiller, SlotState, SlotTable, view_slot
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import ModelSpec
 from kvsweep.kernels.implementation import Implementation
+from kvsweep.records import Completion, Eviction, StopReason
 
 
 def is_invariant(setting: bool | None, spec: ModelSpec, device: torch.device, impl: Implementation) -> bool:
@@ -51,21 +49,14 @@ _MOST_FED, _MOST_FED_AT_ONCE = 512, 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """Known tokens of a request's text that a step of `Engine.replay` has fed, for the cells that share them.
-
-    Attributes:
-        start: index of the first token that the states predict, in the request's `forced`.
-        hidden: last hidden states, [tokens, hidden_size].
-        since: for each of these tokens, the tokens fed since the last eviction; None before the first one.
-        evictions: how many the text has had.
-    """
+    """Known tokens of a request's text that a step of `Engine.replay` has fed, for the cells that share them."""
 
     request: Request
     cell_ids: tuple[str, ...]
-    start: int
-    hidden: Tensor
-    since: range | None
-    evictions: int
+    start: int  # index of the first token that the states predict, in the request's `forced`
+    hidden: Tensor  # last hidden states, [tokens, hidden_size]
+    since: range | None  # for each of these tokens, the tokens fed since the last eviction; None before the first one
+    evictions: int  # of the text so far
 
 
 class Engine:
@@ -74,13 +65,9 @@ class Engine:
     On a GPU the host runs ahead: it starts a step before it has read which texts the step before ended. A text that
     ended gets one token too many, which is dropped. The host waits only for an eviction and at the length limit.
 
-    Args:
-        seed: first part of the key of every sequence's random numbers.
-        slots: sequences decoded at once.
-        capacity: rows per slot, at least what any request's policy needs.
-        policies: the policies of all requests to come, whose signals the cache then records.
-        invariant: whether a completion is bit for bit the same whatever else is decoded with it; None: on the CPU.
-        cache: the precision of the stored rows.
+    `slots` sequences are decoded at once, in `capacity` rows each, at least what any request's policy needs; `policies`
+    are those of all requests to come; `invariant` (None: on the CPU) makes a completion bit for bit the same whatever
+    else is decoded with it; `seed` begins the key of every sequence's random numbers.
     """
 
     def __init__(
@@ -212,12 +199,11 @@ class Engine:
         found = []
         for slot, hidden in self.feed(texts).items() if texts else ():
             state, start = self.table[slot], begun[slot]
-            cells, count = tuple(branch.cell_id for branch in state.branches), len(state.evictions)
-            last = state.evictions[-1].step if count else None
-            since = None if last is None else range(start - last, start - last + len(hidden))
-            found.append(
-                Fed(request=state.request, cell_ids=cells, start=start, hidden=hidden, since=since, evictions=count)
-            )
+            last = start - state.evictions[-1].step if state.evictions else None
+            since = None if last is None else range(last, last + len(hidden))
+            at: dict[str, Any] = {"start": start, "hidden": hidden, "since": since, "evictions": len(state.evictions)}
+            cells = tuple(branch.cell_id for branch in state.branches)
+            found.append(Fed(request=state.request, cell_ids=cells, **at))
         for slot in reversed(begun):
             if self.table.generated[slot] == len(self.table[slot].request.forced):
                 self.table.release(slot)
@@ -310,21 +296,18 @@ class Engine:
             self.table.ends.flags[:live] |= self.table.looping()
 
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
-        """Take out the texts that ended `late` steps ago, as the flags that were sent last tell."""
-        ended = self.table.ends.read()
+        """Take out the texts that ended `late` steps ago, for each of their branches, without the tokens since."""
+        ended, found = self.table.ends.read(), []
         if not late:
             ended = ended | self.table.full()
-        slots = reversed(np.flatnonzero(ended).tolist())
-        return [completion for slot in slots for completion in self._finish(slot, late)]
-
-    def _finish(self, slot: int, late: int) -> list[tuple[str, Completion]]:
-        """Take out a slot's completion, once for each of its branches, without the `late` tokens after its end."""
-        self.table.generated[slot] -= late
-        self.cache.lengths[slot] -= late
-        self.clock.tokens -= late
-        completion, branches = self._completion(slot), self.table[slot].branches
-        self.table.release(slot)
-        return [(branch.cell_id, completion) for branch in branches]
+        for slot in reversed(np.flatnonzero(ended).tolist()):
+            self.table.generated[slot] -= late
+            self.cache.lengths[slot] -= late
+            self.clock.tokens -= late
+            completion = self._completion(slot)
+            found += [(branch.cell_id, completion) for branch in self.table[slot].branches]
+            self.table.release(slot)
+        return found
 
     def _completion(self, slot: int) -> Completion:
         request, evictions = self.table[slot].request, self.table[slot].evictions

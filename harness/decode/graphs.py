@@ -19,9 +19,9 @@ Step = Callable[[int], Tensor]
 class StepGraphs:
     """Runs a step eagerly or by replaying its graph.
 
-    The first step of a bucket runs eagerly, which also compiles its kernels. The second is captured. `step` takes a
-    number of slots, feeds one token to each of the first so many, and returns logits [slots, vocabulary]; it never
-    waits for the device and writes its results in place. `timer` times a replay; an eager step times itself.
+    The first step of a bucket runs eagerly, which also compiles its kernels; the second is captured. `step` feeds one
+    token to each of a number of slots, never waits for the device, and returns logits [slots, vocabulary]; `timer`
+    times a replay.
     """
 
     def __init__(self, step: Step, *, slots: int, timer: Callable[[], AbstractContextManager[object]]) -> None:

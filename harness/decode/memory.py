@@ -44,10 +44,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def cgroup_rooms(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
-    """Bytes that each control group around this process still allows; a group without a limit gives none.
-
-    A process that sees its own group as the root, as in a container, finds the files at the mount itself.
-    """
+    """Bytes that each control group around this process still allows; in a container its files lie at the mount."""
     with suppress(OSError):
         for line in groups.read_text().splitlines():
             _, controllers, name = line.split(":", 2)

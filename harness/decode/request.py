@@ -7,11 +7,11 @@ from typing import Literal, Self, get_args
 
 from omegaconf import DictConfig
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion
 from kvsweep.compression.policy import Policy
+from kvsweep.errors import UserError
 from kvsweep.harness.settings import build
-from kvsweep.kernels.blocks import ROW_BLOCK, whole_blocks
+from kvsweep.kernels.row_format import ROW_BLOCK, whole_blocks
+from kvsweep.records import Completion
 
 SamplingOrder = Literal["top_k_then_top_p", "top_p_then_top_k"]
 ORDERS: tuple[SamplingOrder, ...] = get_args(SamplingOrder)
@@ -22,19 +22,12 @@ _COLDEST = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """The way in which tokens are drawn.
+    """The way in which tokens are drawn."""
 
-    Attributes:
-        temperature: divides the logits; 0 takes the most likely token.
-        top_p: probability of the nucleus, in (0, 1]; the token that crosses it is kept.
-        top_k: number of most likely tokens kept; 0 keeps all.
-        order: which cut comes first. "top_k_then_top_p" measures the nucleus on the renormalised top k (transformers,
-            vLLM); "top_p_then_top_k" measures it on the whole distribution (DynTS).
-    """
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
+    temperature: float  # divides the logits; 0 takes the most likely token
+    top_p: float = 1.0  # probability of the nucleus, in (0, 1]; the token that crosses it is kept
+    top_k: int = 0  # number of most likely tokens kept; 0 keeps all
+    # Whether the nucleus is measured on the renormalised top k (transformers, vLLM) or the whole distribution (DynTS).
     order: SamplingOrder = "top_k_then_top_p"
 
     def __post_init__(self) -> None:
@@ -60,8 +53,9 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            too_low = f"decoding.max_new_tokens={self.max_new_tokens} is out of range"
-            raise UserError(f"{too_low}: it must be at least 1 token.")
+            raise UserError(
+                f"decoding.max_new_tokens={self.max_new_tokens} is out of range: it must be at least 1 token."
+            )
 
 
 def build_decoding(node: DictConfig) -> DecodingConfig:
@@ -83,21 +77,16 @@ class Branch:
 class Request:
     """One problem and draw, wanted by one cell or more.
 
-    All branches share their tokens until one of their policies first evicts. The engine writes the shared tokens once,
-    as a trunk, and forks each branch where its policy first evicts. A text that ends earlier is every branch's.
-
-    Attributes:
-        forced: the first tokens of the text where they are known already (`Completion.shared_ids`). The trunk feeds
-            them and draws none in their place. After its first eviction a branch draws for itself.
-        replayed: whether `forced` is the whole text, which every branch is given also after its evictions.
+    The engine writes the tokens that all branches share once, as a trunk, and forks each branch where its policy first
+    evicts. A text that ends earlier is every branch's.
     """
 
     problem_id: str
     draw: int
     prompt_ids: tuple[int, ...]
     branches: tuple[Branch, ...]
-    forced: tuple[int, ...] = ()
-    replayed: bool = False
+    forced: tuple[int, ...] = ()  # first tokens that are known already (`Completion.shared_ids`), up to an eviction
+    replayed: bool = False  # whether `forced` is the whole text, which every branch is given also after its evictions
 
     @property
     def key(self) -> tuple[str, int]:

@@ -49,9 +49,8 @@ def uniforms_of_rows(stream: int, positions: Tensor) -> Tensor:
 def sample(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> Tensor:
     """Draw one token id per row of logits [rows, vocabulary] with uniforms [rows].
 
-    The cumulative sum runs over the kept tokens in the order of the vocabulary. In the order of probability, rounding
-    noise could exchange two nearly equal tokens, and a sequence would depend on its batch. For the same reason tokens
-    of equal probability at the edge of a cut are kept together.
+    The cumulative sum runs in the order of the vocabulary: in the order of probability, rounding could exchange two
+    nearly equal tokens. For the same reason tokens of equal probability at the edge of a cut are kept together.
     """
     if config.temperature == 0:
         return logits.argmax(dim=-1)

@@ -1,18 +1,24 @@
 """The slot table: which sequence each slot holds, and the numbers that decoding keeps per slot."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers.cache_utils import DynamicCache
 
-from kvsweep.base.loops import LEAST_REPEATS, LEAST_TOKENS
-from kvsweep.base.records import Eviction
 from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.rows import Prefill
+from kvsweep.compression.policy import CacheView, Policy
+from kvsweep.compression.rows import PaddedPrefill, Prefill
 from kvsweep.harness.decode.request import Branch, Request
+from kvsweep.harness.decode.sampling import uniforms_of_rows
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS
+from kvsweep.records import Eviction
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -61,22 +67,13 @@ class SlotTable:
     """The sequences in the slots of a cache, and a column of each number that decoding keeps per slot.
 
     Slots 0 to `cache.live` - 1 decode. A trunk that waits for a free slot to fork into is parked at the upper end,
-    below the trunks parked before it. The slots in between are free.
+    below the `waiting` trunks parked before it. The slots in between are free.
 
-    Attributes:
-        waiting: number of parked trunks.
-        generated: tokens written, on the host as the next three.
-        forced: how many of the first tokens the request gives.
-        limits: tokens at which the text is cut off.
-        triggers: cache length that makes the next step evict.
-        tokens: the token to feed next; this column and the following ones lie on the device.
-        positions: position of that token in the text.
-        streams: key of the sequence's random numbers.
-        written: the tokens so far, [slots, max_new_tokens]; those that the request gives lie there from the start.
-        counts: tokens written, as in `generated`.
-        ends: a flag that says whether the latest step ended the text.
-        agreeing: for each period of a loop, the tokens at the end of the text that equal the token one period before
-            them, [slots, periods]; no periods unless loops are looked for.
+    On the host lie `generated`, the tokens written; `forced`, how many of the first the request gives; `limits`, at
+    which the text is cut off; `triggers`, the cache length that makes the next step evict. On the device lie `tokens`
+    and `positions`, what to feed next; `streams`, the keys of random numbers; `written` [slots, max_new_tokens], where
+    the tokens that a request gives lie from the start; `counts`, as `generated`; `ends`; and `agreeing`: for each
+    period of a loop, the tokens at the end of the text that equal the token one period before, [slots, periods].
     """
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
@@ -119,8 +116,7 @@ class SlotTable:
     def has_room(self, request: Request) -> bool:
         """True if a slot is free and, for a request of several branches, the branches will find room to fork.
 
-        Trunks take at most half of the slots, so that forks always find room in the end, and none begins while those in
-        the table have enough branches to fill every slot.
+        Trunks take at most half of the slots, and none begins while the table has branches enough to fill every slot.
         """
         if not self.free or len(request.branches) == 1:
             return self.free > 0
@@ -169,7 +165,7 @@ class SlotTable:
                 self._count_agreeing(slice(slot, slot + 1), count)
 
     def looping(self) -> Tensor:
-        """Take the tokens appended last into account; return which live texts loop (`base.loops.find_loop`), [live]."""
+        """Take the tokens appended last into account; return which live texts loop (`loops.find_loop`), [live]."""
         live = slice(self.cache.live)
         self._count_agreeing(live, 1)
         needed = (LEAST_REPEATS * self._periods).clamp(min=LEAST_TOKENS)
@@ -242,3 +238,96 @@ class SlotTable:
         self.cache.swap(one, other)
         for column in self._columns:
             column[[one, other]] = column[[other, one]]
+
+
+def view_slot(
+    model: LoadedModel, cache: SlotCache, slot: int, policy: Policy, *, text_ids: Tensor, stream: int, **named: Any
+) -> CacheView:
+    """The view of a slot that its policy selects from.
+
+    `text_ids` [text length] are prompt and text so far, of which the last token is not fed yet; `stream` is the key of
+    the policy's random numbers; `named` are the fields of `CacheView` that a cache does not know.
+    """
+    length = int(cache.lengths[slot])
+    positions = cache.positions[slot, ..., :length]
+    if not policy.per_head:
+        positions = positions[0, 0]
+    token_ids = text_ids[positions]
+    newest = len(text_ids) - 2
+    return CacheView(
+        text_ids=text_ids,
+        positions=positions,
+        token_ids=token_ids,
+        separators=model.separators[token_ids],
+        keys=_Layers(cache, slot, 0),
+        values=_Layers(cache, slot, 1),
+        scaling=model.scaling,
+        signals={s: cache.recorders[s].read(slot, length, newest) for s in policy.signals},
+        uniform=lambda: uniforms_of_rows(stream, positions),
+        operations=cache.operations,
+        **named,
+    )
+
+
+class _Layers(Sequence[Tensor]):
+    """Each layer's keys (0) or values (1) of a slot, read when they are asked for, since most policies look at few."""
+
+    def __init__(self, cache: SlotCache, slot: int, which: int) -> None:
+        self.cache, self.slot, self.which = cache, slot, which
+        self.length = int(cache.lengths[slot])
+
+    def __len__(self) -> int:
+        return len(self.cache.slot_layers)
+
+    def __getitem__(self, layer: Any) -> Any:
+        if isinstance(layer, slice):
+            return [self[one] for one in range(len(self))[layer]]
+        return self.cache.storage.read(range(len(self))[layer], self.slot, self.length)[self.which]
+
+
+# Enough tokens to fill the processor, few enough that the decoding slots hardly wait.
+STEP_TOKENS = 2048
+_Ids = tuple[int, ...]
+
+
+class Prefiller:
+    """Prefills at most `step_tokens` tokens per call: several short prompts side by side, or a chunk of a long one.
+
+    The tokens of a call include padding. The draws and cells of a problem share one prefill. `keep_queries`: whether
+    some recorder needs the prompts' queries. `alone`: whether each prompt is prefilled alone, because its rows must not
+    depend on the prompts beside it (products may round otherwise), or because linear layers would read the padding.
+    """
+
+    def __init__(self, model: LoadedModel, *, keep_queries: bool, alone: bool = False) -> None:
+        self.model, self.keep_queries, self.alone, self.step_tokens = model, keep_queries, alone, STEP_TOKENS
+        self.done: dict[_Ids, Prefill] = {(): Prefill()}
+        self._begun: tuple[_Ids, Prefill, DynamicCache] | None = None
+
+    def keep(self, wanted: Iterable[_Ids]) -> None:
+        wanted = {(), *wanted}
+        self.done = {ids: prefill for ids, prefill in self.done.items() if ids in wanted}
+
+    def advance(self, wanted: Iterable[_Ids]) -> None:
+        """Prefill as many tokens as one call may, of the wanted prompts that are not done, in their order."""
+        missing = [ids for ids in dict.fromkeys(wanted) if ids not in self.done]
+        if not missing:
+            return
+        if self._begun is None and len(missing[0]) > self.step_tokens:
+            self._begun = missing[0], Prefill(keep_queries=self.keep_queries), self.model.new_cache()
+        if self._begun is not None:
+            return self._next_chunk(*self._begun)
+        widths = accumulate(map(len, missing), max)
+        count = max(1, sum(number * width <= self.step_tokens for number, width in enumerate(widths, start=1)))
+        for prompts in [[ids] for ids in missing[:count]] if self.alone else [missing[:count]]:
+            prefills = [Prefill(keep_queries=self.keep_queries) for _ in prompts]
+            padded = pad_sequence([torch.tensor(ids) for ids in prompts], batch_first=True).to(self.model.device)
+            self.model.read(padded, 0, PaddedPrefill(prefills, list(map(len, prompts))), self.model.new_cache())
+            self.done.update(zip(prompts, prefills, strict=True))
+
+    def _next_chunk(self, ids: _Ids, prefill: Prefill, cache: DynamicCache) -> None:
+        start = prefill.length
+        prefill.begin_chunk()
+        chunk = torch.tensor([ids[start : start + self.step_tokens]], device=self.model.device)
+        self.model.read(chunk, start, prefill, cache)
+        if prefill.length == len(ids):
+            self.done[ids], self._begun = prefill, None

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from kvsweep.base.records import Outcome
 from kvsweep.harness.grading.expressions import TEXT_COMMAND, compare, readable
-from kvsweep.harness.models.thinking import ThinkTags
+from kvsweep.harness.models.config import ThinkTags
+from kvsweep.records import Outcome
 
 AnswerKind = Literal["integer", "expression", "letter"]
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
@@ -24,6 +24,16 @@ class Rule:
     answer_from: AnswerFrom = "after_think"  # "whole_text" is for models that do not think
     tags: ThinkTags = _DEFAULT_TAGS
     lenient: bool = False  # grade truncated texts and unclosed thinking, and take the last number where no answer is
+
+
+class Job(NamedTuple):
+    """One completion to judge: the arguments of `judge`."""
+
+    text: str
+    stop_reason: str
+    gold: str
+    kind: AnswerKind
+    rule: dict[str, Any] | None = None
 
 
 class Verdict(NamedTuple):

@@ -7,7 +7,7 @@ expressions: they are equal if the library says so and their values where number
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import permutations, product
 from typing import Any
@@ -49,45 +49,54 @@ def _repeating(decimal: re.Match[str]) -> str:
 
 _SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
 _INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them says "and" or "or" with its commas
-# One spelling of what can be spelled in several ways, in this order; `(?<!\\)` spares the `\\` between matrix rows.
-_SPELLINGS = [(re.compile(pattern), new) for pattern, new in (
-    (rf"^{_TEXT}\{{(-?[\d.,]+ [^{{}}]*)\}}$", r"\1"),
-    (r"^\$?\\\$\s*(\d(?:\d|\.\d|\{?,\}?|\\!)*)\.?\$?$", r"\1\\text{dollars}"),
-    (r"√\s*(\d+)", r"\\sqrt{\1}"),
-    (r"\\[A-Za-z]+\s*|[^\x00-}]", lambda match: _SPELLED.get(match[0].strip(), match[0])),
-    (r"(?<=\d)(?:,?\\[,!]|\{,\}(?:\\!)?)\s*(?=\d{3}(?!\d))", ""),
-    (r"\\?\$|(?<!\\)\\[()\[\]]|(?<!\\)\\!\s*|(?<!\\)\\?%", ""),
-    (r"\{([:,])\}", r"\1"),
-    (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", "")),
-    (r"(?<!\\)\\[,;: ]", " "),
-    (r"\\\{\s*\\\}", r"\\emptyset "),
-    (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*([CF])(?![A-Za-z]))?", r"\\text{degrees \1}"),
-    (rf"\\frac\s*\{{\s*({_UNIT})\s*\}}\s*\{{\s*({_UNIT})\s*\}}", r"\1/\2"),
-    (rf"(?<=\d)\s*\\mu\s*({_TEXT}\{{)\s*", r"\1μ"),
-    (rf"(?<=\d)\s*\^?\{{?(?:{_TEXT}\{{)?\s*(?:st|nd|rd|th)(?![A-Za-z])\s*\}}{{0,2}}", ""),
+# One spelling of what can be spelled in several ways: pattern, replacement and an example, in the order of use.
+# `(?<!\\)` spares the `\\` between matrix rows.
+SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
+    (rf"^{_TEXT}\{{(-?[\d.,]+ [^{{}}]*)\}}$", r"\1", r"\text{5 cm} -> 5 cm"),
+    (r"^\$?\\\$\s*(\d(?:\d|\.\d|\{?,\}?|\\!)*)\.?\$?$", r"\1\\text{dollars}", r"\$18.90 -> 18.90\text{dollars}"),
+    (r"√\s*(\d+)", r"\\sqrt{\1}", r"√15 -> \sqrt{15}"),
+    (r"\\[A-Za-z]+\s*|[^\x00-}]", lambda match: _SPELLED.get(match[0].strip(), match[0]),
+     r"\dfrac 12 ≤ 3 -> \frac12 \leq  3"),
+    (r"(?<=\d)(?:,?\\[,!]|\{,\}(?:\\!)?)\s*(?=\d{3}(?!\d))", "", r"10,\!080 + 10{,}080 -> 10080 + 10080"),
+    (r"\\?\$|(?<!\\)\\[()\[\]]|(?<!\\)\\!\s*|(?<!\\)\\?%", "", r"\(5\!:\!2\) \% -> 5:2 "),
+    (r"\{([:,])\}", r"\1", "1{:}2 -> 1:2"),
+    (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", ""),
+     "1,625,000 -> 1625000"),
+    (r"(?<!\\)\\[,;: ]", " ", r"(1,\;2) -> (1, 2)"),
+    (r"\\\{\s*\\\}", r"\\emptyset ", r"\{ \} -> \emptyset "),
+    (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*([CF])(?![A-Za-z]))?", r"\\text{degrees \1}",
+     r"25^{\circ}C -> 25\text{degrees C}"),
+    (rf"\\frac\s*\{{\s*({_UNIT})\s*\}}\s*\{{\s*({_UNIT})\s*\}}", r"\1/\2",
+     r"\frac{\text{m}}{\text{s}^2} -> \text{m}/\text{s}^2"),
+    (rf"(?<=\d)\s*\\mu\s*({_TEXT}\{{)\s*", r"\1μ", r"5 \mu\text{m} -> 5\text{μm}"),
+    (rf"(?<=\d)\s*\^?\{{?(?:{_TEXT}\{{)?\s*(?:st|nd|rd|th)(?![A-Za-z])\s*\}}{{0,2}}", "", r"12^{\text{th}} -> 12"),
     (rf",?\s*(?:{_TEXT}\{{[\s,]*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))(?:\s*,)?",
-     lambda match: (r" \land ", r" \lor ")["or" in match[0]] if _INEQUALITIES.fullmatch(match.string) else ", "),
-    (r"(?<![\w.])(\d+(?:\.\d*)?)\s*[eE]([+-]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}"),
-    (r"(?<=\d)\s*(?:[x*]|\\times|\\cdot)\s*10\s*\^\s*(\{)?([+-]?\d+)(?(1)\})", r" \\cdot 10^{\2}"),
-    (r"(?<!\d)\.(?=\d)", "0."),
-    (r"(\d+)\.(\d*)\\(?:overline|bar)\s*\{?(\d++)\}?+(?!\s*_)", _repeating),
-    (r"(?<=\d)\.(?![\d\\])", ""),
-    (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
-    (r"\((\d[\dA-F]*)\)\s*_", r"\1_"),
-    (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2"),
-    (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1"),
+     lambda match: (r" \land ", r" \lor ")["or" in match[0]] if _INEQUALITIES.fullmatch(match.string) else ", ",
+     "x<1 or x>2 -> x<1 \\lor  x>2"),
+    (r"(?<![\w.])(\d+(?:\.\d*)?)\s*[eE]([+-]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}", r"4.5e33 -> 4.5 \cdot 10^{33}"),
+    (r"(?<=\d)\s*(?:[x*]|\\times|\\cdot)\s*10\s*\^\s*(\{)?([+-]?\d+)(?(1)\})", r" \\cdot 10^{\2}",
+     r"4.6 x 10^-24 -> 4.6 \cdot 10^{-24}"),
+    (r"(?<!\d)\.(?=\d)", "0.", "-.5 -> -0.5"),
+    (r"(\d+)\.(\d*)\\(?:overline|bar)\s*\{?(\d++)\}?+(?!\s*_)", _repeating, r"0.1\overline{6} -> \frac{15}{90}"),
+    (r"(?<=\d)\.(?![\d\\])", "", "3./4 -> 3/4"),
+    (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}", r"1 1/2 -> 1\frac{1}{2}"),
+    (r"\((\d[\dA-F]*)\)\s*_", r"\1_", "(2A5)_{16} -> 2A5_{16}"),
+    (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2", r"2 \pm 1 -> 2 + 1, 2 - 1"),
+    (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1", r"x =\approx 3 -> x = 3"),
     # The argument of a function ends with the next product sign; the library reads `\sin^{2}(x)` and not `\sin^2(x)`.
     (rf"({_SINE}(?:\s*[\^_]\s*(?:\{{-?\d+\}}|\d))?)\s*(?![\^_(])"
-     r"((?:[\w\s^]|\\(?!cdot|times|sin|cos|tan|ln|log|exp)[a-z]+|\{[^{}]*\})+?)\s*(?=\\cdot|\\times)", r"\1(\2)"),
-    (rf"({_SINE}\s*[\^_])\s*(\d)\s*(?=\()", r"\1{\2}"),
-    (r"(^|\\in\s*)\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)$", r"\1\\mathbb{R}"),
-)]  # fmt: skip
+     r"((?:[\w\s^]|\\(?!cdot|times|sin|cos|tan|ln|log|exp)[a-z]+|\{[^{}]*\})+?)\s*(?=\\cdot|\\times)", r"\1(\2)",
+     r"\sin x \cdot 2 -> \sin(x)\cdot 2"),
+    (rf"({_SINE}\s*[\^_])\s*(\d)\s*(?=\()", r"\1{\2}", r"\sin^2(x) -> \sin^{2}(x)"),
+    (r"(^|\\in\s*)\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)$", r"\1\\mathbb{R}",
+     r"x \in (-\infty, \infty) -> x \in \mathbb{R}"),
+)  # fmt: skip
 
 
 def readable(answer: str) -> tuple[str, str]:
     r"""The answer in one spelling, without `\left`, `\dfrac`, `$`, marks of thousands or final units; and its units."""
-    for pattern, new in _SPELLINGS:
-        answer = pattern.sub(new, answer)
+    for pattern, new, _ in SPELLINGS:
+        answer = re.sub(pattern, new, answer)
     items, units = zip(*map(_without_unit, split(answer, ",;")[0]), strict=True)
     text = _LEAD.sub("", re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" ."))
     return text, ";".join(units if len({*units, ""}) > 2 else {max(units)})  # one unit may stand for all items
@@ -100,13 +109,21 @@ _SYMBOLS_OF = {name: symbol for symbol, *names in map(str.split, (
     "w watt", "v volt", "a ampere amp", "t tesla", "pa pascal", "hz hertz", "mol mole", "ev electronvolt",
     "cal calorie", "k kelvin", "c coulomb celsius", "f fahrenheit", "degree deg degree", "rad radian",
 )) for name in names}  # fmt: skip
-_UNIT_SPELLINGS: dict[str, Any] = {
-    r"⁻\^?": " -", r"[{}^]|\\cdot": " ", r"\.": "", r"\b([kM]?[NJWV])([msh])\b": r"\1 \2", r"(?i)\bmph\b": "mi/h",
-    r"\b(?!(?:[MSGH]|pA)\b)(M(?=(?:Pa|Hz|eV|pc|[A-Zmgs])\b)|)(\w+)": lambda match: match[1] + match[2].lower(),
-    rf"\b(kilo|centi|milli|mega|micro|nano|giga|deci|)({'|'.join(_SYMBOLS_OF)})s?\b": lambda match: (
-        {"mega": "M", "micro": "μ"}.get(match[1], match[1][:1]) + _SYMBOLS_OF[match[2]]),
-    r"\b(\w{3,})s\b": r"\1", r"\bsq(?:uare)? (\w+)": r"\1 2", r"\bcu(?:bic)? (\w+)": r"\1 3",
-}  # fmt: skip
+UNIT_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
+    (r"⁻\^?", " -", "s⁻^2 -> s -2"),
+    (r"[{}^]|\\cdot", " ", r"m^{2} -> m  2 "),
+    (r"\.", "", "p.m. -> pm"),
+    (r"\b([kM]?[NJWV])([msh])\b", r"\1 \2", "kWh -> kW h"),
+    (r"(?i)\bmph\b", "mi/h", "MPH -> mi/h"),
+    (r"\b(?!(?:[MSGH]|pA)\b)(M(?=(?:Pa|Hz|eV|pc|[A-Zmgs])\b)|)(\w+)", lambda match: match[1] + match[2].lower(),
+     "MPa Meter M -> Mpa meter M"),
+    (rf"\b(kilo|centi|milli|mega|micro|nano|giga|deci|)({'|'.join(_SYMBOLS_OF)})s?\b",
+     lambda match: {"mega": "M", "micro": "μ"}.get(match[1], match[1][:1]) + _SYMBOLS_OF[match[2]],
+     "micrometers kilograms -> μm kg"),
+    (r"\b(\w{3,})s\b", r"\1", "apples -> apple"),
+    (r"\bsq(?:uare)? (\w+)", r"\1 2", "sq ft -> ft 2"),
+    (r"\bcu(?:bic)? (\w+)", r"\1 3", "cubic cm -> cm 3"),
+)  # fmt: skip
 
 
 def _without_unit(item: str) -> tuple[str, str]:
@@ -116,7 +133,7 @@ def _without_unit(item: str) -> tuple[str, str]:
     unit = TEXT_COMMAND.sub(r" \1", found[1]) if found else ""
     if not found or any(map(_NOT_UNIT.fullmatch, re.findall("[a-z]+", unit.lower()))):
         return item, ""
-    for pattern, new in _UNIT_SPELLINGS.items():
+    for pattern, new, _ in UNIT_SPELLINGS:
         unit = re.sub(pattern, new, unit)
     factors = [
         word + ("-" if under and "-" not in power else "") + (power or "1")

@@ -6,14 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kvsweep.base import records
-from kvsweep.base.errors import UserError
-from kvsweep.base.files import locked, make_folder, replace_text
-from kvsweep.base.records import Completion, Grade, Outcome, Problem, Shard, shard_files
-from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, canonical_gold
-from kvsweep.harness.grading.pool import Job, Pool
+from kvsweep import records
+from kvsweep.command_line import counted
+from kvsweep.errors import UserError
+from kvsweep.files import locked, make_folder, replace_text
+from kvsweep.harness.grading.answers import ANSWER_KINDS, AnswerKind, Job, Verdict, canonical_gold, judge
+from kvsweep.records import CELL_FILE, OUTCOMES, PROBLEMS_FILE, Completion, Grade, Outcome, Problem, Shard, shard_files
+from kvsweep.workers import Workers
 
 LENIENT_GRADES_FILE = "grades.lenient.jsonl"  # its shards: grades.lenient-1of4.jsonl
+_KILLED = Verdict(None, "grader_timeout", "no verdict: the worker was killed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +47,12 @@ class Standard:
         return Job(text=row.text, stop_reason=row.stop_reason, gold=gold, kind=self.kind, rule=self.rule)
 
 
-class Grader(Pool):
-    """A pool of workers that grades whole cells."""
+class Grader(Workers):
+    """Worker processes that grade whole cells: a hostile text costs no grade but that of its row."""
+
+    def judge(self, jobs: Sequence[Job]) -> list[Verdict]:
+        """Judge rows, in their order; a row that overran its limits twice is `grader_timeout`."""
+        return [verdict or _KILLED for verdict in self.map(judge, jobs)]
 
     def grade_cell(
         self, directory: Path, *, regrade: bool = False, lenient: bool = False, shard: Shard | None = None
@@ -96,14 +102,19 @@ class Grader(Pool):
 
     def grade(self, completions: Sequence[Completion], standard: Standard) -> list[Grade]:
         """Grade completions of a cell, in their order; no row is read from a file or written to one."""
-        grades, jobs = list[Grade](), [standard.job(row) for row in completions]
-        for (name, draw), job, reply in zip((row.key for row in completions), jobs, self.judge(jobs), strict=True):
-            if "error" in reply:
-                raise RuntimeError(f"grading problem {name!r} failed: {reply['error']}")
-            verdict = {"answer": reply["answer"], "outcome": reply["outcome"]}
-            verdict["correct"] = int(reply["outcome"] == "correct")
-            grades.append(Grade(problem_id=name, draw=draw, gold=job.gold, rule=standard.id, **verdict))
-        return grades
+        jobs = [standard.job(row) for row in completions]
+        return [
+            Grade(
+                problem_id=row.problem_id,
+                draw=row.draw,
+                answer=verdict.answer,
+                gold=job.gold,
+                outcome=verdict.outcome,
+                correct=1 if verdict.outcome == "correct" else 0,
+                rule=standard.id,
+            )
+            for row, job, verdict in zip(completions, jobs, self.judge(jobs), strict=True)
+        ]
 
     def explain_problem(self, directory: Path, problem_id: str, *, lenient: bool = False) -> Iterator[str]:
         """A text for every completion of one problem of a cell: what was read, compared, and decided by what."""
@@ -113,12 +124,11 @@ class Grader(Pool):
             return
         completions = records.read_shards(directory, records.COMPLETIONS_FILE, Completion)
         rows = [row for row in completions if row.problem_id == problem_id]
-        for row, reply in zip(rows, self.judge([standard.job(row) for row in rows]), strict=True):
-            why, forms = reply.get("why") or (f"no verdict: {reply.get('error', 'the worker was killed')}", ("", ""))
+        for row, verdict in zip(rows, self.judge([standard.job(row) for row in rows]), strict=True):
             yield (
-                f"{problem_id} draw {row.draw}: {reply.get('outcome', 'error')}\n"
-                f"  extracted  {reply.get('answer')}\n  gold       {gold}\n"
-                f"  compared   {forms[0]}\n  with       {forms[1]}\n  decided by {why}"
+                f"{problem_id} draw {row.draw}: {verdict.outcome}\n"
+                f"  extracted  {verdict.answer}\n  gold       {gold}\n"
+                f"  compared   {verdict.forms[0]}\n  with       {verdict.forms[1]}\n  decided by {verdict.rule}"
             )
 
 
@@ -152,3 +162,51 @@ def _read_golds(path: Path, kind: AnswerKind) -> dict[str, str]:
         if canonical_gold(gold, kind) is None:
             raise UserError(f"{path} has the gold {gold!r} for {problem_id!r}, which is no {kind}; correct it.")
     return golds
+
+
+def grade(directory: Path, *, workers: int, timeout: float, regrade: bool, lenient: bool, why: str | None) -> None:
+    """Grade every cell below a folder, or print what decided each completion of the problem `why`."""
+    with Grader(workers=workers, timeout_s=timeout) as grader:
+        if why is not None:
+            _explain(grader, directory, why, lenient=lenient)
+        else:
+            _grade_run(grader, directory, regrade=regrade, lenient=lenient)
+
+
+def _cells(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise UserError(f"{root} is no folder; give the folder of a run, such as results/runs/demo.")
+    cells = sorted(path.parent for path in root.rglob(CELL_FILE))
+    if not cells:
+        raise UserError(f"{root} holds no folder with a {CELL_FILE}, so no cell; give the folder of a run.")
+    return cells
+
+
+def _explain(grader: Grader, root: Path, why: str, *, lenient: bool) -> None:
+    found = False
+    for directory in _cells(root):
+        for text in grader.explain_problem(directory, why, lenient=lenient):
+            found = True
+            print(f"{_name(directory, root)}: {text}")
+    if not found:
+        unknown = f"{root} holds no completion of a problem {why!r}"
+        raise UserError(f"{unknown}; give an id of its {PROBLEMS_FILE}.")
+
+
+def _grade_run(grader: Grader, root: Path, *, regrade: bool, lenient: bool) -> None:
+    cells, total = _cells(root), CellSummary(graded=0)
+    for directory in cells:
+        summary = grader.grade_cell(directory, regrade=regrade, lenient=lenient)
+        print(_summary_line(_name(directory, root), summary))
+        total += summary
+    print(_summary_line(f"{'lenient, ' * lenient}total of {counted(len(cells), 'cell')}", total))
+
+
+def _name(directory: Path, root: Path) -> str:
+    """A cell's folder as the root's part names it; the root itself, where it is the cell, has its own name."""
+    return str(directory.relative_to(root)) if directory != root else root.resolve().name
+
+
+def _summary_line(label: str, summary: CellSummary) -> str:
+    counts = ", ".join(f"{outcome} {summary.outcomes[outcome]}" for outcome in OUTCOMES)
+    return f"{label}: {counted(summary.rows, 'row')}, {summary.graded} graded now: {counts}"

@@ -1,46 +1,59 @@
-"""The pictures of `kvsweep-trace` and their numbers. The functions compute, `analysis.pictures` draws.
+"""The pictures of `kvsweep trace` and their numbers. The functions compute, `analysis.figures` draws.
 
 Each yields the files that it wrote: the table before the picture is drawn, because the numbers took the work.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis.format import csv_text, policy_title, setting_of
-from kvsweep.analysis.numbers.retention import by_eviction, by_policy, mean_lorenz
-from kvsweep.analysis.pictures.attribution import attribution_figure, attribution_table
-from kvsweep.analysis.pictures.importance import Layout, importance_figure, importance_table, lorenz
-from kvsweep.analysis.pictures.kept import correlation_text, kept_table, read_kept, retention, retention_figure
-from kvsweep.analysis.pictures.style import save_figure
-from kvsweep.analysis.report.kept_page import kept_html
-from kvsweep.base.errors import UserError
-from kvsweep.base.escape import file_name
-from kvsweep.base.files import replace_text
-from kvsweep.base.records import read_cell
-from kvsweep.harness.inspect.attribution import cost, grad_x_input, removal
-from kvsweep.harness.inspect.importance import importance
-from kvsweep.harness.inspect.reasoning_steps import PARAGRAPHS, derivations, given, matches, numbers, paragraphs
-from kvsweep.harness.inspect.text import InspectedText, NotInText, of_completion
+from kvsweep.analysis.figures.completion import (
+    Layout,
+    correlation_text,
+    importance_figure,
+    importance_table,
+    kept_table,
+    lorenz,
+    read_kept,
+    retention,
+    retention_figure,
+)
+from kvsweep.analysis.figures.heatmap import attribution_figure, attribution_table
+from kvsweep.analysis.figures.style import save_figure
+from kvsweep.analysis.notation import csv_text, policy_title, setting_of
+from kvsweep.analysis.report.rendering import kept_html
+from kvsweep.analysis.statistics.metrics import by_eviction, by_policy, mean_lorenz
+from kvsweep.errors import UserError
+from kvsweep.escape import file_name
+from kvsweep.files import replace_text
+from kvsweep.harness.inspect.importance import cost, grad_x_input, importance, removal
+from kvsweep.harness.inspect.text import (
+    PARAGRAPHS,
+    InspectedText,
+    NotInText,
+    derivations,
+    given,
+    matches,
+    numbers,
+    of_completion,
+    paragraphs,
+)
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import read_graded
+from kvsweep.records import read_cell
 
 
-def draw_importance(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
+def draw_importance(options: SimpleNamespace, text: InspectedText) -> Iterator[Path]:
     trace = text.trace
-    layout = Layout(
-        question=trace.think_start,
-        thinking=len(text.thinking),
-        answer=len(trace.token_ids) - trace.think_end,
-        steps=numbers(averaged_steps(options, text), len(text.thinking)),
-        pieces=text.thinking,
-    )
+    sizes = {"question": trace.think_start, "answer": len(trace.token_ids) - trace.think_end}
+    steps = numbers(averaged_steps(options, text), len(text.thinking))
+    layout = Layout(thinking=len(text.thinking), steps=steps, pieces=text.thinking, **sizes)
     labels = options.label or ["answer"]
     strips = importance(text, labels, options.head, options.scores, min_distance=options.min_distance)
     name = _name("importance", text)
@@ -57,11 +70,11 @@ def strip_title(column: str) -> str:
     return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
 
 
-def separator(options: argparse.Namespace, text: InspectedText) -> str:
+def separator(options: SimpleNamespace, text: InspectedText) -> str:
     return str(options.split or text.model.config.split or PARAGRAPHS)
 
 
-def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
+def averaged_steps(options: SimpleNamespace, text: InspectedText) -> list[range]:
     """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
     if options.steps:
         steps, tokens = given(options.steps), len(text.thinking)
@@ -78,7 +91,7 @@ def averaged_steps(options: argparse.Namespace, text: InspectedText) -> list[ran
     return steps
 
 
-def draw_attribution(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
+def draw_attribution(options: SimpleNamespace, text: InspectedText) -> Iterator[Path]:
     trace, model = text.trace, text.model
     if not trace.answered:
         raise NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
@@ -98,7 +111,7 @@ def draw_attribution(options: argparse.Namespace, text: InspectedText) -> Iterat
     yield from save_figure(figure, options.out, name).values()
 
 
-def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[range]:
+def attributed_steps(options: SimpleNamespace, text: InspectedText) -> list[range]:
     """The tokens of each step to attribute: those of --find or --steps, else the equations with what they state."""
     if options.steps:
         return averaged_steps(options, text)
@@ -113,7 +126,7 @@ def attributed_steps(options: argparse.Namespace, text: InspectedText) -> list[r
     return steps
 
 
-def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path]:
+def draw_kept(options: SimpleNamespace, text: InspectedText) -> Iterator[Path]:
     if text.completion is None:
         raise NotInText("a text from a file does not tell what its cache kept: give a cell's folder, or live.")
     if not text.completion.evictions:
@@ -126,7 +139,7 @@ def draw_kept(options: argparse.Namespace, text: InspectedText) -> Iterator[Path
     yield path
 
 
-def draw_retention(options: argparse.Namespace, folders: Sequence[Path]) -> Iterator[Path]:
+def draw_retention(options: SimpleNamespace, folders: Sequence[Path]) -> Iterator[Path]:
     """Curves of the true importance that each policy held of its own texts, read with a full cache, and its Pass@1."""
     kind = (options.label or ["answer"])[0]
     rows: list[dict[str, Any]] = []

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policies.observation import ObservationPolicy
-from kvsweep.compression.policy import BudgetPolicy
-from kvsweep.compression.predictor import load_predictor
+from kvsweep.compression.policy import BudgetPolicy, LastUse, Selection
+from kvsweep.compression.recorders import load_predictor
 from kvsweep.compression.rows import Prefill
-from kvsweep.compression.signals import LastUse
 from kvsweep.harness.decode.sampling import sequence_key
-from kvsweep.harness.decode.view import view_slot
+from kvsweep.harness.decode.slots import view_slot
 from kvsweep.harness.inspect.text import InspectedText, NotInText
+from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import label_trace, read_whole
 from kvsweep.harness.predictor.recipe import LabelKind
 
@@ -31,9 +31,9 @@ def importance(
 ) -> dict[str, np.ndarray]:
     """Importance of the thinking tokens, [thinking] by title: true labels, each head's and each policy's scores.
 
-    The labels are those of the text read with a full cache, whatever cache it was written with. A text that never
-    answers has no label of kind `answer`, and raises NotInText if nothing else is asked for. That kind costs only the
-    answer's queries; the other kinds cost every query, so that 7,000 tokens take a minute on a CPU instead of seconds.
+    The labels are those of the text read with a full cache. A text that never answers has no label of kind `answer`,
+    and raises NotInText if nothing else is asked for. That kind costs only the answer's queries; the others cost every
+    query, so that 7,000 tokens take a minute on a CPU instead of seconds.
     """
     known = [kind for kind in kinds if text.trace.answered or kind != "answer"]
     if not known and not heads and not policies:
@@ -56,9 +56,9 @@ def importance(
 def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list[Tensor]:
     """Each policy's scores of the thinking tokens, [thinking], where the thinking ends and nothing was evicted.
 
-    Scores per layer and head are averaged over both. A pinned row counts as the highest score that its head gives to
-    another row. The newest rows, which a policy leaves unscored, have NaN. A policy that scores from more of the newest
-    rows than the text has, or from each step's attention, raises NotInText.
+    Scores per layer and head are averaged over both. A pinned row counts as its head's highest other score; the newest
+    rows, which a policy leaves unscored, have NaN. A policy that scores from more of the newest rows than the text has,
+    or from each step's attention, raises NotInText.
     """
     if not policies:
         return []
@@ -81,14 +81,10 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     for recorder in cache.recorders.values():
         recorder.on_token(torch.full_like(written, slot), written, hidden[written])
     seed = text.completion.seed if text.completion else 0
-    place: dict[str, Any] = {
-        "problem_id": trace.problem_id,
-        "draw": trace.draw,
-        "text_ids": torch.tensor([*trace.token_ids[:end], *model.think_end_ids[:1]], device=device),
-        "question_length": trace.think_start,
-        "answer_start": end,
-        "stream": sequence_key(seed, trace.problem_id, trace.draw, "select", 0),
-    }
+    text_ids = torch.tensor([*trace.token_ids[:end], *model.think_end_ids[:1]], device=device)
+    stream = sequence_key(seed, trace.problem_id, trace.draw, "select", 0)
+    place: dict[str, Any] = {"problem_id": trace.problem_id, "draw": trace.draw, "text_ids": text_ids, "stream": stream}
+    place |= {"question_length": trace.think_start, "answer_start": end}
     found = []
     for policy in policies:
         view = view_slot(model, cache, slot, policy, **place)
@@ -104,3 +100,77 @@ def _pinned_as_highest(scores: Tensor) -> Tensor:
     lowest = scores.where(finite, torch.inf).amin(dim=-1, keepdim=True)
     highest = scores.where(finite, -torch.inf).amax(dim=-1, keepdim=True)
     return scores.clamp(lowest, highest).where(highest.isfinite(), torch.nan)
+
+
+# Tokens of the answer that every slot is fed at once.
+_FED = 64
+
+
+def cost(model: LoadedModel, length: int, answer_start: int, steps: int, slots: int) -> str:
+    """The work and the memory that `removal` will take, as a sentence."""
+    slots = min(slots, steps + 1)
+    batches = -(-(steps + 1) // slots)
+    mib = slots * SlotCache.bytes_per_slot(model.shape, length) / 2**20
+    return (
+        f"attribution: a prefill of {answer_start} tokens, then {batches} x {length - answer_start} decode steps over "
+        f"{slots} slots ({steps} steps and the whole text), {mib:.1f} MiB of keys and values"
+    )
+
+
+@torch.inference_mode()
+def removal(
+    model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range], *, slots: int = 32
+) -> Tensor:
+    """Log-probability of each answer token minus its log-probability without each step, [answer, steps], float32.
+
+    A positive number means that the step supports the token. The later tokens keep their positions. `answer_start` is
+    the position of the closing tag's last token, the first that is read without the step; the result's rows are the
+    tokens behind it. `steps` are text positions below it, of which `slots` are removed at once.
+    """
+    prefill = Prefill(keep_queries=False)
+    read_whole(model, token_ids[:answer_start], prefill)
+    positions = torch.arange(answer_start, device=model.device)
+    removed = [range(0), *steps]
+    cache = SlotCache(model.shape, slots=min(slots, len(removed)), capacity=len(token_ids), device=model.device)
+    found = []
+    for start in range(0, len(removed), cache.slots):
+        cache.live = 0
+        for step in removed[start : start + cache.slots]:
+            kept = (positions < step.start) | (positions >= step.stop)
+            cache.evict(cache.admit(prefill), Selection(keep=positions[kept]))
+        found.append(_read_answer(model, token_ids, answer_start, cache))
+    scores = torch.cat(found, dim=1)
+    return scores[:, :1] - scores[:, 1:]
+
+
+def _read_answer(model: LoadedModel, token_ids: Sequence[int], answer_start: int, cache: SlotCache) -> Tensor:
+    """Log-probability of each answer token in each live slot, [answer, live]."""
+    rows, answer = [], torch.tensor(token_ids[answer_start:], device=model.device)
+    positions = torch.arange(answer_start, len(token_ids) - 1, device=model.device)
+    for at in positions.split(cache.longest_chunk or _FED):
+        cache.begin_chunks(dict.fromkeys(range(cache.live), len(at)), at.repeat(cache.live))
+        tokens = answer[at - answer_start].repeat(cache.live)
+        logits = model.logits(model.step_hidden(tokens, at.repeat(cache.live), cache)).float()
+        following = answer[at + 1 - answer_start].repeat(cache.live)
+        rows.append(logits.log_softmax(dim=-1).gather(-1, following[:, None]).view(cache.live, len(at)).T)
+    return torch.cat(rows)
+
+
+def grad_x_input(model: LoadedModel, token_ids: Sequence[int], answer_start: int, steps: Sequence[range]) -> Tensor:
+    """Gradient of each answer token's log-probability times the embeddings, summed over each step, [answer, steps].
+
+    A linear estimate of the sign of `removal`'s, which includes what later tokens took from the step. One forward, and
+    one backward per answer token.
+    """
+    ids = torch.tensor([token_ids], device=model.device)
+    embedded = model.network.get_input_embeddings()(ids).detach().requires_grad_()
+    positions = torch.arange(len(token_ids), device=model.device)[None]
+    shape = {"slot_shape": model.shape}
+    output = model.network.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False, **shape)
+    scores = model.logits(output.last_hidden_state[0, answer_start:-1]).float().log_softmax(dim=-1)
+    rows = []
+    for number, target in enumerate(token_ids[answer_start + 1 :]):
+        (gradient,) = torch.autograd.grad(scores[number, target], embedded, retain_graph=True)
+        product = (gradient * embedded)[0].detach().sum(dim=-1)
+        rows.append(torch.stack([product[step.start : step.stop].sum() for step in steps]))
+    return torch.stack(rows).float()

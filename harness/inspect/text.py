@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from kvsweep.analysis.format import setting_of
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_rows
+from kvsweep.analysis.notation import EQUATION, setting_of
 from kvsweep.compression import artifacts
 from kvsweep.compression.policy import BudgetPolicy
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.grader import Grader, standard_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
-from kvsweep.harness.sweep.plan.grid import build_policies
-from kvsweep.harness.sweep.plan.job import Job, check_predictors, make_job, stored_config
+from kvsweep.harness.sweep.grid import build_policies
+from kvsweep.harness.sweep.job import Job, check_predictors, make_job, stored_config
+from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_rows
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -100,14 +103,15 @@ class TextSource:
 
     def check_head(self, path: Path) -> None:
         try:
-            artifacts.check("predictor", str(path), "kvsweep-predictor train")
+            artifacts.check("predictor", str(path), "kvsweep predictor train")
             artifacts.load(path)
             width = artifacts.read_card("predictor", path)["hidden_size"]
         except (OSError, ValueError) as error:
             raise UserError(f"--head {path} holds no importance predictor ({error}): name another folder.") from error
-        if width != (expected := read_spec(self.model).hidden_size):
-            other = f"is of width {width} and {self.model.name} of {expected}"
-            raise UserError(f"--head {path} {other}: name another head.")
+        expected = read_spec(self.model).hidden_size
+        if width != expected:
+            other = f"--head {path} is of width {width} and {self.model.name} of {expected}"
+            raise UserError(f"{other}: name another head.")
 
 
 @plain_config_errors()
@@ -119,9 +123,9 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     if not (folder / CELL_FILE).is_file():
         raise UserError(f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}.")
     if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
-        own = "cannot be given with a cell's folder, because the cell has its own settings"
+        own = f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings"
         places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
-        raise UserError(f"{foreign[0]} {own}: give only where files lie now, as in {places}.")
+        raise UserError(f"{own}: give only where files lie now, as in {places}.")
     stored = list(read_graded(folder))
     found = [row for row in stored if problem_id in (None, row[1].problem_id) and row[1].draw == draw]
     if not found:
@@ -165,8 +169,8 @@ def of_file(path: Path, problem_id: str | None, draw: int, overrides: Sequence[s
         if problem_id in (None, name) and row.get("draw", 0) in (draw, str(draw)):
             break
     else:
-        wanted = f"--problem {problem_id} --draw {draw}"
-        raise UserError(f"{wanted} is not in {path}: name the id of a row, or its line number.")
+        missing = f"--problem {problem_id} --draw {draw} is not in {path}"
+        raise UserError(f"{missing}: name the id of a row, or its line number.")
     if not {"problem", "text"} <= row.keys():
         raise UserError(f"{where} must name problem and text.")
 
@@ -193,7 +197,7 @@ def live(overrides: Sequence[str], problem_id: str | None, draw: int, question: 
 
 
 def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> InspectedText:
-    from kvsweep.harness.sweep.run.decode_cells import engine_of
+    from kvsweep.harness.sweep.decode import engine_of
 
     [cell], prompt = job.cells, model.prompt_ids(problem.prompt)
     branch = Branch(cell_id="", policy=cell.policy)
@@ -203,3 +207,75 @@ def _written(job: Job, problem: Problem, draw: int, model: LoadedModel) -> Inspe
         [grade] = grader.grade([completion], standard_of(cell.describe(), {problem.id: problem.gold}))
     trace, setting = trace_of(completion, model, prompt), setting_of(cell.policy.identity())
     return InspectedText(model=model, trace=trace, completion=completion, setting=setting, grade=grade)
+
+
+PARAGRAPHS = r"\n\s*\n"
+SENTENCES = r"(?<=[.!?])\s+|\n+"
+
+
+def paragraphs(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
+    """Tokens of each step. A step begins with the first token that lies wholly behind a match of `split`."""
+    return _parts(pieces, [match.end() for match in _pattern("--split", split).finditer("".join(pieces))])
+
+
+def derivations(pieces: Sequence[str], split: str = PARAGRAPHS) -> list[range]:
+    """Tokens of each step that derives a number: a sentence with an equation, and those behind it that go on with it.
+
+    A sentence goes on with an equation if it has a number, and neither an equation nor a paragraph begins there, as in
+    `1+8=9. So c is 9.` A text without any equation is cut into its paragraphs, or its sentences if it has only one.
+    """
+    text = "".join(pieces)
+    cuts = [0, *(match.end() for match in re.finditer(SENTENCES, text)), len(text)]
+    paragraph_ends = [match.end() for match in _pattern("--split", split).finditer(text)]
+    steps: list[list[int]] = []
+    goes_on = False
+    for begin, end in pairwise(cuts):
+        sentence = text[begin:end]
+        if re.search(EQUATION, sentence):
+            steps.append([begin, end])
+            goes_on = True
+        elif goes_on := goes_on and begin not in paragraph_ends and re.search(r"\d", sentence) is not None:
+            steps[-1][1] = end
+    return [token_range(pieces, *step) for step in steps] if steps else _parts(pieces, paragraph_ends or cuts)
+
+
+def _parts(pieces: Sequence[str], ends: Sequence[int]) -> list[range]:
+    """Cut the tokens at characters of the text; a part begins with the first token wholly behind its cut."""
+    begins = [0, *accumulate(map(len, pieces))][:-1]
+    numbers = np.searchsorted(ends, begins, side="right")
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(pieces)]
+    return [range(*bound) for bound in pairwise(bounds)]
+
+
+def matches(pieces: Sequence[str], pattern: str = EQUATION) -> list[range]:
+    found = _pattern("--find", pattern).finditer("".join(pieces))
+    return [token_range(pieces, *match.span()) for match in found if match.group()]
+
+
+def given(text: str) -> list[range]:
+    """Read `0-31,40-80`, first and last tokens of steps in the thinking; disorder and overlap raise a UserError."""
+    words = [re.fullmatch(r"\s*(\d+)-(\d+)\s*", word) for word in text.split(",")]
+    steps = [range(int(word[1]), int(word[2]) + 1) for word in words if word]
+    if len(steps) < len(words) or not all(steps) or any(a.stop > b.start for a, b in pairwise(steps)):
+        raise UserError(f"--steps {text} cannot be used: write first and last tokens in order, as in 0-31,40-80.")
+    return steps
+
+
+def numbers(steps: Sequence[range], tokens: int) -> list[int]:
+    """The number of each token's step, ascending from 0. Tokens between two steps count as a step as well."""
+    bounds = [bound for step in steps for bound in (step.start, step.stop)]
+    found = np.searchsorted(np.unique(bounds), np.arange(tokens), side="right")
+    return np.unique(found, return_inverse=True)[1].tolist()
+
+
+def token_range(pieces: Sequence[str], begin: int, end: int) -> range:
+    """The tokens that hold any of the characters from `begin` up to `end` of the joined pieces."""
+    ends = list(accumulate(map(len, pieces)))
+    return range(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(ends, end, side="left")) + 1)
+
+
+def _pattern(option: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"{option} {pattern} is no regular expression ({error}): correct it.") from error

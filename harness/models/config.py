@@ -7,17 +7,49 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.files import digests
-from kvsweep.base.records import content_hash
-from kvsweep.harness.models.adapter import adapter_files
-from kvsweep.harness.models.gguf import converted, find_gguf
-from kvsweep.harness.models.thinking import ThinkTags
+from kvsweep.errors import UserError
+from kvsweep.files import digests
+from kvsweep.harness.models.hub import adapter_files, converted, find_gguf
+from kvsweep.records import content_hash
 
 # What a stand-in tokenizer must have a token for.
 ROLES = ("bos", "eos", "user", "assistant")
 
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkTags:
+    """The tags around a model's thinking; without a closing tag a model does not think, its text is the answer."""
+
+    start: str | None = "<think>"
+    end: str | None = "</think>"
+
+    def closing(self, text: str) -> int | None:
+        """Character of the first closing tag behind the last opening one, where the thinking ends; None without it."""
+        if self.end is None:
+            return None
+        found = text.find(self.end, 0 if self.start is None else max(0, text.rfind(self.start)))
+        return None if found < 0 else found
+
+
+def segment_text(text: str, tags: ThinkTags, *, name: str = "the text") -> tuple[slice, slice]:
+    """The thinking and the answer of a text, as slices of its characters. An opening tag at its start is in neither.
+
+    A thinking that is never closed or empty, and an empty answer, raise a UserError, which calls the text `name`.
+    """
+    if tags.end is None:
+        raise UserError(f"{name} is of a model that does not think (model.think_end=null): choose a model that does.")
+    end = tags.closing(text)
+    if end is None:
+        unclosed = f"{name} never closes its thinking with {tags.end}, so it has no answer to label by"
+        raise UserError(f"{unclosed}: drop the text, or name the closing tag that it uses.")
+    stripped = text.lstrip()
+    opening = tags.start if tags.start and stripped.startswith(tags.start) else ""
+    start = len(text) - len(stripped) + len(opening) if opening else 0
+    if not text[end + len(tags.end) :].strip() or not text[start:end].strip():
+        raise UserError(f"{name} has no thinking or no answer around {tags.end}: drop the text.")
+    return slice(start, end), slice(end + len(tags.end), len(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +120,10 @@ class ModelConfig:
         return {**self._checkpoint_files(), **dict(zip(adapter, digests(adapter), strict=True))}
 
     def _checkpoint_files(self) -> dict[Path, str]:
-        if self.is_built:
-            return {}
-        if self.gguf is not None:
+        if self.gguf is not None and not self.is_built:
             file = find_gguf(self.gguf)
             return {file: digests([file])[0]}
-        if not Path(self.place).is_dir():
+        if self.is_built or not Path(self.place).is_dir():
             return {}
         files = sorted(path for path in Path(self.place).iterdir() if path.suffix in _CHECKPOINT_FILES)
         return dict(zip(files, digests(files, named=True), strict=True))

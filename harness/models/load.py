@@ -14,17 +14,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from kvsweep.base.errors import UserError
-from kvsweep.compression.attention import SLOT_ATTENTION, use_slot_attention
-from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache, use_slot_attention
 from kvsweep.compression.policy import Selection
 from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
-from kvsweep.harness.models.adapter import add_adapter
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ROLES, ModelConfig
-from kvsweep.harness.models.gpus import VISIBLE, named_gpus
-from kvsweep.harness.models.hub import check_tensors, from_place, lines_of
+from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
+from kvsweep.harness.provenance import VISIBLE, named_gpus
 
 # As in R1: beginning of text, user, message, assistant, and the opening tag of the thinking.
 _CHAT_TEMPLATE = Template(
@@ -36,14 +34,13 @@ _CHAT_TEMPLATE = Template(
 _KEYS = {"gemma3_text": {r"^language_model\.": "", r"^model\.language_model\.": "model."}}
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
-
 # mallopt's parameters of glibc (malloc.h), and the most that glibc takes for the second.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_MMAP = -1, -3, 32 << 20
 
-# What torch chose for this process, by OMP_NUM_THREADS if set, before any model was loaded.
+# What torch chose for this process before any model was loaded.
 _MOST_THREADS = torch.get_num_threads()
-# On two cores of an AMD EPYC a second thread made the step of 0.6 to 8 million parameters .8 to 1.3 times as fast, and
-# beside other processes 3 to 200 times slower, since threads wait for each other many times a step.
+# On two cores a second thread made the step of 0.6 to 8 million parameters .8 to 1.3 times as fast, and beside other
+# processes 3 to 200 times slower, since threads wait for each other many times a step.
 _PARAMETERS_PER_THREAD = 32_000_000
 
 # Tokens that the check of a loaded model takes.
@@ -89,9 +86,10 @@ def load_model(config: ModelConfig) -> LoadedModel:
         # The id in the config belongs to the model's real tokenizer.
         network.generation_config.eos_token_id = tokenizer.eos_token_id
     if config.adapter is not None:
-        add_adapter(network, config.adapter)
+        network = add_adapter(network, config.adapter)
     network = network.to(device_of(config)).eval().requires_grad_(False)
-    torch.set_num_threads(config.threads or min(_MOST_THREADS, _threads(network)))
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    torch.set_num_threads(config.threads or min(_MOST_THREADS, 1 + parameters // _PARAMETERS_PER_THREAD))
     use_slot_attention(network)
     model = LoadedModel(config, network, tokenizer)
     _check_planned(model)
@@ -100,9 +98,23 @@ def load_model(config: ModelConfig) -> LoadedModel:
     return model
 
 
-def _threads(network: torch.nn.Module) -> int:
-    """The most threads that make a step of this network faster: a small model's threads wait for each other."""
-    return 1 + sum(parameter.numel() for parameter in network.parameters()) // _PARAMETERS_PER_THREAD
+def add_adapter(network: Any, folder: str) -> Any:
+    """Add a LoRA adapter to the weights that it names; a UserError for another kind of adapter or of model."""
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+
+    try:
+        wrapped = PeftModel.from_pretrained(network, folder)
+        with safe_open(adapter_files(folder)[1], "pt") as stored:
+            check_tensors(get_peft_model_state_dict(wrapped).keys() ^ stored.keys())
+        return wrapped.merge_and_unload(safe_merge=True)
+    except Exception as error:  # a damaged file, a shape that does not fit: peft raises what its parts raise
+        unfit = f"model.adapter={folder} cannot be added to the weights ({_first_line(error)})"
+        raise UserError(f"{unfit}: name a LoRA adapter that peft saved for this model, or null.") from error
+
+
+def _first_line(error: Exception) -> str:
+    return lines_of(error)[0].rstrip(".")[:200]
 
 
 def _check_planned(model: LoadedModel) -> None:
@@ -122,8 +134,7 @@ def _check_text(model: LoadedModel) -> None:
     try:
         model.prompt_ids("?")
     except Exception as error:  # a template raises what it likes
-        reason = lines_of(error)[0].rstrip(".")[:200]
-        lacks = f"model={model.config.name} has no chat template that takes a question ({reason})"
+        lacks = f"model={model.config.name} has no chat template that takes a question ({_first_line(error)})"
         raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
 
 
@@ -183,8 +194,7 @@ def check_steps(model: LoadedModel) -> None:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # Each architecture fails in its own way.
-        reason = lines_of(error)[0].rstrip(".")[:200]
-        raise _refused(model, f"fails over a slot cache ({reason})") from error
+        raise _refused(model, f"fails over a slot cache ({_first_line(error)})") from error
     difference = (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
     if not difference <= _ALLOWED[model.config.dtype]:
         raise _refused(model, f"has other logits over a slot cache, by {difference:.3g} of their standard deviation")

@@ -6,11 +6,10 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsweep.base.errors import UserError
 from kvsweep.compression.config import LayerKind
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import cached_file, from_place, lines_of, reason
 
@@ -45,32 +44,24 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model that a slot cache serves.
+    """A model that a slot cache serves."""
 
-    Attributes:
-        family: the config's model_type.
-        layer_kinds, window, states: as in `compression.rows.CacheShape`; the window is 0 where no layer has one.
-        positions: tokens of the longest text that the model was made for, None where its config names no number.
-        limited: whether a text longer than `positions` would be decoded otherwise than by the model's own code.
-        plain_head: whether the logits are one product of the last hidden states.
-        fusable: whether `harness.models.fused_step` computes the model's step.
-        experts: whether tokens are routed to experts, whose products depend on the tokens beside a text.
-    """
-
-    family: str
+    family: str  # the config's model_type
     layer_kinds: tuple[LayerKind, ...]
-    window: int
+    window: int  # 0 where no layer has one
     states: tuple[tuple[int, ...], ...]
     q_heads: int
     kv_heads: int
     head_dim: int
     hidden_size: int
     vocab_size: int
-    positions: int | None
-    limited: bool
-    plain_head: bool
-    fusable: bool
-    experts: bool
+    positions: (
+        int | None
+    )  # tokens of the longest text that the model was made for, None where its config names no number
+    limited: bool  # whether a text longer than `positions` would be decoded otherwise than by the model's own code
+    plain_head: bool  # whether the logits are one product of the last hidden states
+    fusable: bool  # whether `harness.models.loaded.FusedStep` computes the model's step
+    experts: bool  # whether tokens are routed to experts, whose products depend on the tokens beside a text
 
     @classmethod
     def of(cls, config: Any) -> ModelSpec:
@@ -150,10 +141,10 @@ class _Facts:
     """The fields of a config, None where it lacks one."""
 
     def __init__(self, config: Any) -> None:
-        self._get = config.get if isinstance(config, Mapping) else lambda name: getattr(config, name, None)
+        self._config = config
 
     def __getitem__(self, name: str) -> Any:
-        return self._get(name)
+        return self._config.get(name) if isinstance(self._config, Mapping) else getattr(self._config, name, None)
 
     def size(self, name: str, default: int | None = None) -> int:
         value = default if self[name] is None else self[name]
@@ -196,16 +187,13 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
-    file = cached_file(config.checkpoint, config.revision, "config.json")
-    found = config.config if file is None else _fields(file)
+    file, found = cached_file(config.checkpoint, config.revision, "config.json"), config.config
+    if file is not None:
+        try:
+            found = json.loads(file.read_text())
+        except (OSError, ValueError):
+            found = None
     return ModelSpec.of(found if _is_plain(found) else read_architecture(config))
-
-
-def _fields(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _is_plain(fields: Any) -> bool:

@@ -1,17 +1,14 @@
-"""The command `kvsweep-predictor`. Each stage goes on where it stopped, and loads the model after its own input."""
+"""The command `kvsweep predictor`. Each stage goes on where it stopped, and loads the model after its own input."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from kvsweep.base.command_line import GOES_ON, one_sentence
-from kvsweep.base.errors import UserError
-from kvsweep.harness.predictor.recipe import LABEL_KINDS, PredictorSettings, read_manifest, read_settings
+from kvsweep.harness.predictor.recipe import PredictorSettings, read_manifest, read_settings
 from kvsweep.harness.predictor.traces import make_traces, read_traces
 from kvsweep.harness.provenance import describe_process
 
@@ -20,37 +17,11 @@ if TYPE_CHECKING:
 
 STAGES = ("traces", "labels", "train", "eval")
 ALONE = ("oracle", "statistics")  # no head needs these stages, so `all` leaves them out
-USAGE = "kvsweep-predictor traces|labels|train|eval|all|oracle|statistics [recipe=toy|r1] [KEY=VALUE ...]"
-HELP = f"""{USAGE}
-
-Make an importance head from a model's own correct texts. Each stage goes on where it stopped.
-
-  traces   correct completions of the model, or texts from elsewhere (recipe.import_from=DIR|FILE)
-  labels   how much later tokens attend to each token, and the hidden state of each token
-  train    fit the head
-  eval     how well the head ranks the tokens of held-out texts
-  all      these four stages
-  oracle   write the labels for policy=oracle_answer and policy=oracle_far_max
-  statistics   write the mean queries for policy=triattention, from recipe.text=FILE or the traces
-
-  recipe=toy|r1            settings for the embedded models, or the paper's (conf/predictor/)
-  recipe.out=DIR           folder of the traces, labels and heads
-  recipe.label=[answer]    kinds of label: {", ".join(LABEL_KINDS)}; of several kinds the head learns the sum
-  model=NAME, model.KEY=VALUE, benchmark=NAME, benchmark.path=FILE, decoding.KEY=VALUE   as for kvsweep
-
-Exit status: 0 done, 2 bad input, 130 interrupted.
-"""
 
 
-@one_sentence("kvsweep-predictor", GOES_ON)
-def main(argv: Sequence[str] | None = None) -> None:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(arguments):
-        print(HELP, end="")
-        return
-    if not arguments or arguments[0] not in (*STAGES, *ALONE, "all"):
-        raise UserError(f"the first word must be a stage: {USAGE}.")
-    run(read_settings(arguments[1:]), STAGES if arguments[0] == "all" else arguments[:1])
+def make(stage: str, overrides: Sequence[str]) -> None:
+    """Work through one stage, or through all that a head needs (`all`)."""
+    run(read_settings(overrides), STAGES if stage == "all" else [stage])
 
 
 def run(settings: PredictorSettings, stages: Sequence[str]) -> None:

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.files import replacing
 from kvsweep.compression.policies.dynts import save_labels
 from kvsweep.compression.rows import Prefill
+from kvsweep.errors import UserError
+from kvsweep.files import replacing
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, LabelKind, Recipe
 from kvsweep.harness.predictor.traces import Trace
@@ -26,10 +26,8 @@ from kvsweep.kernels.implementation import Implementation, operations
 class LabelPass(Prefill):
     """Receives each layer's queries and keys during a forward, and keeps only the sums of their labels.
 
-    Extra memory beside the forward's own, in bytes, for a text of L tokens: 4 L kv_heads (kinds + 2) for sums and one
-    layer's columns, and about 16 q_heads (block^2 + L) for tiles, whatever the number of layers. A 16,384-token trace
-    of an 8B Llama (32 query heads, 8 key heads, block 512) takes about 145 MB of tiles and 3 MB of sums; the forward
-    itself holds L (4 hidden_size + 2 intermediate_size) numbers, 1.5 GB in bfloat16.
+    Extra memory in bytes, for a text of L tokens: 4 L kv_heads (kinds + 2) for sums and one layer's columns, and about
+    16 q_heads (block^2 + L) for tiles, whatever the number of layers: 150 MB for 16,384 tokens of an 8B Llama.
     """
 
     def __init__(self, answer_start: int, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation) -> None:
@@ -82,18 +80,12 @@ def make_labels(recipe: Recipe, traces: list[Trace], model: LoadedModel) -> dict
     print(f"labels: {len(traces)} traces, {tokens} thinking tokens, {mib:.1f} MiB on disk", flush=True)
     per_shard = max(1, round(len(traces) * recipe.shard_mib / mib))
     shards = [traces[i : i + per_shard] for i in range(0, len(traces), per_shard)]
-    manifest: dict[str, Any] = {
-        "model": model.config.identity(),
-        "min_distance": recipe.min_distance,
-        "hidden_size": hidden_size,
-        "data": data_hash(traces),
-        "traces": len(traces),
-        "tokens": tokens,
-        "shards": len(shards),
-    }
+    made_with = {"min_distance": recipe.min_distance, "hidden_size": hidden_size, "data": data_hash(traces)}
+    counts = {"traces": len(traces), "tokens": tokens, "shards": len(shards)}
+    manifest: dict[str, Any] = {"model": model.config.identity(), **made_with, **counts}
     if recipe.manifest.exists() and json.loads(recipe.manifest.read_text()) != manifest:
-        other = "holds labels of other traces, model or settings"
-        raise UserError(f"{recipe.labels} {other}: delete it or set recipe.out=.")
+        other = f"{recipe.labels} holds labels of other traces, model or settings"
+        raise UserError(f"{other}: delete it or set recipe.out=.")
     recipe.labels.mkdir(parents=True, exist_ok=True)
     recipe.manifest.write_text(json.dumps(manifest, indent=2) + "\n")
     for number, shard in enumerate(tqdm(shards, desc="labels")):
@@ -130,7 +122,7 @@ def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict
         lengths = tensors["lengths"].tolist()
         parts = {k: tensors[k].split(lengths) for k in ("hidden", *LABEL_KINDS)}
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
-        raise UserError(f"{path} is no shard of labels: delete it and run kvsweep-predictor labels again.") from error
+        raise UserError(f"{path} is no shard of labels: delete it and run kvsweep predictor labels again.") from error
     for index, held_out in enumerate(tensors["held_out"].tolist()):
         yield (held_out, parts["hidden"][index], {k: parts[k][index] for k in LABEL_KINDS})
 
@@ -138,7 +130,7 @@ def read_shard(recipe: Recipe, number: int) -> Iterator[tuple[bool, Tensor, dict
 def write_oracle(recipe: Recipe, traces: Sequence[Trace], manifest: Mapping[str, Any]) -> Path:
     """Write the traces' texts and targets to the file that the policy `oracle` reads; return its path."""
     if manifest["data"] != data_hash(traces):
-        raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep-predictor labels first.")
+        raise UserError(f"{recipe.out} holds labels of other traces: run kvsweep predictor labels first.")
     rows = (row for number in range(manifest["shards"]) for row in read_shard(recipe, number))
     found = {}
     for trace, (_, _, labels) in zip(traces, rows, strict=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
@@ -17,8 +17,7 @@ from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.harness.toy.words import BENCHMARKS
 from kvsweep.kernels.implementation import Implementation, check_available
 
-# `answer` is the mean attention that the answer pays to a token. `far_max` is the largest attention that any much later
-# token pays to it, and `later` the mean over those tokens. `kernels.reference.importance_labels` defines all three.
+# `kernels.reference.importance_labels` defines all three.
 LabelKind = Literal["answer", "far_max", "later"]
 LABEL_KINDS: tuple[LabelKind, ...] = get_args(LabelKind)
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -55,8 +54,9 @@ class Recipe:
         check_available(self.impl)
         tasks = (*TASKS, *BENCHMARKS["words"])
         if not set(self.toy_tasks) <= set(tasks):
-            unknown = f"recipe.toy_tasks={self.toy_tasks} names an unknown task"
-            raise UserError(f"{unknown}: choose among {', '.join(tasks)}.")
+            raise UserError(
+                f"recipe.toy_tasks={self.toy_tasks} names an unknown task: choose among {', '.join(tasks)}."
+            )
         if self.text is not None and not Path(self.text).is_file():
             raise UserError(f"recipe.text={self.text} is no file: give a text, or null for the texts of the traces.")
         if len(set(self.label)) < len(self.label):
@@ -90,7 +90,7 @@ class PredictorSettings:
 def read_settings(arguments: Sequence[str]) -> PredictorSettings:
     """Compose conf/predictor/<recipe>.yaml (by default the model's, else toy) with overrides, and refuse wrong ones."""
     if options := [argument for argument in arguments if argument.startswith("-")]:
-        raise UserError(f"{options[0]} is no option of kvsweep-predictor: give settings as KEY=VALUE, or --help.")
+        raise UserError(f"{options[0]} is no option of kvsweep predictor: give settings as KEY=VALUE, or --help.")
     models = [a.partition("=")[2] for a in arguments if a.startswith("model=")]
     own = [name for name in models[-1:] if name in choices("predictor")]
     name = ["toy", *own, *(a.partition("=")[2] for a in arguments if a.startswith("recipe="))][-1]
@@ -111,5 +111,5 @@ def read_settings(arguments: Sequence[str]) -> PredictorSettings:
 def read_manifest(recipe: Recipe) -> dict[str, Any]:
     """The manifest of the labels: model, hash of the traces, numbers; raises a UserError if no labels were made yet."""
     if not recipe.manifest.exists():
-        raise UserError(f"{recipe.manifest} does not exist: run kvsweep-predictor labels first.")
+        raise UserError(f"{recipe.manifest} does not exist: run kvsweep predictor labels first.")
     return json.loads(recipe.manifest.read_text())

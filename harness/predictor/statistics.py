@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsweep.base.errors import UserError
 from kvsweep.compression.policies.triattention import save_statistics
 from kvsweep.compression.rows import Prefill
+from kvsweep.errors import UserError
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.recipe import Recipe
@@ -59,8 +59,10 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
     kind = getattr(rotary, "rope_type", "default")
     if 2 * len(frequencies) != model.shape.head_dim or kind == "longrope" or "dynamic" in kind:
-        unfit = "has no rotation of whole heads by fixed frequencies, which triattention needs"
-        raise UserError(f"model={model.config.name} {unfit}: choose another model or policy.")
+        unfit = (
+            f"model={model.config.name} has no rotation of whole heads by fixed frequencies, which triattention needs"
+        )
+        raise UserError(f"{unfit}: choose another model or policy.")
     return frequencies, float(rotary.attention_scaling)
 
 
@@ -74,13 +76,9 @@ def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel)
         read_whole(model, token_ids, means)
     path = recipe.out / "statistics.safetensors"
     rotation = {"inverse_frequencies": frequencies, "attention_scaling": torch.tensor(scaling)}
-    card = {
-        "hidden_size": model.spec.hidden_size,
-        "model": model.config.name,
-        "model_weights": model.config.identity()["weights"],
-        "text": Path(recipe.text).name if recipe.text else "traces",
-        "tokens": means.tokens,
-    }
+    text = Path(recipe.text).name if recipe.text else "traces"
+    of_model = {"model": model.config.name, "model_weights": model.config.identity()["weights"]}
+    card = {"hidden_size": model.spec.hidden_size, **of_model, "text": text, "tokens": means.tokens}
     save_statistics(str(path), {**means.result(), **rotation}, card)
     return {"statistics": str(path), "tokens": means.tokens}
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from msgspec.structs import replace
 from tqdm import tqdm
 
-from kvsweep.base import records
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, Grade, Problem, read_rows, read_shards
-from kvsweep.compression.policies.full import FullCache
+from kvsweep import records
+from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
-from kvsweep.harness.grading.pool import Job, Pool
-from kvsweep.harness.models.thinking import ThinkTags, segment_text
+from kvsweep.harness.grading.answers import AnswerKind, Job, canonical_gold
+from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.models.config import ThinkTags, segment_text
 from kvsweep.harness.predictor.recipe import PredictorSettings
 from kvsweep.harness.toy import tasks, words
+from kvsweep.records import Completion, Grade, Problem, read_rows, read_shards
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
@@ -29,23 +29,14 @@ TRACES_FILE = "traces.jsonl"
 
 
 class Trace(records.PairRow, frozen=True, kw_only=True):
-    """A reasoning text as token ids: the question, the thinking, its closing tag, the answer.
+    """A reasoning text as token ids: the question, the thinking, its closing tag, the answer."""
 
-    Attributes:
-        sealed: False, because traces belong to no cell.
-        kept: False for a text that gives no labels; its token ids are not stored.
-        token_ids: the whole text, without its stop token, which is never fed.
-        think_start: position of the first thinking token, which is the length of the question.
-        think_end: position of the closing tag; the end of the text where the thinking is never closed.
-        tag_tokens: tokens of the closing tag.
-    """
-
-    sealed: ClassVar[bool] = False
-    kept: bool
-    token_ids: list[int]
-    think_start: int
-    think_end: int
-    tag_tokens: int = 1
+    sealed: ClassVar[bool] = False  # traces belong to no cell
+    kept: bool  # False for a text that gives no labels; its token ids are not stored
+    token_ids: list[int]  # the whole text, without its stop token, which is never fed
+    think_start: int  # position of the first thinking token, which is the length of the question
+    think_end: int  # position of the closing tag; the end of the text where the thinking is never closed
+    tag_tokens: int = 1  # tokens of the closing tag
 
     @property
     def answer_start(self) -> int:
@@ -72,7 +63,7 @@ def read_traces(directory: Path) -> list[Trace]:
     file = directory / TRACES_FILE
     kept = sorted((trace for trace in read_rows(file, Trace) if trace.kept), key=lambda trace: trace.key)
     if not kept:
-        raise UserError(f"{file} holds no correct trace: run kvsweep-predictor traces, on more problems.")
+        raise UserError(f"{file} holds no correct trace: run kvsweep predictor traces, on more problems.")
     return kept
 
 
@@ -94,11 +85,12 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
 
     how: dict[str, Any] = {"seed": recipe.seed, "slots": recipe.slots, "impl": recipe.impl}
     engine = Engine.sized_for(requests, model, decoding=settings.decoding, **how)
-    with Pool(workers=1) as judges:
+    with Grader(workers=1) as grader:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             prompt, gold = asked[completion.problem_id]
             row = Job(text=completion.text, stop_reason=completion.stop_reason, gold=gold, kind=kind)
-            yield graded_trace(completion, model, prompt, judges.verdict(row)[1] == "correct")
+            [verdict] = grader.judge([row])
+            yield graded_trace(completion, model, prompt, verdict.outcome == "correct")
 
 
 def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
@@ -160,7 +152,7 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
                 yield graded_trace(completion, model, model.prompt_ids(question), grade.correct == 1)
         return
     tags = ThinkTags(start=settings.recipe.open_tag, end=settings.recipe.close_tag)
-    with Pool(workers=1) as judges:
+    with Grader(workers=1) as grader:
         for number, row in enumerate(read_rows(source), start=1):
             where = f"{source}:{number}"
             if not {"problem", "text"} <= row.keys() or not {"gold", "correct"} & row.keys():
@@ -176,7 +168,8 @@ def imported(settings: PredictorSettings, load: Callable[[], LoadedModel]) -> It
                 gold = str(row["gold"])
                 kind: AnswerKind = "expression" if canonical_gold(gold, "integer") is None else "integer"
                 text = Job(text=f"</think>{answer}", stop_reason="stop", gold=gold, kind=kind)
-                yield replace(trace, kept=judges.verdict(text)[1] == "correct")
+                [verdict] = grader.judge([text])
+                yield replace(trace, kept=verdict.outcome == "correct")
 
 
 def trace_of_text(row: dict[str, Any], name: str, tags: ThinkTags, model: LoadedModel, where: str) -> tuple[Trace, str]:

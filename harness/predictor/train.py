@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from tqdm import tqdm
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.files import replacing
-from kvsweep.compression.predictor import ImportancePredictor, load_predictor, save_predictor
+from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
+from kvsweep.errors import UserError
+from kvsweep.files import replacing
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.predictor.labels import read_shard, target
 from kvsweep.harness.predictor.recipe import PredictorSettings, Recipe
@@ -38,13 +38,10 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
     recipe.head.mkdir(parents=True, exist_ok=True)
     path = recipe.head / "checkpoint.pt"
     parts: dict[str, Any] = {"head": head, "optimizer": optimizer, "schedule": schedule}
-    start = 0
-    if path.exists():
-        saved = torch.load(path, weights_only=True, map_location=device)
-        if saved["settings"] == fixed:
-            start = saved["epoch"]
-            for name, part in parts.items():
-                part.load_state_dict(saved[name])
+    saved: dict[str, Any] = torch.load(path, weights_only=True, map_location=device) if path.exists() else {}
+    start = saved["epoch"] if saved.get("settings") == fixed else 0
+    for name, part in parts.items() if start else ():
+        part.load_state_dict(saved[name])
     for epoch in tqdm(range(start, recipe.epochs), desc=f"train {'+'.join(recipe.label)}"):
         torch.manual_seed(recipe.seed + epoch)
         for number in Random(f"{recipe.seed}-{epoch}").sample(range(manifest["shards"]), manifest["shards"]):
@@ -53,15 +50,10 @@ def train(settings: PredictorSettings, manifest: Mapping[str, Any]) -> Path:
         state = {name: part.state_dict() for name, part in parts.items()}
         with replacing(path) as temporary:
             torch.save({"settings": fixed, "epoch": epoch + 1, **state}, temporary)
-    card = {
-        **fixed,
-        "model": model.name,
-        "model_path": Path(model.place).name if model.files() else model.place,
-        "model_revision": model.revision,
-        "model_weights": manifest["model"]["weights"],
-        **{name: manifest[name] for name in ("traces", "tokens")},
-        "versions": describe_code()["packages"],
-    }
+    place = Path(model.place).name if model.files() else model.place
+    of_model = {"model": model.name, "model_path": place, "model_revision": model.revision}
+    read = {"model_weights": manifest["model"]["weights"], **{name: manifest[name] for name in ("traces", "tokens")}}
+    card = {**fixed, **of_model, **read, "versions": describe_code()["packages"]}
     save_predictor(head.to(torch.bfloat16), recipe.head, card)
     return recipe.head
 
@@ -101,7 +93,7 @@ def evaluate(recipe: Recipe, manifest: Mapping[str, Any]) -> dict[str, Any]:
     try:
         head = load_predictor(recipe.head)
     except ValueError as error:
-        raise UserError(f"{recipe.head} holds no head: run kvsweep-predictor train first.") from error
+        raise UserError(f"{recipe.head} holds no head: run kvsweep predictor train first.") from error
     found, ranks, bins = [], [], []
     for number in range(manifest["shards"]):
         for held_out, hidden, labels in read_shard(recipe, number):

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from omegaconf import OmegaConf
 
-from kvsweep.base import records
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import Pair, shard_files
-from kvsweep.base.tasks import State, TaskStatus
+from kvsweep import records
+from kvsweep.errors import UserError
+from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.replay.texts import ReplayConfig, Text, read_texts
-from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.plan.config import UNTRACKED
-from kvsweep.harness.sweep.plan.job import Job, make_job, stored_config
-from kvsweep.harness.sweep.run.store import stored_pairs
+from kvsweep.harness.sweep.cell import Cell, stored_pairs
+from kvsweep.harness.sweep.execute import work_through
+from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job, stored_config
+from kvsweep.harness.sweep.launch import Launcher, start
+from kvsweep.harness.sweep.store import open_cells
+from kvsweep.records import Pair, shard_files
+from kvsweep.tasks import State, TaskStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class ReplayJob(Job):
     def of(cls, job: Job, config: ReplayConfig) -> Self:
         """The replay of a job's cells; a cell gets as many texts whatever its draws."""
         own = {field.name: getattr(job, field.name) for field in fields(Job)}
-        own |= {"rounds": (), "finish": False, "draws": 1, "tracker": UNTRACKED, "work": execute}
+        own |= {"rounds": (), "finish": False, "draws": 1, "tracker": UNTRACKED}
         return cls(**own, replay=config)
 
     @cached_property
@@ -48,19 +49,14 @@ class ReplayJob(Job):
     def own_pairs(self) -> list[Pair]:
         return self.shard.of([text.pair for text in self.texts])
 
-    @property
-    def new_pairs(self) -> list[Pair]:
-        """The texts of this job's shard: a replay has one round."""
-        return self.own_pairs
-
     def unfinished_cells(self) -> list[Cell]:
         """The cells that lack a row of some text of this shard."""
         wanted, run = set(self.own_pairs), self.run_directory
         return [cell for cell in self.cells if not wanted <= stored_pairs(run / cell.cell_id, self.rows_file)]
 
-    def status(self, state: State, decided: Mapping[str, int] = MappingProxyType({})) -> TaskStatus:
+    def status(self, state: State) -> TaskStatus:
         """The status of a task of its own, beside the one that decodes the cells."""
-        status = super().status(state, decided)
+        status = super().status(state)
         status.task, status.replays = f"replay-{status.task}", True
         lacking = {cell.cell_id for cell in self.unfinished_cells()}
         for cell_id in status.cells.keys() - lacking:
@@ -68,18 +64,33 @@ class ReplayJob(Job):
         return status
 
 
-def execute(job: Job, grader: Any) -> None:
-    """Write the rows that the cells lack, a text at a time; nothing is graded."""
-    from kvsweep.harness.provenance import describe_arithmetic, describe_process
-    from kvsweep.harness.replay.measure import replay
-    from kvsweep.harness.sweep.run.decode_cells import loaded
-    from kvsweep.harness.sweep.run.open_cells import open_cells
+def start_replay(jobs: Sequence[ReplayJob], launcher: Launcher) -> None:
+    """Start replays by a launcher, and print what they found, or the command that shows their progress."""
+    start(jobs, launcher, replay_all)
+    for directory, file in dict.fromkeys((job.run_directory, job.replay.file) for job in jobs):
+        if launcher.waits:
+            from kvsweep.analysis.report.gallery import write_fidelity  # imports pandas
 
-    assert isinstance(job, ReplayJob)
+            table, folder = write_fidelity(directory, file)
+            print(f"{table}\nnumbers and figure: {folder}")
+        else:
+            print(f"progress: kvsweep status {directory} --watch")
+
+
+def replay_all(jobs: Sequence[ReplayJob]) -> list[Exception]:
+    """Write the rows that the jobs' cells lack; return the errors of the jobs that failed."""
+    return work_through(jobs, execute)
+
+
+def execute(job: ReplayJob) -> None:
+    """Write the rows that the cells lack, a text at a time; nothing is graded."""
+    from kvsweep.harness.replay.measure import replay  # imports torch
+    from kvsweep.harness.sweep.decode import loaded
+
     cells = job.unfinished_cells()
     if not cells:
         return
-    with open_cells(job, cells, job.status("running")) as work:
+    with open_cells(job, cells) as work:
         decoding_pass = describe_process()
         decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
         for store in work.stores.values():

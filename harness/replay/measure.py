@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvsweep.base.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Pair, Replay, ReplayBin
 from kvsweep.compression.config import UNPACKED, CacheConfig
-from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.baselines import FullCache
 from kvsweep.harness.decode.engine import Engine, Fed
 from kvsweep.harness.decode.memory import auto_slots
 from kvsweep.harness.decode.request import Branch, Request, grows, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.replay.texts import Text
-from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.plan.job import Job
-from kvsweep.harness.sweep.run.decode_cells import engine_of
+from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.decode import engine_of
+from kvsweep.harness.sweep.job import Job
+from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Pair, Replay, ReplayBin
 
 _FULL = Branch(cell_id="full", policy=FullCache(name="full"))
 # Texts whose states the full cache holds at once, and numbers of logits computed at once.

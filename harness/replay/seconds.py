@@ -10,16 +10,16 @@ import torch
 from pydantic import Field
 from tqdm import tqdm
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import SECONDS_FILE, Timing
 from kvsweep.compression.cache import SlotCache
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.replay.job import ReplayJob
-from kvsweep.harness.sweep.plan.cell import Cell
-from kvsweep.harness.sweep.run.decode_cells import engine_of, loaded
-from kvsweep.harness.sweep.run.store import CellStore
+from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.decode import engine_of, loaded
+from kvsweep.harness.sweep.store import CellStore
+from kvsweep.records import SECONDS_FILE, Timing
 
 # Rows of the longest slot over which the seconds of steps are collected together.
 _ROWS = 64

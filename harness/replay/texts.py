@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from kvsweep.base import records
-from kvsweep.base.errors import UserError
-from kvsweep.base.files import digests
-from kvsweep.base.records import Completion, Pair, Problem, Row, read_rows
+from kvsweep import records
+from kvsweep.errors import UserError
+from kvsweep.files import digests
 from kvsweep.harness.decode.request import Branch, Request
-from kvsweep.harness.sweep.plan.job import Job
+from kvsweep.harness.sweep.job import Job
+from kvsweep.records import Completion, Pair, Problem, Row, read_rows
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel

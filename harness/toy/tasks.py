@@ -1,15 +1,14 @@
 """Five generated reasoning tasks: problems to evaluate on and to train on, and their worked solutions.
 
-Every task has a numeric answer. The answer needs facts that were worked out far back in the thinking, and the thinking
-never sums them up at its end, so a model whose cache dropped the wrong tokens cannot answer. The thinking of `restated`
-alone repeats all values every two steps, as real reasoning does, so that an evicted first mention is not lost.
-Arithmetic is modulo 10; only `add` carries.
+Every answer is a number. It needs facts that were worked out far back in the thinking, which never sums them up at its
+end, so a model whose cache dropped the wrong tokens cannot answer. Only the thinking of `restated` repeats all values
+every two steps. Arithmetic is modulo 10; only `add` carries.
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import NamedTuple
 
@@ -139,10 +138,6 @@ def _ask_restated(rng: Random, size: int) -> str:
     return _ask_regs(rng, size).replace("Set ", "Set all ", 1)
 
 
-def _solve_restated(question: str) -> Solution:
-    return _solve_regs(question, restate_every=2)
-
-
 def _ask_groups(rng: Random, size: int) -> str:
     names = "pqrst"
     # Items of a group differ, so that "the item after 4" names one place.
@@ -171,7 +166,12 @@ TASKS: dict[str, Task] = {
     "add": Task(ask=_ask_add, solve=_solve_add, train_sizes=range(3, 10), eval_sizes=range(6, 10)),
     "regs": Task(ask=_ask_regs, solve=_solve_regs, train_sizes=range(3, 10), eval_sizes=range(6, 11)),
     "groups": Task(ask=_ask_groups, solve=_solve_groups, train_sizes=range(2, 7), eval_sizes=range(3, 8)),
-    "restated": Task(ask=_ask_restated, solve=_solve_restated, train_sizes=range(3, 10), eval_sizes=range(6, 11)),
+    "restated": Task(
+        ask=_ask_restated,
+        solve=partial(_solve_regs, restate_every=2),
+        train_sizes=range(3, 10),
+        eval_sizes=range(6, 11),
+    ),
 }
 
 

@@ -1,8 +1,7 @@
 """Problems in sentences for a language model: two kinds of reasoning, with worked solutions, and records to look up.
 
-A solution restates some of its facts, and leaves others where they stood: in the question, or far back in the steps.
-Evaluation has wordings of its own (the last of each block below), things of its own, and in all kinds but `schedule`
-larger sizes than training.
+A solution leaves some of its facts where they stood: in the question, or far back in the steps. Evaluation has wordings
+of its own (the last of each block below), things of its own, and in all kinds but `schedule` larger sizes.
 """
 
 import itertools

@@ -36,8 +36,8 @@ from typing import Any
 
 import yaml
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import (
+from kvsweep.errors import UserError
+from kvsweep.records import (
     COMPLETIONS_FILE,
     Completion,
     PairRow,
@@ -53,16 +53,11 @@ from kvsweep.base.records import (
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).with_name("attack_corpus.jsonl")
-GRID = [
-    "model=toy_qwen",
-    "benchmark=toy_chain",
-    "grid.policy=[full,dynts,h2o]",
-    "policy.budget=96",
-    "policy.keep_ratio=0.4",
-    "policy.local_window=32",
-    "policy.question=on_top",
-    "slots=2",
-]
+GRID = (
+    *("model=toy_qwen", "benchmark=toy_chain", "grid.policy=[full,dynts,h2o]", "policy.budget=96", "slots=2"),
+    *("policy.keep_ratio=0.4", "policy.local_window=32", "policy.question=on_top"),
+)
+STORED = (COMPLETIONS_FILE, "grades.jsonl", "problems.jsonl", "stats.jsonl", "cell.yaml", "provenance.json", "DONE")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
 PATIENCE_S = 400.0
 # What a terminal would act on; a carriage return belongs to the progress bar.
@@ -97,10 +92,10 @@ class Tally:
 
 
 class Command:
-    """A console script that runs on a pseudo-terminal of its own.
+    """A command that runs on a pseudo-terminal of its own.
 
     Args:
-        script: its name, such as kvsweep-report.
+        script: the words that it begins with, such as kvsweep report.
         fresh: start an interpreter; otherwise a fork of this process runs it, which has imported everything.
         limits: what to do in the new process before the script begins.
     """
@@ -111,20 +106,17 @@ class Command:
         self.name, self.is_fresh = script, fresh
         self.said, self.hangs = b"", False
         self.code: int | None = None
-        words = [script, *map(str, arguments)]
+        words = [*script.split(), *map(str, arguments)]
         self.pid, self._terminal = pty.fork()
         if self.pid:
             termios.tcsetwinsize(self._terminal, (50, 200))
             return
         os.chdir(cwd)
         os.environ |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "200"}
-        entry = script.removeprefix("kvsweep-")
         limits()
         if fresh:
-            start = f"import sys; sys.argv[0] = {script!r}"
-            program = f"{start}\nfrom kvsweep.harness.console import {entry}; sys.exit({entry}())"
-            os.execv(sys.executable, [sys.executable, "-P", "-c", program, *words[1:]])
-        _run_here(entry, words)
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "kvsweep.cli", *words[1:]])
+        _run_here(words)
 
     def watch(self, seconds: float = PATIENCE_S) -> bool:
         """Read what the command says until it ends or the time is over; returns True if it has ended."""
@@ -171,18 +163,19 @@ class Command:
         return Tally(tried=1, lost=self.hangs, tracebacks=tracebacks, raw_controls=raw)
 
 
-def _run_here(entry: str, words: list[str]) -> None:
-    """Run a console script in this forked process, and end the process as the interpreter would."""
+def _run_here(words: list[str]) -> None:
+    """Run the program in this forked process, and end the process as the interpreter would."""
     import traceback
 
-    import kvsweep.harness.console
+    import kvsweep.cli
 
     code: Any = 1
     sys.argv = words
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False)
     try:
-        code = getattr(kvsweep.harness.console, entry)() or 0
+        kvsweep.cli.main()
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -191,10 +184,6 @@ def _run_here(entry: str, words: list[str]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def run(script: str, *arguments: str | Path, cwd: Path, **how: Any) -> Command:
-    return Command(script, *arguments, cwd=cwd, **how).end()
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------
@@ -262,27 +251,38 @@ class Field:
         shutil.rmtree(self.scratch / name, ignore_errors=True)
         return shutil.copytree(self.calm, self.scratch / name)
 
-    def finished(self, results: Path, *more: str) -> Tally:
+    def run(
+        self, tally: Tally, script: str, *arguments: str | Path, codes: Sequence[int] | None = None, **how: Any
+    ) -> Command:
+        """Run a command to its end and count what its terminal saw; an exit code outside `codes` counts as lost."""
+        ended = Command(script, *arguments, cwd=self.scratch, **how).end()
+        tally += ended.tally()
+        if codes is not None and ended.code not in codes:
+            print(f"{script} ended with {ended.code}: {ended.said[-1500:]!r}", file=sys.stderr)
+            tally.lost += 1
+        return ended
+
+    def finish(self, tally: Tally, results: Path, *more: str) -> None:
         """Finish a run after an attack and compare its rows."""
-        ended = run("kvsweep", *self.sweep(results, *more), cwd=self.scratch)
-        tally = ended.tally()
+        words, found = self.sweep(results, *more), Tally()
+        ended = self.run(found, "kvsweep", *words)
         if ended.code == 2 and b"grades" in ended.said and b"delete that line" in ended.said:
             for path in results.glob("default/*/grades*.jsonl"):  # as the sentence says
                 path.unlink()
-            ended = run("kvsweep", *self.sweep(results, *more), cwd=self.scratch)
-            tally.tracebacks += ended.tally().tracebacks
+            ended = self.run(found, "kvsweep", *words)
         if ended.code:
             print(f"the last run ended with {ended.code}: {ended.said[-2000:]!r}", file=sys.stderr)
-            tally.lost += 1
-        tally += compared(rows(self.calm), rows(results))
-        return tally
+            found.lost += 1
+        found += compared(rows(self.calm), rows(results))
+        found.tried = 0
+        tally += found
 
 
 def prepare(scratch: Path, *, long: bool, seed: int) -> Field:
     """Import everything once, so that a fork needs no import, and make the undisturbed run."""
     import kvsweep.harness.inspect.draw
     import kvsweep.harness.predictor.train
-    import kvsweep.harness.sweep.run.execute  # noqa: F401
+    import kvsweep.harness.sweep.execute  # noqa: F401
 
     problems, tokens = (6, 160) if long else (3, 112)
     grid = [*GRID, f"benchmark.limit={problems}", f"decoding.max_new_tokens={tokens}"]
@@ -290,7 +290,7 @@ def prepare(scratch: Path, *, long: bool, seed: int) -> Field:
     for fresh in (True, False):
         shutil.rmtree(field.calm, ignore_errors=True)
         start = time.monotonic()
-        run("kvsweep", *field.sweep(field.calm), cwd=scratch, fresh=fresh)
+        field.run(Tally(), "kvsweep", *field.sweep(field.calm), fresh=fresh)
         field.lives[fresh] = time.monotonic() - start
     return field
 
@@ -326,7 +326,7 @@ def kill_sweeps(field: Field, kills: int) -> Tally:
         command.watch()
     tally.tried = made
     for shard in shards:
-        tally += run("kvsweep", *field.sweep(results, shard), cwd=field.scratch).tally()
+        field.run(tally, "kvsweep", *field.sweep(results, shard))
     tally += compared(rows(field.calm), rows(results))
     return tally
 
@@ -349,13 +349,13 @@ def readers(folder: Path, scratch: Path) -> dict[str, tuple[list[str | Path], Pa
     pages = (".csv", ".md", ".tex", ".html")
     head = ["all", "recipe=toy", "recipe.toy_problems=8", "recipe.epochs=1", "decoding.max_new_tokens=120"]
     return {
-        "kvsweep-grade": ([run_folder, "--all"], run_folder, (".jsonl",)),
-        "kvsweep-status": ([run_folder, "--cells"], run_folder / "none", ()),
-        "kvsweep-report": ([run_folder, "--completions", "50"], run_folder / "report", pages),
-        "kvsweep-compare": ([run_folder, run_folder], run_folder / "none", ()),
-        "kvsweep-export": ([run_folder, "--token-ids"], run_folder / "export", (".parquet", ".md")),
-        "kvsweep-trace": ([cell, "--out", scratch / "trace"], scratch / "trace", (".csv",)),
-        "kvsweep-predictor": ([*head, f"recipe.out={scratch / 'head'}"], scratch / "head", (".jsonl",)),
+        "kvsweep grade": ([run_folder, "--all"], run_folder, (".jsonl",)),
+        "kvsweep status": ([run_folder, "--cells"], run_folder / "none", ()),
+        "kvsweep report": ([run_folder, "--completions", "50"], run_folder / "report", pages),
+        "kvsweep compare": ([run_folder, run_folder], run_folder / "none", ()),
+        "kvsweep export": ([run_folder, "--token-ids"], run_folder / "export", (".parquet", ".md")),
+        "kvsweep trace": ([cell, "--out", scratch / "trace"], scratch / "trace", (".csv",)),
+        "kvsweep predictor": ([*head, f"recipe.out={scratch / 'head'}"], scratch / "head", (".jsonl",)),
     }
 
 
@@ -366,7 +366,7 @@ def kill_readers(field: Field, kills: int) -> Tally:
     calm = readers(field.copy("read"), field.scratch / "peace")
     for place, (script, (arguments, written, suffixes)) in enumerate(plan.items()):
         start = time.monotonic()
-        peace = run(script, *calm[script][0], cwd=field.scratch)
+        peace = field.run(Tally(), script, *calm[script][0])
         life = time.monotonic() - start
         lives = {False: life, True: life + field.lives[True] - field.lives[False]}
         for kill in range(place, kills, len(plan)):
@@ -375,12 +375,8 @@ def kill_readers(field: Field, kills: int) -> Tally:
             if not command.watch(field.dice.uniform(0, lives[fresh])):
                 strike(command, SIGNALS[(kill // len(plan) + place) % len(SIGNALS)])
             tally += command.tally()
-        last = run(script, *arguments, cwd=field.scratch)
-        tally += last.tally()
+        field.run(tally, script, *arguments, codes=[peace.code or 0])
         tally.tried -= 1
-        if last.code != peace.code:
-            print(f"{script} ended with {last.code}, undisturbed with {peace.code}", file=sys.stderr)
-            tally.lost += 1
         expected, found = files(calm[script][1], *suffixes), files(written, *suffixes)
         changed = [name for name in expected if _plain(found.get(name)) != _plain(expected[name])]
         if changed:
@@ -411,52 +407,47 @@ def interrupt_local(field: Field, times: int) -> Tally:
             print(f"Ctrl-C ended launcher=local with {command.code}: {command.said[-1000:]!r}", file=sys.stderr)
             tally.changed += 1
     time.sleep(2)  # the workers that were cancelled let go of their locks
-    tally += field.finished(results, "shard=1/2")
-    tally += field.finished(results, "shard=2/2")
-    tally.lost = sum(compared(rows(field.calm), rows(results)).lost for _ in (0,))
+    field.finish(tally, results, "shard=1/2")
+    field.finish(tally, results, "shard=2/2")
+    tally.lost = compared(rows(field.calm), rows(results)).lost
     tally.tried = times
     return tally
 
 
-# Damage to the files of a cell: what happens to one file of it.
-DAMAGE: dict[str, Callable[[Path, random.Random], None]] = {
-    "torn last line": lambda path, dice: path.write_bytes(path.read_bytes()[: -dice.randint(2, 40)]),
-    "cut in the middle": lambda path, dice: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "missing": lambda path, dice: path.unlink(),
-    "empty": lambda path, dice: path.write_bytes(b""),
-    "zeros at the end": lambda path, dice: path.write_bytes(path.read_bytes()[:-50] + bytes(50)),
-    "noise in the middle": lambda path, dice: path.write_bytes(_noise(path.read_bytes(), dice)),
-    "a line of something else": lambda path, dice: path.write_bytes(b'[1, {"problem_id": 3}]\n' + path.read_bytes()),
-    "a missing line": lambda path, dice: path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:])),
+# Damage to the files of a cell: what is left of the bytes of a file, or None of a missing one.
+DAMAGE: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
+    "torn last line": lambda data, dice: data[: -dice.randint(2, 40)],
+    "cut in the middle": lambda data, dice: data[: len(data) // 2],
+    "missing": lambda data, dice: None,
+    "empty": lambda data, dice: b"",
+    "zeros at the end": lambda data, dice: data[:-50] + bytes(50),
+    "noise in the middle": lambda data, dice: data[: len(data) // 2] + dice.randbytes(20) + data[len(data) // 2 + 20 :],
+    "a line of something else": lambda data, dice: b'[1, {"problem_id": 3}]\n' + data,
+    "a missing line": lambda data, dice: data.partition(b"\n")[2],
 }
-
-
-def _noise(data: bytes, dice: random.Random) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + dice.randbytes(20) + data[middle + 20 :]
 
 
 def damage(field: Field, kinds: Sequence[str]) -> Tally:
     """Damage each kind of file of a finished run, let every command read it, finish it, compare."""
     tally = Tally()
-    names = (COMPLETIONS_FILE, "grades.jsonl", "problems.jsonl", "stats.jsonl", "cell.yaml", "provenance.json", "DONE")
     for kind in kinds:
         results = field.copy("damaged")
+        paths = [*results.glob("default/status/*.json")]
         for cell in sorted(results.glob("default/*/")):
-            for name in field.dice.sample(names, len(names) if field.long else 3):
-                if (cell / name).is_file():
-                    DAMAGE[kind](cell / name, field.dice)
-        for path in results.glob("default/status/*.json"):
-            DAMAGE[kind](path, field.dice)
+            paths += [cell / name for name in field.dice.sample(STORED, len(STORED) if field.long else 3)]
+        for path in filter(Path.is_file, paths):
+            left = DAMAGE[kind](path.read_bytes(), field.dice)
+            path.unlink() if left is None else path.write_bytes(left)
         plan = readers(results, field.scratch / "damage")
-        for script in plan if field.long else ("kvsweep-status", "kvsweep-export", "kvsweep-grade"):
-            if script != "kvsweep-predictor":
-                tally += run(script, *plan[script][0], cwd=field.scratch).tally()
+        for script in plan if field.long else ("kvsweep status", "kvsweep export", "kvsweep grade"):
+            if script != "kvsweep predictor":
+                field.run(tally, script, *plan[script][0])
                 tally.tried -= 1
         # A row that lost its problems file or its DONE is asked for again by a sweep that looks at every cell.
         for path in results.glob("default/*/DONE"):
             path.unlink()
-        tally += field.finished(results)
+        field.finish(tally, results)
+        tally.tried += 1
     return tally
 
 
@@ -473,19 +464,14 @@ def small_disk(place: Path, kilobytes: int) -> Iterator[bool]:
             subprocess.run(["umount", "-l", str(place)], check=False)
 
 
-def limit_file_size() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-
-def limit_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+def limit(what: int, most: int) -> Callable[[], None]:
+    return partial(resource.setrlimit, what, (most, most))
 
 
 def limit_memory() -> None:
     # The process has torch's libraries in it already; this leaves it some hundred megabytes to work with.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + (400 << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit(resource.RLIMIT_AS, pages * resource.getpagesize() + (400 << 20))()
 
 
 def disks(field: Field, states: Sequence[str]) -> Tally:
@@ -497,26 +483,21 @@ def disks(field: Field, states: Sequence[str]) -> Tally:
         with small_disk(place, 60 if state == "full" else 20_000) as mounted:
             limits: Callable[[], None] = int
             if state == "file too large" or not mounted:
-                limits = limit_file_size
+                limits = limit(resource.RLIMIT_FSIZE, 4096)
             elif state == "read-only":
                 shutil.copytree(field.calm / "default", place / "default")
                 for path in place.glob("default/*/completions.jsonl"):
                     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
                 subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-            ended = run("kvsweep", *field.sweep(place), cwd=field.scratch, limits=limits)
-            tally += ended.tally()
-            tally.lost += ended.code != 2  # one sentence of a disk that cannot be written to
-            if ended.code != 2:
-                print(f"{state}: {ended.code} {ended.said[-1500:]!r}", file=sys.stderr)
-            for script in ("kvsweep-status", "kvsweep-grade", "kvsweep-report", "kvsweep-export"):
+            # One sentence of a disk that cannot be written to.
+            field.run(tally, "kvsweep", *field.sweep(place), codes=[2], limits=limits)
+            for script in ("kvsweep status", "kvsweep grade", "kvsweep report", "kvsweep export"):
                 arguments = readers(place, field.scratch / "disks")[script][0]
-                tally += run(script, *arguments, cwd=field.scratch, limits=limits).tally()
+                field.run(tally, script, *arguments, limits=limits)
                 tally.tried -= 1
             if mounted:
                 subprocess.run(["mount", "-o", "remount,rw,size=100m", str(place)], check=True)
-            last = field.finished(place)
-            last.tried = 0
-            tally += last
+            field.finish(tally, place)
     return tally
 
 
@@ -531,9 +512,9 @@ def rivals(field: Field) -> Tally:
         tally.lost += 1
     results = field.scratch / "counts"
     for shard in ("1/3", "2/2", "1/1"):
-        tally += run("kvsweep", *field.sweep(results, f"shard={shard}"), cwd=field.scratch).tally()
+        field.run(tally, "kvsweep", *field.sweep(results, f"shard={shard}"))
     tally += compared(rows(field.calm), rows(results))
-    tally += field.finished(field.scratch / "rivals")
+    field.finish(tally, field.scratch / "rivals")
     return tally
 
 
@@ -542,52 +523,44 @@ def small_limits(field: Field) -> Tally:
     results, tally = field.scratch / "few", Tally()
     axes = "grid.local_window=[" + ",".join(str(n) for n in range(16, 16 + (40 if field.long else 6))) + "]"
     many = field.sweep(results, axes, "grid.keep_ratio=[0.2,0.3,0.4,0.5]", "benchmark.limit=1", "run_name=many")
-    ended = run("kvsweep", *many, "decoding.max_new_tokens=8", cwd=field.scratch, limits=limit_files)
-    tally += ended.tally()
-    if ended.code:
-        print(f"ulimit -n 128: {ended.code} {ended.said[-1500:]!r}", file=sys.stderr)
-        tally.lost += 1
+    field.run(
+        tally, "kvsweep", *many, "decoding.max_new_tokens=8", codes=[0], limits=limit(resource.RLIMIT_NOFILE, 128)
+    )
     for script, (arguments, _, _) in readers(field.copy("memory"), field.scratch / "memories").items():
-        tally += run(script, *arguments, cwd=field.scratch, limits=limit_memory).tally()
-    tally += run("kvsweep", *field.sweep(field.scratch / "low"), cwd=field.scratch, limits=limit_memory).tally()
-    last = field.finished(field.scratch / "low")
-    last.tried = 0
-    tally += last
+        field.run(tally, script, *arguments, limits=limit_memory)
+    field.run(tally, "kvsweep", *field.sweep(field.scratch / "low"), limits=limit_memory)
+    field.finish(tally, field.scratch / "low")
     return tally
 
 
 # --- Tampering ----------------------------------------------------------------------------------------------
 
-STORED = (COMPLETIONS_FILE, "grades.jsonl", "problems.jsonl", "stats.jsonl", "cell.yaml", "provenance.json", "DONE")
 EXTREMES: tuple[Any, ...] = (
     0, -1, 1 << 31, 1 << 62, 1 << 70, 10**12, 1e300, -1e300, 0.5, True, None, "", "x", "${oc.env:HOME}", "\x00", "1",
     [], [10**12], [100, 10**12], {}, {"_target_": f"{MARK}.x"}, [[[]]],
 )  # fmt: skip
 
 
-def _truncate(path: Path, dice: random.Random, field: Field) -> None:
+def truncate(path: Path, dice: random.Random) -> None:
     os.truncate(path, dice.randrange(path.stat().st_size))
 
 
-def _flip(path: Path, dice: random.Random, field: Field) -> None:
+def flip(path: Path, dice: random.Random) -> None:
     data = bytearray(path.read_bytes())
     for _ in range(dice.choice((1, 1, 1, 8))):
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
     path.write_bytes(data)
 
 
-def _swap(path: Path, dice: random.Random, field: Field) -> None:
-    others = [
-        cell / path.name for cell in path.parents[1].glob("*/") if cell != path.parent and (cell / path.name).is_file()
-    ]
-    if others:
+def swap(path: Path, dice: random.Random) -> None:
+    if others := [other for other in path.parents[1].glob(f"*/{path.name}") if other != path]:
         other = dice.choice(others)
         data = path.read_bytes()
         path.write_bytes(other.read_bytes())
         other.write_bytes(data)
 
 
-def _double(path: Path, dice: random.Random, field: Field) -> None:
+def double(path: Path, dice: random.Random) -> None:
     """The file's copy as another shard's, or as another cell's, or the whole cell under another name."""
     cells = [cell for cell in path.parents[1].glob("*/") if cell.name != "status"]
     places = [path.with_name(f"{path.stem}-1of2{path.suffix}"), dice.choice(cells) / f"{path.stem}-2of2{path.suffix}"]
@@ -597,7 +570,7 @@ def _double(path: Path, dice: random.Random, field: Field) -> None:
         shutil.copy(path, dice.choice(places))
 
 
-def _another_value(path: Path, dice: random.Random, field: Field) -> None:
+def another_value(path: Path, dice: random.Random) -> None:
     """Another value somewhere in a row or in the whole file, which is then written as Python or kvsweep writes it."""
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     number = dice.randrange(len(lines))
@@ -618,29 +591,29 @@ def _another_value(path: Path, dice: random.Random, field: Field) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def _link(path: Path, dice: random.Random, field: Field) -> None:
-    victim = field.scratch / "victim"
-    target = dice.choice((victim, Path("/dev/zero"), Path("/dev/full"), path, path.parents[2], Path("/proc/self/mem")))
+def link(path: Path, dice: random.Random) -> None:
+    target = dice.choice(
+        (
+            path.parents[3] / "victim",
+            Path("/dev/zero"),
+            Path("/dev/full"),
+            path,
+            path.parents[2],
+            Path("/proc/self/mem"),
+        )
+    )
     name = dice.choice((path, path, path.with_name(".lock.owner"), path.with_name(".lock"), path.parents[1] / "report"))
     name.unlink(missing_ok=True)
     name.symlink_to(target)
 
 
-def _pipe(path: Path, dice: random.Random, field: Field) -> None:
+def pipe(path: Path, dice: random.Random) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-TAMPER: dict[str, Callable[[Path, random.Random, Field], None]] = {
-    "truncate": _truncate,
-    "flip": _flip,
-    "swap": _swap,
-    "double": _double,
-    "another value": _another_value,
-    "another value, again": _another_value,
-    "link": _link,
-    "pipe": _pipe,
-}
+# Another value twice, since values are of so many kinds.
+TAMPER = (truncate, flip, swap, double, another_value, another_value, link, pipe)
 
 
 def tamper(field: Field, seeds: Sequence[int], slow: int) -> Tally:
@@ -654,41 +627,32 @@ def tamper(field: Field, seeds: Sequence[int], slow: int) -> Tally:
     module.write_text(f"open({str(field.scratch / MARK)!r}, 'w')\n")
     sys.path.insert(0, str(field.scratch))
     calm = accepted(field.calm)
-    counts: Counter[str] = Counter()
-    for number, seed in enumerate(seeds):
+    for seed in seeds:
         dice, found = random.Random(seed), Tally(tried=1)
         results = field.copy("tampered")
         victim.write_text("mine")
         cells = [path.parent for path in sorted(results.glob("default/*/DONE"))]
         paths = [path for path in (dice.choice(cells) / name for name in STORED) if path.is_file()]
         path = dice.choice([*paths, *results.glob("default/status/*.json")])
-        kind = dice.choice(list(TAMPER))
-        TAMPER[kind](path, dice, field)
+        kind = dice.choice(TAMPER)
+        kind(path, dice)
         rest = Counter(accepted(results))
         found.changed += sum((rest - Counter(calm)).values())
         plan = readers(results, field.scratch / "drawn")
-        plan["kvsweep-trace"] = ([path.parent, "--out", field.scratch / "drawn"], path.parent, ())
+        plan["kvsweep trace"] = ([path.parent, "--out", field.scratch / "drawn"], path.parent, ())
         plan["kvsweep"] = ([*field.sweep(results)], results, ())
         for script, (arguments, _, _) in plan.items():
-            if script == "kvsweep-predictor" or (
-                seed % slow and script in ("kvsweep-report", "kvsweep-trace", "kvsweep")
+            if script == "kvsweep predictor" or (
+                seed % slow and script in ("kvsweep report", "kvsweep trace", "kvsweep")
             ):
                 continue
-            counts[script] += 1
-            ended = run(script, *arguments, cwd=field.scratch)
-            found += ended.tally()
-            if ended.code not in (0, 1, 2, 3):
-                print(f"{script} ended with {ended.code}: {ended.said[-600:]!r}", file=sys.stderr)
-                found.lost += 1
+            field.run(found, script, *arguments, codes=(0, 1, 2, 3))
         found.changed += victim.read_text() != "mine"
         found.code_run += (field.scratch / MARK).exists()
         found.tried = 1
         if not found.is_clean:
-            print(f"seed {seed}, {kind} {path.relative_to(results)}: {found}", file=sys.stderr, flush=True)
+            print(f"seed {seed}, {kind.__name__} {path.relative_to(results)}: {found}", file=sys.stderr, flush=True)
         tally += found
-        if number % 10 == 9:
-            print(f"{number + 1} tamperings, {tally}", file=sys.stderr, flush=True)
-    print(f"tampering, seeds {seeds[0]} to {seeds[-1]}: {dict(counts)}", file=sys.stderr, flush=True)
     return tally
 
 
@@ -726,25 +690,19 @@ def hostile(field: Field, entries: Sequence[dict[str, Any]]) -> Tally:
         small = ["benchmark.limit=2", "decoding.max_new_tokens=16", "grid.policy=[full,dynts]", "run_name=own"]
         own = field.sweep(results, f"benchmark.path={problems}", "benchmark.source=file", *small)
         for part in (own, [*own, f"benchmark.prompt={problems}"]):
-            entry_tally += run("kvsweep", *part, cwd=field.scratch).tally()
+            field.run(entry_tally, "kvsweep", *part)
         _plant(results / "default", text, raw="line" in entry)
         plan = readers(results, field.scratch / "traced")
         cell = next(path.parent for path in sorted((results / "default").glob("*/DONE")))
-        plan["kvsweep-predictor"] = (["traces", "recipe=toy", f"recipe.out={field.scratch / 'stolen'}"], cell, ())
-        plan["kvsweep-predictor"][0].append(f"recipe.import_from={cell}")
+        plan["kvsweep predictor"] = (["traces", "recipe=toy", f"recipe.out={field.scratch / 'stolen'}"], cell, ())
+        plan["kvsweep predictor"][0].append(f"recipe.import_from={cell}")
         for script, (arguments, _, _) in plan.items():
-            ended = run(script, *arguments, cwd=field.scratch)
-            entry_tally += ended.tally()
-            if ended.code not in (0, 1, 2):
-                print(f"{entry['name']}: {script} ended with {ended.code}: {ended.said[-1500:]!r}", file=sys.stderr)
-                entry_tally.lost += 1
+            field.run(entry_tally, script, *arguments, codes=(0, 1, 2))
         left = {cell_id: lines - (lines - rows(field.calm)[cell_id]) for cell_id, lines in rows(results).items()}
         entry_tally += compared(rows(field.calm), left)
         entry_tally.code_run += _ran(field.scratch, results)
         if not entry_tally.is_clean:
             print(f"corpus {entry['name']}: {entry_tally}", file=sys.stderr)
-        elif field.long:
-            print(f"corpus {entry['name']}: nothing", file=sys.stderr)
         entry_tally.tried = 1
         tally += entry_tally
     return tally
@@ -850,7 +808,6 @@ def main() -> None:
     parser.add_argument("--long", action="store_true", help="the long form")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", default="", help="only the hostile rows whose name holds this")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N hostile rows")
     parser.add_argument("--times", type=int, default=8, metavar="N", help="how many random tamperings (8)")
     parser.add_argument("--slow", type=int, default=10, metavar="N", help="of each N-th seed, draw the run too (10)")
     parser.add_argument("--only", nargs="*", help="names of attacks")
@@ -862,7 +819,7 @@ def main() -> None:
             options.scratch.mkdir(parents=True, exist_ok=True)
         started = time.monotonic()
         field = prepare((options.scratch or Path(folder)).resolve(), long=options.long, seed=options.seed)
-        long, entries = options.long, [entry for entry in corpus()[options.first :] if options.rows in entry["name"]]
+        long, entries = options.long, [entry for entry in corpus() if options.rows in entry["name"]]
         attacks: dict[str, Callable[[], Tally]] = {
             "hostile rows": lambda: hostile(field, entries if long or options.rows else field.dice.sample(entries, 2)),
             "tampering": lambda: tamper(field, range(options.seed, options.seed + options.times), options.slow),

@@ -16,15 +16,15 @@ import json
 import random
 import resource
 import statistics
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 
-from kvsweep.harness.grading.answers import AnswerKind
-from kvsweep.harness.grading.pool import Job, Pool
+from kvsweep.harness.grading.answers import AnswerKind, Job
+from kvsweep.harness.grading.grader import Grader
+from kvsweep.workers import Workers
 
 INTEGERS = ("aime24", "amc23")
 _PIECES = (
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=5.0)
     arguments = parser.parse_args()
-    with Pool(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
+    with Grader(workers=arguments.workers, timeout_s=arguments.timeout) as grader:
         more = pd.read_csv(arguments.audit).set_index("id")["audit"].to_dict() if arguments.audit else {}
         result = audit(arguments.file, grader, more, show=arguments.all) if arguments.file else {}
         if arguments.mutants:
@@ -88,15 +88,15 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def alone(text: str, stop_reason: str, gold: str, kind: str, rule: object) -> tuple[None, str]:
-    """math-verify's own verdict: what it extracts from the whole text against the gold, in a worker of the pool."""
+def alone(text: str, gold: str) -> bool:
+    """math-verify's own verdict: what it extracts from the whole text against the gold, in a worker."""
     import math_verify
 
     parsed = [math_verify.parse(part, parsing_timeout=None) for part in (f"${gold.strip('$')}$", text)]
-    return None, "correct" if math_verify.verify(*parsed, timeout_seconds=None) else "wrong"
+    return bool(math_verify.verify(*parsed, timeout_seconds=None))
 
 
-def audit(path: Path, grader: Pool, more: dict[int, bool], *, show: bool, library: bool = True) -> dict[str, object]:
+def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool, library: bool = True) -> dict[str, object]:
     """Compare the grader with the truth; `library=False` leaves out math-verify's own verdicts, which take longest."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
@@ -113,22 +113,21 @@ def audit(path: Path, grader: Pool, more: dict[int, bool], *, show: bool, librar
         replies += part
     theirs = [False] * len(jobs)
     if library:
-        sys.path.append(str(Path(__file__).parent))
-        with Pool(workers=2, timeout_s=5, function="grade_audit:alone") as pool:
-            theirs = [reply.get("outcome") == "correct" for reply in pool.judge(jobs)]
+        with Workers() as workers:
+            theirs = [bool(verdict) for verdict in workers.map(alone, [(job.text, job.gold) for job in jobs])]
     classes: Counter[str] = Counter()
     agreement: dict[str, list[int]] = {}
     for row, true, reply, their in zip(rows, truth, replies, theirs, strict=True):
-        correct = reply["outcome"] == "correct"
+        correct = reply.outcome == "correct"
         counts = (correct == true, correct and not true, their == true, their and not true, 1)
         sums = agreement.setdefault(row["benchmark"], [0] * len(counts))
         agreement[row["benchmark"]] = [total + count for total, count in zip(sums, counts, strict=True)]
         if correct != true:
-            name = f"{'audited' if 'audit' in row else 'recorded'} {true}, graded {reply['outcome']}"
+            name = f"{'audited' if 'audit' in row else 'recorded'} {true}, graded {reply.outcome}"
             classes[name] += 1
             if show:
-                print(f"{name}: {row['benchmark']} {row['id']} gold {row['gold']!r} answer {reply['answer']!r}")
-                if reply["answer"] is None:
+                print(f"{name}: {row['benchmark']} {row['id']} gold {row['gold']!r} answer {reply.answer!r}")
+                if reply.answer is None:
                     print("    ends", repr(row["tail"][-150:]))
     print(
         f"{'benchmark':16} {'rows':>5} {'agree':>8} {'false accepts':>14} {'library alone':>18} {'false accepts':>14}"
@@ -139,7 +138,7 @@ def audit(path: Path, grader: Pool, more: dict[int, bool], *, show: bool, librar
     for name, count in classes.most_common():
         print(f"{count:4} {name}")
     median = statistics.median(seconds) * 1000
-    timeouts = sum(reply["outcome"] == "grader_timeout" for reply in replies)
+    timeouts = sum(reply.outcome == "grader_timeout" for reply in replies)
     print(f"median {median:.2f} ms a row, slowest batch {max(seconds) * 1000:.1f} ms a row, {timeouts} killed")
     integers = [agreement[name] for name in INTEGERS if name in agreement]
     return {
@@ -157,7 +156,7 @@ def audit(path: Path, grader: Pool, more: dict[int, bool], *, show: bool, librar
     }
 
 
-def hostile(count: int, grader: Pool) -> dict[str, object]:
+def hostile(count: int, grader: Grader) -> dict[str, object]:
     """Grade hostile texts as every kind in turn; a crash would be raised here."""
     kinds: tuple[AnswerKind, ...] = ("expression", "integer", "letter", "expression")
     golds = {"expression": "\\frac{1}{2}", "integer": "5", "letter": "C"}
@@ -166,11 +165,8 @@ def hostile(count: int, grader: Pool) -> dict[str, object]:
     replies = grader.judge(jobs)
     seconds = time.perf_counter() - began
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    outcomes = Counter(reply.get("outcome", "crash") for reply in replies)
+    outcomes = Counter(reply.outcome for reply in replies)
     print(f"hostile: {count} texts in {seconds:.0f} s, largest worker so far {largest:.0f} MiB, {dict(outcomes)}")
-    for job, reply in zip(jobs, replies, strict=True):
-        if "error" in reply:
-            print(f"    {reply['error'][:200]} at {job.text[:100]!r}", file=sys.stderr)
     return {"texts": count, "seconds": seconds, "largest_worker_mib": largest, "outcomes": dict(outcomes)}
 
 

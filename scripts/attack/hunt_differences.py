@@ -8,10 +8,9 @@ Each round decodes one grid through the harness, first as the reference, with 10
 several times with other slots, as shards, in another order of problems, with other cells beside, stopped at random
 moments and resumed; on one thread or two, each beside a reference of as many threads. Three things are compared for
 each row: its bytes in completions.jsonl, the bits of the logits of all of its tokens, and the bits of the cache when
-the text ends. For the first row that differs, both runs are repeated, and the script prints the first differing token,
-its logits in both runs, and the distance of the draw from the nearest edge between two tokens. Each round adds a line
-to `--log`, and the script goes on from there. The last line is one JSON object; exit code 1 says that something
-differed.
+the text ends. For the first row that differs, the plan of its run and the place of the first differing token are given.
+Each round adds a line to `--log`, and the script goes on from there. The last line is one JSON object; exit code 1 says
+that something differed.
 """
 
 import argparse
@@ -35,17 +34,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
 
-from kvsweep.base.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.sampling import uniform
 from kvsweep.harness.provenance import describe_hardware
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.plan.job import Job, make_job
-from kvsweep.harness.sweep.run import decode_cells
-from kvsweep.harness.sweep.run.open_cells import OpenCells
-from kvsweep.harness.sweep.run.store import CellStore
-from kvsweep.harness.sweep.watch.heartbeat import Reporter
-from kvsweep.kernels.blocks import TOKEN_BLOCK, whole_blocks
+from kvsweep.harness.sweep import decode as decode_cells
+from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.harness.sweep.store import CellStore, OpenCells
+from kvsweep.kernels.row_format import TOKEN_BLOCK, whole_blocks
+from kvsweep.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
+from kvsweep.tasks import Reporter
 
 POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs")
@@ -65,7 +62,6 @@ class Seen:
     lines: dict[Row, bytes] = field(default_factory=dict)
     logits: dict[Row, int] = field(default_factory=dict)
     caches: dict[Row, int] = field(default_factory=dict)
-    watched: list[tuple[Tensor, float]] = field(default_factory=list)  # logits and random number of the watched row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +104,6 @@ class WitnessEngine(Engine):
     """
 
     seen: Seen
-    watch: Row | None = None
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -132,22 +127,7 @@ class WitnessEngine(Engine):
     def _sample(self, logits: Tensor) -> None:
         live = self.cache.live
         self.trail[:live] = self.trail[:live] * _MIX + _checksum(logits)
-        if self.watch is not None:
-            self._note(logits)
         super()._sample(logits)
-
-    def _note(self, logits: Tensor) -> None:
-        """Keep the logits and the random number of the watched row; a resumed text writes over the earlier."""
-        for slot in range(self.cache.live):
-            state = self.table[slot]
-            cells = [branch.cell_id for branch in state.branches]
-            if state.request.key == self.watch[1:] and self.watch[0] in cells:
-                at, number = (
-                    int(self.table.generated[slot]),
-                    uniform(self.table.streams[slot], self.table.positions[slot] + 1),
-                )
-                del self.seen.watched[at:]
-                self.seen.watched.append((logits[slot].clone(), float(number)))
 
     def _completion(self, slot: int) -> Completion:
         completion = super()._completion(slot)
@@ -217,25 +197,22 @@ def hunt(arguments: argparse.Namespace, number: int) -> dict[str, Any]:
         seed=number,
     )
     references: dict[int, Seen] = {}  # by threads, on which the bits may depend
-    runs, suspects = [], []
+    runs, first = [], None
     for _ in range(arguments.runs):
         slots = dice.choices(SLOTS, SHARES)[0]
         plan, fate = Plan.drawn(dice, slots), dice.randrange(1 << 30)
         problems = arguments.problems if slots > 1 else max(1, arguments.problems // 10)
-        fewer = partial(make, problems=problems)
+        found = observe(partial(make, problems=problems), plan, dice=random.Random(fate))
         if plan.threads not in references:
             references[plan.threads] = observe(make, Plan(threads=plan.threads), dice=random.Random(0))
-        found = observe(fewer, plan, dice=random.Random(fate))
-        run = compare(references[plan.threads], found)
+        reference = references[plan.threads]
+        run = {"plan": dataclasses.asdict(plan), **compare(reference, found)}
         row = run.pop("different")
-        runs.append({"plan": dataclasses.asdict(plan), **run})
-        if row is not None:
-            suspects.append((not run["rows_different"], len(suspects), row, fewer, plan, fate))
-    first = None
-    if suspects:
-        *_, row, fewer, plan, fate = min(suspects, key=lambda suspect: suspect[:2])  # rather a row of other tokens
-        one = observe(make, Plan(threads=plan.threads), dice=random.Random(0), watch=row)
-        first = describe(row, one, observe(fewer, plan, dice=random.Random(fate), watch=row))
+        if row is not None and first is None:
+            texts = [decode(seen.lines[row], Completion).token_ids for seen in (reference, found)]
+            place = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
+            first = {"row": row, "plan": run["plan"], "first_differing_token": place}
+        runs.append(run)
     return {"model": model, "runs": runs, "first": first}
 
 
@@ -255,28 +232,6 @@ def compare(reference: Seen, found: Seen) -> dict[str, Any]:
     }
 
 
-def describe(row: Row, one: Seen, other: Seen) -> dict[str, Any]:
-    """The first token of a row that two runs drew otherwise, or the first whose logits differ in any bit."""
-    texts = [decode(seen.lines[row], Completion).token_ids for seen in (one, other)]
-    pairs = list(zip(one.watched, other.watched, strict=False))
-    drawn = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
-    bits = next((i for i, (a, b) in enumerate(pairs) if not torch.equal(a[0], b[0])), None)
-    told: dict[str, Any] = {"row": row, "first_token_with_other_logits": bits, "first_differing_token": drawn}
-    at = bits if drawn is None else drawn
-    if at is None or at >= len(pairs):
-        return told
-    tokens = [text[at] for text in texts]
-    (here, number), (there, _) = pairs[at]
-    edges = torch.softmax(here.double() / 0.6, dim=-1).cumsum(dim=-1)
-    return told | {
-        "tokens": tokens,
-        "logits": [[float(logits[token]) for token in tokens] for logits in (here, there)],
-        "largest_difference_of_a_logit": float((here.double() - there.double()).abs().max()),
-        "draw": number,
-        "draw_to_nearest_edge": float((edges - number).abs().min()),
-    }
-
-
 def prepare(
     arguments: argparse.Namespace,
     model: str,
@@ -290,32 +245,20 @@ def prepare(
     """The job of one round, into a folder."""
     budget, tokens = BUDGETS[question]
     overrides = [
-        f"model={model}",
-        f"model.dtype={arguments.dtype}",
-        f"benchmark={benchmark}",
-        f"benchmark.limit={problems or arguments.problems}",
-        f"benchmark.count={arguments.problems}",
-        f"grid.policy=[{','.join(POLICIES)}]",
-        f"policy.budget={budget}",
-        "policy.keep_ratio=0.5",
-        "policy.local_window=24",
-        f"decoding.max_new_tokens={tokens}",
-        f"invariant={arguments.invariant}",
-        f"impl={arguments.impl}",
-        f"cache.bits={arguments.bits}",
-        "cache.residual=24",
-        f"seed={seed}",
-        f"draws={arguments.draws}",
-        f"policy.question={question}",
-        f"results_dir={folder}",
+        *(f"model={model}", f"model.dtype={arguments.dtype}", f"invariant={arguments.invariant}"),
+        *(f"benchmark={benchmark}", f"benchmark.limit={problems or arguments.problems}"),
+        *(f"benchmark.count={arguments.problems}", f"draws={arguments.draws}", f"seed={seed}"),
+        *(f"grid.policy=[{','.join(POLICIES)}]", f"policy.budget={budget}", f"policy.question={question}"),
+        *("policy.keep_ratio=0.5", "policy.local_window=24", f"decoding.max_new_tokens={tokens}"),
+        *(f"impl={arguments.impl}", f"cache.bits={arguments.bits}", "cache.residual=24", f"results_dir={folder}"),
     ]
     return make_job(compose_config(*overrides))
 
 
-def observe(make: Callable[..., Job], plan: Plan, dice: random.Random, watch: Row | None = None) -> Seen:
+def observe(make: Callable[..., Job], plan: Plan, dice: random.Random) -> Seen:
     """Decode a job as planned, and return what was seen."""
     seen = Seen()
-    engine = type("Watching", (WitnessEngine,), {"seen": seen, "watch": watch})
+    engine = type("Watching", (WitnessEngine,), {"seen": seen})
     with tempfile.TemporaryDirectory(prefix="kvsweep-hunt-") as folder, patch.object(decode_cells, "Engine", engine):
         job = make(folder)
         job = dataclasses.replace(
@@ -357,9 +300,9 @@ def decode_part(job: Job, kills: int, dice: random.Random) -> None:
 
 def _decode(job: Job, left: int) -> None:
     class Deadly(Reporter):
-        def stored(self, cell_id: str, packed: bool | None = None) -> None:
+        def stored(self, cell_id: str) -> None:
             nonlocal left
-            super().stored(cell_id, packed)
+            super().stored(cell_id)
             left -= 1
             if not left:
                 raise Killed

@@ -19,7 +19,6 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,22 +29,22 @@ from typing import Any
 
 import torch
 from bench_engine import Peer, stock_network
+from rounds import conclude, in_own_process
 from torch import Tensor
 from tqdm import tqdm
 
-from kvsweep.analysis.numbers.margin_test import decide_rounds
-from kvsweep.base.records import STATS_FILE, Completion, DecodeStats, Pair, read_rows
+from kvsweep.analysis.statistics.noninferiority import decide_rounds
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.harness.decode.sampling import sequence_key, uniform
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.provenance import describe_machine
+from kvsweep.harness.rounds import ReplayPlan, run
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.plan.job import Job, make_job
-from kvsweep.harness.sweep.run.decode_cells import loaded
-from kvsweep.harness.sweep.run.execute import run
-from kvsweep.harness.sweep.run.rounds import stored_scores
-from kvsweep.harness.sweep.run.store import CellStore
+from kvsweep.harness.sweep.decode import loaded
+from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.harness.sweep.launch import Inline
+from kvsweep.harness.sweep.store import CellStore
+from kvsweep.records import STATS_FILE, Completion, DecodeStats, Pair, read_rows
 
 WAYS = ("paper", "cells", "forked", "sequential")
 BATCH = 20  # of the DynTS code
@@ -59,9 +58,9 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in args.ways}
     for _ in tqdm(range(args.rounds), desc="rounds"):
         for way in args.ways:
-            command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
-            ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            found[way].append(json.loads(ended.stdout.splitlines()[-1]))
+            found[way].append(in_own_process("--way", way))
+            if "failed" in found[way][-1]:
+                sys.exit(f"{way}: {found[way][-1]['failed']}")
     report(args, found)
 
 
@@ -73,11 +72,10 @@ def answer(args: argparse.Namespace) -> dict[str, Any]:
         if args.way == "paper":
             tokens = run_paper(job)
         else:
-            jobs = [replace(job, cells=(cell,)) for cell in job.cells] if args.way == "cells" else job.in_rounds()
-            if failures := run(jobs):
-                raise failures[0]
+            jobs = [replace(job, cells=(cell,)) for cell in job.cells] if args.way == "cells" else [job]
+            run(jobs, Inline(), ReplayPlan())
             tokens = decoded_tokens(job)
-        scores = {cell.cell_id: stored_scores(job, cell.cell_id, args.draws) for cell in job.cells}
+        scores = {cell.cell_id: job.scores(cell) for cell in job.cells}
         [full] = [cell.cell_id for cell in job.cells if cell.policy.name == "full"]
         baseline = scores.pop(full)
         decisions = decide_rounds(scores, baseline, rounds=job.rounds or (args.draws,), margin=args.margin / 100)
@@ -189,8 +187,7 @@ def report(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> 
         print(
             f"{way:12}{counts}; of {len(decided)} cells decided here and by {args.ways[0]}, {same} have the same label"
         )
-    told = {"figures": medians, "each_round": found, **describe_machine()}
-    print(json.dumps({**vars(args), **told}))
+    conclude(args, figures=medians, each_round=found)
 
 
 def parse_args() -> argparse.Namespace:

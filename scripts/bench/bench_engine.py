@@ -1,9 +1,6 @@
 """Live tokens per second of the engine on an embedded model, beside transformers.generate and a padded evicting loop.
 
     python scripts/bench/bench_engine.py --model toy_qwen --problems 160 --slots 1 20 64 96 --batches 20 1 80 --rounds 5
-    python scripts/bench/bench_engine.py --curve         # milliseconds of a step against generated length
-    python scripts/bench/bench_engine.py --sizes 50 2000  # tokens/s and memory against the number of problems
-    python scripts/bench/bench_engine.py --workers 2     # two processes on shards beside one process
     python scripts/bench/bench_engine.py --invariance --slots 1 20 64  # beside false, in CPU time
     python scripts/bench/bench_engine.py --packed --slots 64 --model smollm2_135m  # packed rows beside unpacked ones
 
@@ -18,58 +15,40 @@ dynts, at the mean length of a slot. The last line is one JSON object.
 
 import argparse
 import itertools
-import json
-import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import torch
+from rounds import alternating, ask, conclude, medians
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-from kvsweep.base.records import Shard
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policies.dynts import DynTS
 from kvsweep.compression.policy import Policy
-from kvsweep.compression.predictor import load_predictor
+from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, needed_capacity
+from kvsweep.harness.decode.request import DecodingConfig, needed_capacity
 from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.plan.job import Job, make_job
+from kvsweep.harness.sweep.job import Job, make_job
 
 Prompts = list[tuple[int, ...]]
 
 
 def main() -> None:
     args = parse_args()
-    if args.curve:
-        found = curve(args)
-        if args.output:
-            draw(found, args.output)
-        report(args, {"milliseconds_of_a_step": found})
-    elif args.workers:
-        report(args, {"tokens_per_second": workers(args)})
-    elif args.invariance:
-        report(args, {"invariance": invariance(args)})
+    if args.invariance:
+        conclude(args, invariance=invariance(args))
     elif args.packed:
-        report(args, {"packed": packed(args)})
-    elif args.sizes:
-        report(args, {"by_problems": sizes(args)})
+        conclude(args, packed=packed(args))
     else:
         compare(args)
 
@@ -91,19 +70,13 @@ def compare(args: argparse.Namespace) -> None:
         for name, count in (("full", slots), ("full", fitting), ("dynts", slots)):
             label = f"{name}, {count} slots"
             contenders[label] = ours(job, model, prompts, policies[name], count, shares.setdefault(label, {}))
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in tqdm(range(args.rounds + 1), desc="rounds, the first not counted"):
-        for name, contender in contenders.items():
-            start = time.perf_counter()
-            tokens = contender()
-            rates[name].append(tokens / (time.perf_counter() - start))
-    medians = {name: statistics.median(figures[1:]) for name, figures in rates.items()}
-    base = medians[f"generate, batch {args.batches[0]}"]
+    found = medians(alternating(contenders, args.rounds, time.perf_counter))
+    base = found[f"generate, batch {args.batches[0]}"]
     print(f"{'contender':30}{'tokens/s':>10}{'ratio':>8}  share of the time: {', '.join(PARTS)}")
-    for name, rate in medians.items():
+    for name, rate in found.items():
         parts = "  ".join(f"{value:.2f}" for value in shares.get(name, {}).values())
         print(f"{name:30}{rate:10.0f}{rate / base:8.2f}  {parts}")
-    report(args, {"tokens_per_second": medians, "shares": shares})
+    conclude(args, tokens_per_second=found, shares=shares)
 
 
 PARTS = ("prefill", "forward", "sampling", "scoring", "eviction", "host")
@@ -136,11 +109,6 @@ def ours(
         return tokens
 
     return run
-
-
-def ask(prompts: Sequence[tuple[int, ...]], policy: Policy) -> list[Request]:
-    branches = (Branch(cell_id="bench", policy=policy),)
-    return [Request(problem_id=str(i), draw=0, prompt_ids=p, branches=branches) for i, p in enumerate(prompts)]
 
 
 def products(model: LoadedModel, prompts: Prompts, policy: Policy, slots: int) -> Callable[[], int]:
@@ -267,61 +235,6 @@ class Peer:
         return mask, scores.gather(-1, index).where(mask.bool(), -torch.inf)
 
 
-def curve(args: argparse.Namespace) -> dict[str, dict[int, float]]:
-    """Milliseconds of a step of 32 slots that are held at a generated length, by policy; medians of 40 steps."""
-    job, model, prompts = prepare(args, 32)
-    found: dict[str, dict[int, float]] = {}
-    for cell in job.cells:
-        decoding = replace(job.decoding, max_new_tokens=900)
-        engine = Engine.sized_for(ask(prompts, cell.policy), model, decoding=decoding, seed=0, slots=32)
-        engine.stop_ids = torch.tensor([-1])  # texts go on, so that every length has its 32 rows
-        times: list[float] = []
-        queue = iter(engine.generate(ask(prompts, cell.policy)))
-        step = engine._step
-
-        def timed(*arguments, step=step, times=times):
-            start = time.perf_counter()
-            result = step(*arguments)
-            times.append(time.perf_counter() - start)
-            return result
-
-        engine._step = timed  # type: ignore[method-assign]
-        list(queue)
-        found[cell.policy.name] = {
-            at: 1000 * statistics.median(times[at - 20 : at + 20]) for at in range(50, 900, 50) if at + 20 < len(times)
-        }
-    print(f"{'generated':>10}" + "".join(f"{name:>10}" for name in found))
-    for at in next(iter(found.values())):
-        print(f"{at:10}" + "".join(f"{times[at]:10.2f}" for times in found.values()))
-    return found
-
-
-def draw(found: dict[str, dict[int, float]], path: str) -> None:
-    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
-    for name, times in found.items():
-        axes.plot(list(times), list(times.values()), marker="o", markersize=3, label=name)
-    axes.set(xlabel="generated tokens", ylabel="step of 32 slots (ms)", ylim=(0, None))
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-
-
-def sizes(args: argparse.Namespace) -> dict[int, dict[str, float]]:
-    """Tokens per second of dynts at the first number of slots, and the process's largest memory after it."""
-    found = {}
-    for problems in args.sizes:
-        job, model, prompts = prepare(args, problems)
-        policy = next(cell.policy for cell in job.cells if cell.policy.name == "dynts")
-        rates = []
-        for _ in range(args.rounds):
-            start = time.perf_counter()
-            tokens = ours(job, model, prompts, policy, args.slots[0], {})()
-            rates.append(tokens / (time.perf_counter() - start))
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found[problems] = {"tokens_per_second": statistics.median(rates), "peak_mib": memory}
-        print(f"{problems:6} problems {found[problems]['tokens_per_second']:8.0f} tokens/s {memory:8.0f} MiB")
-    return found
-
-
 def invariance(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Live tokens per second of CPU time with and without `invariant`, in alternating rounds; medians.
 
@@ -332,7 +245,7 @@ def invariance(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     for cell, slots in itertools.product(job.cells, args.slots):
         asked = prompts[: max(4, slots)]
         runs = {name: ours(job, model, asked, cell.policy, slots, {}, name == "with") for name in ("with", "without")}
-        found[f"{cell.policy.name}, {slots} slots"] = alternating(runs, args.rounds)
+        found[f"{cell.policy.name}, {slots} slots"] = beside(runs, args.rounds)
     return found
 
 
@@ -353,60 +266,17 @@ def packed(args: argparse.Namespace) -> dict[str, dict[str, float]]:
             runs = {name: ours(job, model, prompts, cell.policy, slots, {}, True, c) for name, c in caches.items()}
             label = f"{cell.policy.name}, {slots} slots, {scheme}"
             print(label, end="", flush=True)
-            found[label] = alternating(runs, args.rounds)
+            found[label] = beside(runs, args.rounds)
     return found
 
 
-def alternating(runs: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
+def beside(runs: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
     """Tokens per second of CPU time of two contenders, and their ratio, each the median over the rounds."""
-    rates: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name in sorted(runs, reverse=number % 2 > 0):
-            start = time.process_time()
-            rates[name].append(runs[name]() / (time.process_time() - start))
-    ratios = [one / other for one, other in zip(*(figures[1:] for figures in rates.values()), strict=True)]
-    found = {name: statistics.median(figures[1:]) for name, figures in rates.items()}
-    found["ratio"] = statistics.median(ratios)
+    rates = alternating(runs, rounds)
+    rates["ratio"] = [one / other for one, other in zip(*rates.values(), strict=True)]
+    found = medians(rates)
     print("".join(f"{name:>10} {value:8.3f}" for name, value in found.items()), flush=True)
     return found
-
-
-def workers(args: argparse.Namespace) -> dict[int, float]:
-    """Tokens per second of one process and of several on shards of the same problems, alternating; medians."""
-    rates: dict[int, list[float]] = {1: [], args.workers: []}
-    for _ in range(args.rounds):
-        for count, found in rates.items():
-            context = torch.multiprocessing.get_context("spawn")
-            barrier, results = context.Barrier(count), context.Queue()
-            shards = [Shard(index=i + 1, count=count) for i in range(count)]
-            crew = [context.Process(target=work, args=(args, shard, barrier, results)) for shard in shards]
-            for process in crew:
-                process.start()
-            told = [results.get() for _ in crew]
-            for process in crew:
-                process.join()
-            found.append(sum(t[0] for t in told) / (max(t[2] for t in told) - min(t[1] for t in told)))
-    medians = {count: statistics.median(found) for count, found in rates.items()}
-    for count, rate in medians.items():
-        print(f"{count} processes {rate:8.0f} tokens/s {rate / medians[1]:6.2f}")
-    return medians
-
-
-def work(args: argparse.Namespace, shard: Shard, barrier: Any, results: Any) -> None:
-    """One process's share; its clock starts when all are ready."""
-    job, model, prompts = prepare(args, args.problems)
-    own = shard.of(list(range(len(prompts))))
-    policy = next(cell.policy for cell in job.cells if cell.policy.name == "dynts")
-    run = ours(job, model, [prompts[i] for i in own], policy, args.slots[0], {})
-    run()
-    barrier.wait()
-    start = time.monotonic()
-    tokens = run()
-    results.put((tokens, start, time.monotonic()))
-
-
-def report(args: argparse.Namespace, figures: dict[str, object]) -> None:
-    print(json.dumps({**vars(args), **figures, **describe_machine()}))
 
 
 def parse_args() -> argparse.Namespace:
@@ -416,13 +286,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--batches", type=int, nargs="+", default=[20], help="of the peers; the first is the ratio's 1")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--curve", action="store_true")
-    parser.add_argument("--output", help="picture of the curve")
-    parser.add_argument("--workers", type=int, metavar="N")
     parser.add_argument("--invariance", action="store_true")
     parser.add_argument("--packed", action="store_true")
     parser.add_argument("--tokens", type=int, default=448, help="at most so many new tokens, with --packed")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="PROBLEMS")
     return parser.parse_args()
 
 

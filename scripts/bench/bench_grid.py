@@ -8,20 +8,20 @@ is one JSON object.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 
-from kvsweep.base.records import Completion
+from rounds import conclude
+
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.plan.job import Job, make_job
+from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.records import Completion
 
 Written = dict[tuple[str, str, int], Completion]
 
@@ -67,12 +67,10 @@ def report(args: argparse.Namespace, seconds: dict[str, float], decoded: dict[st
     for way, median in seconds.items():
         print(f"{way:14}{median:9.1f}{decoded[way]:16,}")
     ratios = {
-        "seconds": seconds["cell by cell"] / seconds["grid"],
-        "tokens": decoded["cell by cell"] / decoded["grid"],
+        name: found["cell by cell"] / found["grid"] for name, found in (("seconds", seconds), ("tokens", decoded))
     }
     print(f"cell by cell / grid: {ratios['seconds']:.2f} in seconds, {ratios['tokens']:.2f} in tokens decoded")
-    figures = {"seconds": seconds, "decoded": decoded, "ratios": ratios}
-    print(json.dumps({**vars(args), **figures, **describe_machine()}))
+    conclude(args, seconds=seconds, decoded=decoded, ratios=ratios)
 
 
 def parse_args() -> argparse.Namespace:

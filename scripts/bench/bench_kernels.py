@@ -49,8 +49,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from kvsweep.base.errors import UserError
 from kvsweep.compression.rows import CacheShape
+from kvsweep.errors import UserError
 from kvsweep.harness.provenance import describe_code, describe_hardware, describe_machine
 from kvsweep.kernels import reference
 from kvsweep.kernels.implementation import check_available
@@ -509,7 +509,7 @@ def redundancy_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> I
 
 
 def redundancy_case(name: str, keys: Tensor) -> Case:
-    from kvsweep.kernels import redundancy as kernel
+    from kvsweep.kernels import scores as kernel
 
     heads, tokens, head_dim = keys.shape
 
@@ -549,7 +549,7 @@ def observation_cases(shape: CacheShape, sizes: Sizes, device: torch.device) -> 
 def observation_case(
     name: str, shape: CacheShape, rows: int, window: int, policy: dict[str, Any], device: torch.device
 ) -> Case:
-    from kvsweep.kernels import observation as kernel
+    from kvsweep.kernels import scores as kernel
 
     torch.manual_seed(0)
     queries = torch.randn(shape.q_heads, window, shape.head_dim, device=device).to(shape.dtype)

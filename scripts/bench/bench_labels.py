@@ -52,7 +52,8 @@ def peak(length: int) -> float:
     """MiB of the label pass over two layers, above what was resident before it."""
     import torch
 
-    from kvsweep.harness.predictor.labels import LABEL_KINDS, LabelPass
+    from kvsweep.harness.predictor.labels import LabelPass
+    from kvsweep.harness.predictor.recipe import LABEL_KINDS
 
     query, key = torch.randn(1, Q_HEADS, length, HEAD_DIM), torch.randn(1, KV_HEADS, length, HEAD_DIM)
     with torch.inference_mode():

@@ -20,8 +20,6 @@ The last line is one JSON object.
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,21 +27,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_engine import PARTS, Peer, ask
+from bench_engine import PARTS, Peer
+from rounds import ask, conclude, in_own_process
 from transformers import GenerationConfig, StaticCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policies.baselines import FullCache
 from kvsweep.compression.policies.dynts import DynTS
-from kvsweep.compression.policies.full import FullCache
 from kvsweep.compression.policy import Policy
-from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding, needed_capacity
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import build, compose_config
 
 CONTENDERS = ("dynts", "full", "padded", "generate", "continuous")
@@ -62,7 +60,7 @@ def main() -> None:
     for contender in args.contenders:
         for batch in args.batches if contender == "generate" else args.batches[:1] if contender == "padded" else [0]:
             label = f"{contender}, batch {batch}" if batch else contender
-            found[label] = in_own_process(contender, batch)
+            found[label] = in_own_process("--contender", contender, "--batch", str(batch))
             print(
                 f"{label:22}" + "  ".join(f"{name} {short(value)}" for name, value in found[label].items()), flush=True
             )
@@ -70,19 +68,11 @@ def main() -> None:
     for label, rate in rates.items():
         if rate:
             print(f"dynts / {label}: {rates.get('dynts', 0.0) / rate:.2f} times the live tokens/s")
-    print(json.dumps({**vars(args), "found": found, **describe_machine()}))
+    conclude(args, found=found)
 
 
 def short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def in_own_process(contender: str, batch: int) -> dict[str, Any]:
-    command = [sys.executable, *sys.argv, "--contender", contender, "--batch", str(batch)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1]}
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

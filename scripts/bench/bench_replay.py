@@ -6,15 +6,15 @@ tokens and at every eviction. The last line is one JSON object with the medians.
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
 
 import torch
+from rounds import conclude
 
+from kvsweep.compression.policies.baselines import StreamingLLM
 from kvsweep.compression.policies.h2o import H2O
-from kvsweep.compression.policies.window import StreamingLLM
 from kvsweep.harness.decode import engine as engine_module
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
@@ -23,15 +23,8 @@ from kvsweep.harness.models.load import LoadedModel, load_model
 from kvsweep.harness.settings import build, compose_config, plain
 
 RULE = {"keep_ratio": 0.5, "local_window": 32, "question": "on_top"}
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 768,
-    "intermediate_size": 2304,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "vocab_size": 8192,
-}
+LLAMA = {"model_type": "llama", "hidden_size": 768, "intermediate_size": 2304, "vocab_size": 8192}
+LLAMA |= {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4}
 
 
 def models(names: list[str], device: str) -> dict[str, LoadedModel]:
@@ -98,15 +91,11 @@ def main() -> None:
                 [measure(model, policy, given.tokens, chunked=c) for c in (False, True)] for _ in range(given.rounds)
             ]
             steps, chunks = (statistics.median(column) for column in zip(*rounds, strict=True))
-            results[f"{name} {policy.name}"] = {
-                "steps": steps,
-                "chunks": chunks,
-                "times": steps / chunks,
-                "chunked_tokens_per_second": given.tokens / chunks,
-            }
+            rates = {"times": steps / chunks, "chunked_tokens_per_second": given.tokens / chunks}
+            results[f"{name} {policy.name}"] = {"steps": steps, "chunks": chunks, **rates}
             line = f"token by token {steps:7.2f} s, chunks {chunks:6.2f} s: {steps / chunks:.1f} times"
             print(f"{name:12} {policy.name:14} {line}", flush=True)
-    print(json.dumps({"tokens": given.tokens, "chunk": given.chunk, "seconds": results}))
+    conclude(given, seconds=results)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import yaml
 from tokenizers import Tokenizer
 
 from kvsweep.analysis.report.build import build_report
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS
 
 STEP = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. "
 TEXTS = {

@@ -17,13 +17,13 @@ named and left out. The last line is one JSON object.
 
 import argparse
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
+from rounds import conclude
 from torch import Tensor
 
 from kvsweep.compression.cache import SlotCache
@@ -36,7 +36,6 @@ from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import build, compose_config
 
 
@@ -68,8 +67,7 @@ def main() -> None:
             unpacked[length, slots] = seconds
         beside = f"{seconds / unpacked[length, slots]:12.2f}" if bits < 16 and (length, slots) in unpacked else ""
         print(f"{slots:6}{length:8}{bits:6}{figures}{kv / 2**30:9.3f}{beside}", flush=True)
-    told = {"weights": weights, "bandwidth": bandwidth, "rows": rows}
-    print(json.dumps({**vars(args), **told, **describe_machine()}))
+    conclude(args, weights=weights, bandwidth=bandwidth, rows=rows)
 
 
 def weight_bytes(model: LoadedModel) -> int:

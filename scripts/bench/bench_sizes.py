@@ -18,22 +18,71 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_report import write_cell
+import numpy as np
+import yaml
+from tokenizers import Tokenizer
+
+from kvsweep.harness.settings import WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = 256
-MANY = [
-    "model=toy_qwen",
-    "benchmark=toy_chain",
-    "benchmark.limit=1",
-    "policy.budget=96",
-    "grid.keep_ratio=[0.2,0.3,0.4,0.5]",
-    "decoding.max_new_tokens=8",
-]
+MANY = (
+    "model=toy_qwen benchmark=toy_chain benchmark.limit=1 grid.keep_ratio=[0.2,0.3,0.4,0.5] decoding.max_new_tokens=8"
+)
 
 
-def measured(module: str, *arguments: object, limits: Callable[[], None] = int) -> dict[str, Any]:
-    """Run a module as a process; return its seconds, peak memory in GB and exit code."""
+STEP = "Let me see. a is 4, b is 5, 4+5=9. So c is 9. "
+TEXTS = {
+    "full": STEP * 10 + "</think>c is 9. \\boxed{9}",
+    "dynts": STEP * 5 + "Good, go on. " + STEP * 5 + "</think>c is 9. \\boxed{9}",
+}
+MODEL = WEIGHTS / "toy_qwen"
+
+
+def eviction(step: int, random: np.random.Generator) -> dict[str, Any]:
+    """One eviction after which a random part of the tokens is held."""
+    runs = random.geometric(0.3, size=(64 + step) // 3).tolist()
+    held = [number for i, count in enumerate(runs) for number in (100 * (i % 2), count)]
+    return {"step": step, "length_before": 129, "length_after": 72, "held": held}
+
+
+def write_cell(run: Path, number: int, rows: int, draws: int) -> None:
+    """One of 21 cells of a panel, the last of which has the full cache: rows of one text, six of ten right."""
+    panel, full = number // 21, number % 21 == 20
+    ratio, window = round(0.1 + 0.1 * (number % 5), 1), 500 * (1 + number // 5 % 4)
+    folder = run / f"{number:016x}"
+    folder.mkdir()
+    dynts = {"name": "dynts", "keep_ratio": ratio, "local_window": window, "budget": 128}
+    cell = {"schema": 1, "policy": {"name": "full"} if full else dynts, "decoding": {"name": "r1"}, "seed": 0}
+    for kind, name in (("model", panel % 2), ("benchmark", panel // 2)):
+        cell[kind] = {"name": f"{kind}{name}", "title": f"{kind} {name}"}
+    (folder / "cell.yaml").write_text(yaml.safe_dump(cell | {"condition": f"panel{panel}"}))
+    provenance = {"schema": 1, "expected": rows, "draws": draws, "config": {"model": {"path": str(MODEL)}}}
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    random, text = np.random.default_rng(number), TEXTS["full" if full else "dynts"]
+    ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    row = {"text": text, "token_ids": ids, "num_tokens": len(ids), "prompt_tokens": 64, "thinking_tokens": 210}
+    row |= {"stop_reason": "stop", "evictions": [] if full else [eviction(89 + 57 * i, random) for i in range(3)]}
+    row |= {"fork_step": None if full else 89, "peak_length": 129, "seed": 0}
+    tail = json.dumps(row)[1:]
+    keys = [f'{{"schema":1,"problem_id": "p{i // draws:04d}", "draw": {i % draws}, ' for i in range(rows)]
+    (folder / "completions.jsonl").write_text("".join(f"{key}{tail}\n" for key in keys))
+    grades = [
+        f'"answer": "9", "gold": "9", "outcome": "{"correct" if right else "wrong"}", "correct": {int(right)}}}\n'
+        for right in random.random(rows) < 0.6
+    ]
+    (folder / "grades.jsonl").write_text("".join(key + grade for key, grade in zip(keys, grades, strict=True)))
+    (folder / "DONE").touch()
+
+
+def write_run(folder: Path, rows: int) -> None:
+    """A run of 42 cells of 32 draws."""
+    for number in range(42):
+        write_cell(folder, number, rows // 42 + 1, 32)
+
+
+def measured(*arguments: object, limits: Callable[[], None] = int) -> dict[str, Any]:
+    """Run kvsweep as a process; return its seconds, peak memory in GB and exit code."""
     start = time.perf_counter()
     pid = os.fork()
     if not pid:
@@ -42,7 +91,7 @@ def measured(module: str, *arguments: object, limits: Callable[[], None] = int) 
         out = os.open(os.devnull, os.O_WRONLY)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        os.execv(sys.executable, [sys.executable, "-m", module, *map(str, arguments)])
+        os.execv(sys.executable, [sys.executable, "-m", "kvsweep.cli", *map(str, arguments)])
     _, status, usage = os.wait4(pid, 0)
     seconds = time.perf_counter() - start
     return {
@@ -57,19 +106,18 @@ def few_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
 
 
-def cells(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def cells(folder: Path, rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """2,000 cells in one job with few open files, and their status."""
     windows = ",".join(str(n) for n in range(4, 504))
-    sweep = [*MANY, f"grid.local_window=[{windows}]", "policy.budget=1024", f"results_dir={folder}"]
-    yield "sweep of 2,000 cells, ulimit -n 256", measured("kvsweep.harness.sweep.command", *sweep, limits=few_files)
-    yield "status of 2,000 cells", measured("kvsweep.harness.sweep.watch.status", folder / "default")
+    sweep = [*MANY.split(), f"grid.local_window=[{windows}]", "policy.budget=1024", f"results_dir={folder}"]
+    yield "sweep of 2,000 cells, ulimit -n 256", measured(*sweep, limits=few_files)
+    yield "status of 2,000 cells", measured("status", folder / "default")
 
 
-def page(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The report of 200,000 completions, and its page in a browser."""
-    for number in range(42):
-        write_cell(folder, number, 200_000 // 42 + 1, 32)
-    yield "report of 200,000 completions", measured("kvsweep.analysis.report.build", folder)
+def page(folder: Path, rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The report of so many completions, and its page in a browser."""
+    write_run(folder, rows or 200_000)
+    yield f"report of {rows or 200_000:,} completions", measured("report", folder)
     yield "its page in headless Chromium", {"seconds": opened(folder / "report/report.html")}
 
 
@@ -97,11 +145,10 @@ def opened(path: Path) -> float | None:
         driver.quit()
 
 
-def export(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The export of a million rows."""
-    for number in range(42):
-        write_cell(folder, number, 1_000_000 // 42 + 1, 32)
-    yield "export of 1,000,000 rows", measured("kvsweep.analysis.export", folder)
+def export(folder: Path, rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The export of so many rows."""
+    write_run(folder, rows or 1_000_000)
+    yield f"export of {rows or 1_000_000:,} rows", measured("export", folder)
 
 
 def main() -> None:
@@ -109,12 +156,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     sizes = {"cells": cells, "page": page, "export": export}
     parser.add_argument("--only", choices=sizes)
+    parser.add_argument("--rows", type=int, default=0, help="rows in place of the page's and the export's")
     options = parser.parse_args()
     found = {}
     for name, measure in sizes.items():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory(prefix="kvsweep-sizes-") as folder:
-                for what, result in measure(Path(folder)):
+                for what, result in measure(Path(folder), options.rows):
                     print(f"{what}: {result}", flush=True)
                     found[what] = result
     print(json.dumps(found))

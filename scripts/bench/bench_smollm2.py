@@ -25,19 +25,18 @@ from statistics import mean
 from typing import Any
 
 import torch
+from rounds import ask, conclude
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM
 
-from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.baselines import FullCache
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
-from kvsweep.harness.models.adapter import add_adapter
+from kvsweep.harness.decode.request import DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.provenance import describe_machine
 from kvsweep.harness.settings import build, compose_config
 
 Texts = list[list[int]]
@@ -71,13 +70,13 @@ def main() -> None:
             continue
         stock = AutoModelForCausalLM.from_pretrained(model.config.checkpoint, dtype=getattr(torch, dtype))
         if model.config.adapter is not None:
-            add_adapter(stock, model.config.adapter)
+            stock = add_adapter(stock, model.config.adapter)
         for slots in args.slots:
             work = Work(prompts, slots, args.new_tokens, limits)
             row = {"dtype": dtype, "slots": slots, **race(model, stock, work, invariant)}
             print(row, flush=True)
             found.append(row)
-    print(json.dumps({"rows": found, "machine": describe_machine(), **vars(args)}, default=str))
+    conclude(args, rows=found)
 
 
 @dataclass(frozen=True)
@@ -135,10 +134,7 @@ class CutEngine(Engine):
 
 
 def engine_for(model: LoadedModel, work: Work, invariant: bool | None) -> tuple[Engine, list[Request]]:
-    branch = Branch(cell_id="full", policy=FullCache(name="full"))
-    requests = [
-        Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=(branch,)) for i, ids in enumerate(work.prompts)
-    ]
+    requests = ask(work.prompts, FullCache(name="full"))
     decoding = DecodingConfig(name="g", max_new_tokens=work.most, sampling=SamplingConfig(temperature=0.0))
     kind = Engine if work.limits is None else CutEngine
     engine = kind.sized_for(requests, model, decoding=decoding, seed=0, slots=work.slots, invariant=invariant)

@@ -17,7 +17,7 @@ shift
 mkdir -p "$OUT"
 SMALL=${SMALL:-}
 PYTHON=${PYTHON:-python}
-KVSWEEP="$PYTHON -c 'from kvsweep.harness.console import kvsweep; kvsweep()'"
+KVSWEEP="$PYTHON -m kvsweep.cli"
 export PYTHONPATH=$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 
 # The parts' sizes: those of the claims, or such as a CPU does in minutes.
@@ -58,7 +58,7 @@ demo() { # the demo with each implementation, compared
         eval "$KVSWEEP -m experiment=demo_full draws=1 impl=$impl results_dir=$OUT/runs run_name=demo_$impl $DEMO" || return
     done
     [ -z "$SMALL" ] || return 0
-    $PYTHON -m kvsweep.analysis.compare "$OUT/runs/demo_torch" "$OUT/runs/demo_triton"
+    $PYTHON -m kvsweep.cli compare "$OUT/runs/demo_torch" "$OUT/runs/demo_triton"
 }
 
 greedy() { # the same tokens on the CPU and here, in float32
@@ -118,7 +118,7 @@ replay() { # known texts in chunks beside token by token; then seconds of each s
     $PYTHON -c 'import json; print(json.dumps({"id": "t", "problem": "1+1", "text": "so 12 and 7 make 19, " * '"$REPEATS"'}))' >"$texts"
     grid="$grid 'grid.policy=[full,streaming_llm,h2o]' policy=window $SHAPE $REPLAY_POLICY impl=$IMPL decoding.max_new_tokens=8"
     eval "$KVSWEEP $grid results_dir=$OUT/runs run_name=replay replay=only texts=$texts" || return
-    $PYTHON -c 'from kvsweep.harness.replay.command import main; main()' "$OUT/runs/replay" --time "texts=$texts" $REPLAY_TIME
+    $PYTHON -m kvsweep.cli replay "$OUT/runs/replay" --time "texts=$texts" $REPLAY_TIME
 }
 
 smol_grid() { # the paper's grid on a real model

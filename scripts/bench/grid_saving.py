@@ -11,7 +11,7 @@ import json
 
 import numpy as np
 
-from kvsweep.harness.sweep.plan.estimate import saving
+from kvsweep.harness.sweep.estimate import saving
 
 LIMIT, BUDGET, QUESTION, CELLS, TEXTS = 16_384, 5_000, 150, 20, 20_000
 PANELS = {"AIME-like, mean 10k": (10_000, 0.6), "GPQA-like, mean 7k": (7_000, 0.6), "AMC-like, mean 5k": (5_000, 0.6)}

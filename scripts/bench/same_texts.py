@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from kvsweep.base.records import COMPLETIONS_FILE, Completion, read_cell, read_shards
+from kvsweep.records import COMPLETIONS_FILE, Completion, read_cell, read_shards
 
 
 def main() -> None:

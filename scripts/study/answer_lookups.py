@@ -23,7 +23,7 @@ from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.plan.job import Job, make_job
+from kvsweep.harness.sweep.job import Job, make_job
 
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs", "toy_groups")
 CERTAIN = 0.5

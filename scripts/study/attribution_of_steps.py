@@ -14,9 +14,8 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kvsweep.harness.inspect.attribution import grad_x_input, removal
-from kvsweep.harness.inspect.reasoning_steps import token_range
-from kvsweep.harness.inspect.text import InspectedText
+from kvsweep.harness.inspect.importance import grad_x_input, removal
+from kvsweep.harness.inspect.text import InspectedText, token_range
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import trace_of_text

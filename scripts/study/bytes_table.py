@@ -10,12 +10,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvsweep.analysis import format
+from kvsweep.analysis import notation
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.cheapest import cheapest_in_words, settings_by_bytes
-from kvsweep.analysis.numbers.inference import paired_tests, problem_means, score_array
-from kvsweep.analysis.numbers.kv_bytes import size
-from kvsweep.analysis.numbers.metrics import SETTING, cell_metrics, graded_rows, model_title
+from kvsweep.analysis.statistics.inference import paired_tests, problem_means, score_array
+from kvsweep.analysis.statistics.metrics import (
+    SETTING,
+    cell_metrics,
+    cheapest_in_words,
+    graded_rows,
+    model_title,
+    settings_by_bytes,
+    size,
+)
 
 # Two settings count as equal in bytes if the larger takes at most this factor.
 NEARLY = 1.15
@@ -39,18 +45,18 @@ def _table(settings: pd.DataFrame) -> str:
     head = ["policy", "budget", "keep ratio", "stored", "bytes, mean", "bytes, peak", "Pass@1 (%)", "completions"]
     lines = [
         [
-            format.policy_title(row.policy),
-            format.number(row.budget),
-            format.number(row.keep_ratio),
+            notation.policy_title(row.policy),
+            notation.number(row.budget),
+            notation.number(row.keep_ratio),
             str(row.variant) or f"{row.bits:g} bits",
             size(row.kv_bytes_mean),
             size(row.kv_bytes_peak),
-            format.percent_pm(row.pass_at_1, row.se),
+            notation.percent_pm(row.pass_at_1, row.se),
             f"{row.completions}",
         ]
         for row in settings.itertuples()
     ]
-    return format.markdown([head, *lines])
+    return notation.markdown([head, *lines])
 
 
 def _pairs(settings: pd.DataFrame, cells: pd.DataFrame, graded: pd.DataFrame) -> str:
@@ -70,8 +76,8 @@ def _pairs(settings: pd.DataFrame, cells: pd.DataFrame, graded: pd.DataFrame) ->
         test = paired_tests(scores[:1], scores[1]).iloc[0]
         names = [_name(row) for row in (fewer, more)]
         sizes = f"{size(fewer['kv_bytes_mean'])}, {size(more['kv_bytes_mean'])}"
-        lines.append([*names, sizes, format.percent_pm(test["difference"], test["se"], signed=True)])
-    return format.markdown([head, *lines])
+        lines.append([*names, sizes, notation.percent_pm(test["difference"], test["se"], signed=True)])
+    return notation.markdown([head, *lines])
 
 
 def _schemes(cells: pd.DataFrame, graded: pd.DataFrame) -> str:
@@ -90,14 +96,14 @@ def _schemes(cells: pd.DataFrame, graded: pd.DataFrame) -> str:
     head = ["policy", "budget", "bits", "scheme", "Pass@1 (%)", "plain (%)", "difference (95%)", "p", "p, Holm"]
     lines = []
     for row, test in zip(pairs.itertuples(), tests.itertuples(), strict=True):
-        means = [format.percent_pm(row.pass_at_1, row.se), format.percent_pm(row.pass_at_1_plain, row.se_plain)]
-        interval = format.interval(test.low, test.high, signed=True)
-        difference = f"{format.percent(test.difference, signed=True)} ({interval})"
-        ends = [difference, format.p_value(test.p), format.p_value(test.p_holm)]
+        means = [notation.percent_pm(row.pass_at_1, row.se), notation.percent_pm(row.pass_at_1_plain, row.se_plain)]
+        interval = notation.interval(test.low, test.high, signed=True)
+        difference = f"{notation.percent(test.difference, signed=True)} ({interval})"
+        ends = [difference, notation.p_value(test.p), notation.p_value(test.p_holm)]
         lines.append(
-            [format.policy_title(row.policy), format.number(row.budget), row.packed, row.scheme, *means, *ends]
+            [notation.policy_title(row.policy), notation.number(row.budget), row.packed, row.scheme, *means, *ends]
         )
-    return format.markdown([head, *lines])
+    return notation.markdown([head, *lines])
 
 
 def _cell_ids(cells: pd.DataFrame, row: dict[str, object]) -> dict[str, str]:
@@ -108,9 +114,9 @@ def _cell_ids(cells: pd.DataFrame, row: dict[str, object]) -> dict[str, str]:
 
 
 def _name(row: dict[str, object]) -> str:
-    sizes = format.axes({name: row[name] for name in ("keep_ratio", "budget")})
+    sizes = notation.axes({name: row[name] for name in ("keep_ratio", "budget")})
     stored = str(row["variant"]) or f"{row['bits']:g} bits"
-    return ", ".join(part for part in (format.policy_title(str(row["policy"])), sizes, stored) if part)
+    return ", ".join(part for part in (notation.policy_title(str(row["policy"])), sizes, stored) if part)
 
 
 if __name__ == "__main__":

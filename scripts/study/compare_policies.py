@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.inference import paired_tests, score_array
-from kvsweep.analysis.numbers.metrics import graded_rows, pass_at_1
+from kvsweep.analysis.statistics.inference import paired_tests, score_array
+from kvsweep.analysis.statistics.metrics import graded_rows, pass_at_1
 
 SETTING = ["model", "keep_ratio", "local_window", "budget"]
 

@@ -16,8 +16,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.inference import paired_tests, score_array
-from kvsweep.analysis.numbers.metrics import graded_rows
+from kvsweep.analysis.statistics.inference import paired_tests, score_array
+from kvsweep.analysis.statistics.metrics import graded_rows
 
 MODELS = {"toy_qwen": "#56b4e9", "toy_qwen_windows": "#d55e00"}
 

@@ -28,9 +28,7 @@ def main() -> None:
             config = compose_config(*settings, f"model={model}", f"benchmark=toy_{task}")
             for label in ("answer", "far_max"):
                 write_labels(config, label)
-    subprocess.run(
-        [sys.executable, "-m", "kvsweep.harness.sweep.command", "-m", "experiment=labels", *overrides], check=True
-    )
+    subprocess.run([sys.executable, "-m", "kvsweep.cli", "-m", "experiment=labels", *overrides], check=True)
 
 
 def write_labels(config: DictConfig, label: str) -> None:

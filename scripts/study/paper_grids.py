@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from scipy import optimize, special
 from statsmodels.stats.multitest import multipletests
 
-from kvsweep.analysis.format import PAGE_WIDTH
-from kvsweep.analysis.numbers.inference import summary_noise_floor
-from kvsweep.analysis.numbers.reference import GRID_FILE, REFERENCE
-from kvsweep.analysis.pictures.style import LINE_COLORS, STYLE, new_figure, tidy
+from kvsweep.analysis.figures.style import LINE_COLORS, STYLE, new_figure, tidy
+from kvsweep.analysis.notation import PAGE_WIDTH
+from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE
+from kvsweep.analysis.statistics.inference import summary_noise_floor
 
 CONCENTRATIONS = (1.0, 0.6, 0.3, 0.2)
 TRIED = np.geomspace(0.02, 50, 400)

@@ -25,9 +25,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kvsweep.analysis.format import markdown, policy_title
-from kvsweep.analysis.numbers.inference import paired_tests
-from kvsweep.base.records import REPLAY_FILE, Replay, read_cells, read_grades, read_shards
+from kvsweep.analysis.notation import markdown, policy_title
+from kvsweep.analysis.statistics.inference import paired_tests
+from kvsweep.records import REPLAY_FILE, Replay, read_cells, read_grades, read_shards
 
 PARTS = ("question", "sinks", "window")
 

@@ -20,8 +20,8 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from kvsweep.analysis.format import policy_title
-from kvsweep.analysis.numbers.inference import paired_tests
+from kvsweep.analysis.notation import policy_title
+from kvsweep.analysis.statistics.inference import paired_tests
 
 RUNS = ("methods", "methods_free", "methods_pinned", "methods_on_top")
 # (budget, keep_ratio) inside the budget, and with the question on top, that hold about the same rows.

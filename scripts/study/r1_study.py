@@ -15,7 +15,7 @@ from replay_study import replay_timed
 from kvsweep.harness.replay.job import ReplayJob
 from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.plan.job import make_job
+from kvsweep.harness.sweep.job import make_job
 
 FOLDER = Path(__file__).resolve().parents[2] / "results/published/replay"
 EVERY, WINDOW = 128, 64
@@ -61,7 +61,7 @@ def tables(given: argparse.Namespace) -> None:
     """Write a row for each policy and size, paired with the nearest policy of that size, and the figure."""
     from matplotlib.figure import Figure
 
-    from kvsweep.analysis.numbers.fidelity import fidelity, paired_fidelity, rows_of_cells
+    from kvsweep.analysis.statistics.fidelity import fidelity, paired_fidelity, rows_of_cells
 
     job, settings = replay_of(given, None)
     found = []

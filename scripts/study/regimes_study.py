@@ -15,10 +15,10 @@ import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvsweep.analysis.format import PAGE_WIDTH, policy_title
+from kvsweep.analysis.figures.style import LINE_COLORS, STYLE, new_figure, tidy
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.findings import analyse
-from kvsweep.analysis.pictures.style import LINE_COLORS, STYLE, new_figure, tidy
+from kvsweep.analysis.notation import PAGE_WIDTH, policy_title
+from kvsweep.analysis.statistics.sentences import analyse
 
 ONCE, AGAIN = "toy_regs", "toy_restated"
 MOST_MOVED = 6

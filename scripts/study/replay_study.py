@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from kvsweep.base.records import REPLAY_FILE
+from kvsweep.records import REPLAY_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS, TASKS = ("toy_qwen", "toy_llama"), ("toy_chain", "toy_regs", "toy_groups", "toy_add")
@@ -44,8 +44,8 @@ def jobs(
     from kvsweep.harness.replay.job import ReplayJob
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
-    from kvsweep.harness.sweep.plan.job import make_job
-    from kvsweep.harness.sweep.run.execute import run
+    from kvsweep.harness.sweep.execute import decode_all
+    from kvsweep.harness.sweep.job import make_job
 
     for model, task in panels:
         where = [f"results_dir={out}", f"run_name={experiment}", f"benchmark.limit={texts}", "draws=1"]
@@ -57,19 +57,20 @@ def jobs(
         names = [f"experiment={experiment}", f"model={model}", f"benchmark={task}"]
         plain = make_job(compose_config(*names, *where, *overrides, *unpacked))
         full = tuple(cell for cell in plain.cells if cell.policy.name == "full")
-        if failed := run([replace(plain, cells=full)]):
+        if failed := decode_all([replace(plain, cells=full)]):
             raise failed[0]
         yield ReplayJob.of(job, ReplayConfig(limit=texts))
 
 
 def cpu_seconds(job: Any) -> float:
     """Run a job; the CPU seconds of it, without those of loading its model."""
-    from kvsweep.harness.sweep.run.decode_cells import loaded
-    from kvsweep.harness.sweep.run.execute import run
+    from kvsweep.harness.replay.job import ReplayJob, replay_all
+    from kvsweep.harness.sweep.decode import loaded
+    from kvsweep.harness.sweep.execute import decode_all
 
     loaded(job.model)
     begin = time.process_time()
-    if failed := run([job]):
+    if failed := (replay_all if isinstance(job, ReplayJob) else decode_all)([job]):
         raise failed[0]
     return time.process_time() - begin
 
@@ -95,7 +96,7 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
     from kvsweep.harness.replay.job import ReplayJob
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
-    from kvsweep.harness.sweep.plan.job import make_job
+    from kvsweep.harness.sweep.job import make_job
 
     for model, task in panels:
         where = [f"results_dir={out}", f"run_name=cost_{model}_{task}", "benchmark.limit=100", "draws=1"]
@@ -136,7 +137,7 @@ def tokens(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, s
 def joined(out: Path, experiment: str, texts: int, file: str = REPLAY_FILE) -> pd.DataFrame:
     """Fidelity of every cell with all its texts, beside its published Pass@1 and decision."""
     from kvsweep.analysis.load import load_run
-    from kvsweep.analysis.numbers.fidelity import fidelity, replay_rows
+    from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows
 
     run = load_run(out / experiment)
     found = fidelity(replay_rows(run, file)).merge(run.cells, on="cell_id")

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.inference import score_array
-from kvsweep.analysis.numbers.margin_test import decide_rounds
-from kvsweep.analysis.numbers.metrics import graded_rows
-from kvsweep.harness.sweep.plan.job import doubled
+from kvsweep.analysis.statistics.inference import score_array
+from kvsweep.analysis.statistics.metrics import graded_rows
+from kvsweep.analysis.statistics.noninferiority import decide_rounds
+from kvsweep.harness.sweep.job import doubled
 
 
 def main() -> None:

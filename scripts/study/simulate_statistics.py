@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-from kvsweep.analysis.numbers import margin_test
-from kvsweep.analysis.numbers.inference import noise_floor, paired_tests, summary_noise_floor
-from kvsweep.analysis.numbers.margin_test import LEVEL, MARGIN, hold_in_search, paired_test, power
-from kvsweep.analysis.numbers.metrics import score_intervals
+from kvsweep.analysis.statistics import noninferiority
+from kvsweep.analysis.statistics.inference import noise_floor, paired_tests, summary_noise_floor
+from kvsweep.analysis.statistics.metrics import score_intervals
+from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, hold_in_search, paired_test, power
 
 RNG = np.random.default_rng(20260121)
 
@@ -125,14 +125,8 @@ def random_groups(rng: np.random.Generator, problems: int, loss: float) -> tuple
         for _ in range(rng.integers(1, 4)):
             end = min(problems - 1, begin + int(rng.choice([1, 2, 3, 4, 6, 10, problems // 4, problems // 2])))
             flip = rng.choice([0.02, 0.1, 0.25, 0.5])
-            kinds = (
-                (rng.random() / 2, 0),
-                (0, rng.random()),
-                (1, 0),
-                (0, 1),
-                (flip, flip),
-                rng.dirichlet([1, 1, 1])[:2],
-            )
+            some = [(rng.random() / 2, 0), (0, rng.random())]
+            kinds = [*some, (1, 0), (0, 1), (flip, flip), rng.dirichlet([1, 1, 1])[:2]]
             won[begin:end], lost[begin:end] = kinds[rng.integers(len(kinds))]
             begin = end
         each = (loss * problems - (lost - won).sum()) / (problems - begin)
@@ -180,12 +174,12 @@ def p_above(won: np.ndarray, lost: np.ndarray, value: float, level: float) -> np
     right, wrong = won.sum(2, dtype=float), lost.sum(2, dtype=float)
     _, problems, draws = won.shape
     counts, pairs = np.full(problems, float(draws)), float(problems * draws)
-    sums = margin_test.own_sums(right - wrong, right + wrong, counts)
-    p = margin_test.p_of_sums(sums, -value * pairs, pairs, draws)
+    sums = noninferiority.own_sums(right - wrong, right + wrong, counts)
+    p = noninferiority.p_of_sums(sums, -value * pairs, pairs, draws)
     low = np.flatnonzero(p <= level)
     for part in np.array_split(low, len(low) // 250 + 1):
         if len(part):
-            p[part] = margin_test.p_these((right - wrong)[part], (right + wrong)[part], counts, value)
+            p[part] = noninferiority.p_these((right - wrong)[part], (right + wrong)[part], counts, value)
     return np.asarray(p)
 
 
@@ -207,9 +201,6 @@ def one_cell(
         found[f"{'holds' if loss == 0 else 'wrong holds'}{named}"] = np.any(held, 0)
         inside = [(p_above(*one, -loss, level) > level) & (p_above(*one[::-1], loss, level) > level) for one in seen]
         found[f"interval covers{', all rounds' if named else ''}"] = np.all(inside, 0)
-        if margin == MARGIN:
-            held = [before(*one, level) for one in seen]
-            found[f"{'holds' if loss == 0 else 'wrong holds'} by the rule before{named}"] = np.any(held, 0)
     return {quantity: rate(values) for quantity, values in found.items()}
 
 
@@ -226,26 +217,6 @@ def unequal_cell(simulations: int, name: str, problems: int, draws: int, loss: f
 
 def add(found: dict[str, list[bool]], quantity: str, happened: bool) -> None:
     found.setdefault(quantity, []).append(happened)
-
-
-def before(won: np.ndarray, lost: np.ndarray, level: float) -> np.ndarray:
-    """Whether cells held by the rule that this project had before: Tango's test at an estimated effective size."""
-    right, wrong = won.sum(2, dtype=float), lost.sum(2, dtype=float)
-    _, problems, draws = won.shape
-    pairs, z = problems * draws, special.ndtri(level)
-    gains, losses = right.sum(1) / pairs, wrong.sum(1) / pairs
-    size = np.full(len(won), pairs * (z / special.stdtrit(problems - 1, level)) ** 2)
-    if draws > 1:
-        spread = (right + wrong - (right - wrong) ** 2 / draws) / (draws - 1)
-        total = np.maximum(spread.sum(1), 1e-12)
-        freedom = np.clip(total**2 * (draws - 1) / np.maximum((spread**2).sum(1), 1e-12), 0.1, problems - 1)
-        shrink = (z / special.stdtrit(freedom, level)) ** 2
-        variance = gains + losses - (gains - losses) ** 2
-        size = np.where(total > 1e-9, np.maximum(size, pairs * problems * variance / total * shrink), size)
-    linear = gains + losses + (2 - gains + losses) * MARGIN
-    root = np.sqrt(np.maximum(0.0, linear**2 - 8 * losses * MARGIN * (1 + MARGIN)))
-    variance = (linear + root) / 2 - MARGIN * (1 + MARGIN)
-    return (gains - losses + MARGIN) * np.sqrt(size) > -z * np.sqrt(variance)
 
 
 def elsewhere(simulations: int, problems: int, draws: int, flips: float) -> dict[str, tuple[float, int]]:
@@ -305,16 +276,9 @@ def as_planned(simulations: int, problems: int, draws: int, differ: float) -> di
 
 
 def margin_jobs(count: int) -> Iterator[tuple[str, Callable[[], dict[str, tuple[float, int]]]]]:
-    at_margin = ["beta 0.6 0.9", "beta 0.98 0.9", "lost_wholly 1 0", "lost_wholly 2 0", "lost_wholly 4 0"]
-    at_margin += [
-        "lost_wholly 1 0.02",
-        "lost_wholly 0 0.1",
-        "won_and_lost 3",
-        "half_lost 0.5",
-        "half_lost 0.9",
-        "coins 3",
-    ]
-    at_margin += ["beta 0.6 0.9 unequal", "lost_wholly 1 0 unequal"]
+    at_margin = ["beta 0.6 0.9", "beta 0.98 0.9", "beta 0.6 0.9 unequal", "lost_wholly 1 0 unequal"]
+    at_margin += ["lost_wholly 1 0", "lost_wholly 2 0", "lost_wholly 4 0", "lost_wholly 1 0.02", "lost_wholly 0 0.1"]
+    at_margin += ["won_and_lost 3", "half_lost 0.5", "half_lost 0.9", "coins 3"]
     lossless = ["beta 0.45 0.9", "beta 0.6 1.0", "beta 0.6 0.6", "beta 0.87 0.9", "beta 0.98 0.9", "lost_wholly 0 0"]
     for loss, names in ((MARGIN, at_margin), (0.0, lossless)):
         for name, problems, draws in itertools.product(names, (30, 60, 100), (1, 2, 5, 8)):
@@ -371,9 +335,8 @@ def main() -> None:
         new = []
         for quantity, (value, n) in job().items():
             low, high = stats.binomtest(round(value * n), n).proportion_ci(method="wilson")
-            new.append(
-                {"setting": name, "quantity": quantity, "rate": value, "low": low, "high": high, "simulations": n}
-            )
+            row = {"setting": name, "quantity": quantity, "rate": value}
+            new.append(row | {"low": low, "high": high, "simulations": n})
             print(f"{name:64} {quantity:35} {100 * value:6.1f}%  [{100 * low:.1f}, {100 * high:.1f}]", flush=True)
         rows += new
         if options.output:

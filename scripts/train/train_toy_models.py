@@ -72,6 +72,10 @@ class Example:
     answer_start: int
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, int]:
+    return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+
+
 def new_model(arch: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> ToyModel:
     """A model with random weights, of 0.6 to 0.8 million parameters, in fp32."""
     shape: dict[str, Any] = {
@@ -85,9 +89,7 @@ def new_model(arch: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> ToyMo
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
         "initializer_range": 0.04,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        **special_tokens(tokenizer),
     }
     torch.manual_seed(seed)
     if arch == "llama":
@@ -303,12 +305,7 @@ class Training:
 
     def command_line(self) -> str:
         """The command that makes this model again, without the folder of the checkpoint."""
-        options = {
-            "arch": self.args.arch,
-            "out": self.args.out,
-            "seed": self.args.seed,
-            "tokens": self.args.tokens,
-        }
+        options = {name: getattr(self.args, name) for name in ("arch", "out", "seed", "tokens")}
         if self.args.start:
             options |= {"start": self.args.start, "lr": self.args.lr, "ramp": self.args.ramp}
         if self.args.tasks != TASK_NAMES:
@@ -323,18 +320,15 @@ class Training:
         # A copy, because the cast also rounds the rotary frequencies, and no cast back restores them.
         rounded = copy.deepcopy(self.model).to(torch.bfloat16)
         rounded.generation_config = GenerationConfig(
-            bos_token_id=self.tokenizer.bos_token_id,
-            eos_token_id=self.tokenizer.eos_token_id,
-            pad_token_id=self.tokenizer.pad_token_id,
-            do_sample=True,
-            temperature=0.6,
-            top_p=0.95,
+            **special_tokens(self.tokenizer), do_sample=True, temperature=0.6, top_p=0.95
         )
         rounded.save_pretrained(out)
         self.tokenizer.save_pretrained(out)
         saved = type(self.model).from_pretrained(out, dtype=torch.float32)
         final = accuracy(saved, self.tokenizer, self.args.tasks, self.args.final_count, seed=2)
         shutil.copy(self.log, out / "training_log.jsonl")
+        versions = {"python": platform.python_version()}
+        versions |= {module.__name__: module.__version__ for module in (torch, transformers)}
         record = {
             "command": self.command_line(),
             "arch": self.args.arch,
@@ -348,11 +342,7 @@ class Training:
                 task: f"{TASKS[task].train_sizes[0]}-{TASKS[task].train_sizes[-1]}" for task in self.args.tasks
             },
             "accuracy_by_size": final,
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+            "versions": versions,
         }
         (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
 
@@ -363,12 +353,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="directory of the finished model")
     parser.add_argument("--work", type=Path, help="folder of checkpoint and log; default: OUT.work")
     parser.add_argument("--start", type=Path, help="trained model to start from; default: random weights")
-    parser.add_argument(
-        "--tasks",
-        type=lambda text: text.split(","),
-        default=TASK_NAMES,
-        help="tasks, with commas",
-    )
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=TASK_NAMES, help="tasks, with commas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=17_000_000, help="padded tokens to train on")
     parser.add_argument("--batch-tokens", type=int, default=4096)

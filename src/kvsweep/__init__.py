@@ -7,28 +7,24 @@ from importlib import import_module
 from typing import Any
 
 _OFFERED = {
-    "load_run": "kvsweep.analysis.load",
-    "cell_metrics": "kvsweep.analysis.numbers.metrics",
-    "compose_config": "kvsweep.harness.settings",
-    "make_job": "kvsweep.harness.sweep.plan.job",
-    "load_model": "kvsweep.harness.models.load",
-    "ModelConfig": "kvsweep.harness.models.config",
-    "Engine": "kvsweep.harness.decode.engine",
-    "Request": "kvsweep.harness.decode.request",
-    "Branch": "kvsweep.harness.decode.request",
-    "DecodingConfig": "kvsweep.harness.decode.request",
-    "SamplingConfig": "kvsweep.harness.decode.request",
-    "Policy": "kvsweep.compression.policy",
-    "BudgetPolicy": "kvsweep.compression.policy",
-    "SlotCache": "kvsweep.compression.cache",
-    "UserError": "kvsweep.base.errors",
+    "load_model": "harness.notebook",
+    "generate": "harness.notebook",
+    "Policy": "compression.policy",
+    "BudgetPolicy": "compression.policy",
+    "SlotCache": "compression.cache",
+    "compose_config": "harness.settings",
+    "make_job": "harness.sweep.job",
+    "load_run": "analysis.load",
+    "cell_metrics": "analysis.statistics.metrics",
+    "build_report": "analysis.report.build",
+    "UserError": "errors",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _OFFERED:
         raise AttributeError(f"kvsweep has no {name}: it offers {', '.join(sorted(_OFFERED))}.")
-    return getattr(import_module(_OFFERED[name]), name)
+    return getattr(import_module(f"kvsweep.{_OFFERED[name]}"), name)
 
 
 def __dir__() -> list[str]:

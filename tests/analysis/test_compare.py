@@ -7,7 +7,7 @@ import yaml
 
 from kvsweep.analysis.compare import compare
 from kvsweep.analysis.load import load_run
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from tests.analysis.conftest import write_cell
 
 

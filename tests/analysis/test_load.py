@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvsweep.analysis.load import load_problems, load_run, load_texts
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 
 MakeCell = Callable[..., Path]
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from kvsweep.compression import artifacts
 from kvsweep.compression.policies.dynts import save_labels
-from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 
 Tensors = dict[str, torch.Tensor]
 

@@ -1,11 +1,12 @@
 import numpy as np
+import pytest
 import torch
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from kvsweep.compression.cache import SlotCache
-from kvsweep.compression.policy import Selection
+from kvsweep.compression.cache import SlotCache, use_slot_attention
+from kvsweep.compression.policy import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory, Selection
 from kvsweep.compression.recorders import ScoreRecorder, decayed_mass
 from kvsweep.compression.rows import CacheShape, Prefill
-from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries, RowMemory
 from kvsweep.kernels.reference import causal_mass
 
 SHAPE = CacheShape(layers=2, q_heads=6, kv_heads=3, head_dim=4, dtype=torch.float32)
@@ -222,3 +223,31 @@ def test_decayed_mass_weighs_each_query_less_than_the_next():
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
         if decay == 1:
             torch.testing.assert_close(found, causal_mass(query, key, scaling=0.4))
+
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+}
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_prefill_is_plain_causal_attention(tokens):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(num_hidden_layers=2, **TINY)).eval()
+    ids = torch.randint(0, 50, (1, tokens))
+    expected = model(ids).logits
+    use_slot_attention(model)
+    torch.testing.assert_close(model(ids, past_key_values=DynamicCache()).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_without_its_cache_is_refused():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(num_hidden_layers=1, **TINY)).eval()
+    use_slot_attention(model)
+    cache = DynamicCache()
+    model(torch.zeros(1, 5, dtype=torch.int64), past_key_values=cache)
+    with pytest.raises(ValueError, match="slot_cache"):
+        model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)

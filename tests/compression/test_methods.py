@@ -10,15 +10,11 @@ import pytest
 import torch
 
 from kvsweep.compression.artifacts import load
-from kvsweep.compression.policies.lagkv import LagKV
-from kvsweep.compression.policies.last_use import LazyEviction
-from kvsweep.compression.policies.newest_query import LongFlow
-from kvsweep.compression.policies.rkv import GKV
-from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.snapkv import CAOTE
+from kvsweep.compression.policies.h2o import LazyEviction
+from kvsweep.compression.policies.observation import CAOTE, RPC, LongFlow
+from kvsweep.compression.policies.rkv import GKV, LagKV
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
-from kvsweep.compression.policy import CacheView
-from kvsweep.compression.signals import LastUse, RecentQueries
+from kvsweep.compression.policy import CacheView, LastUse, RecentQueries
 from tests.compression.test_rivals import Cases, sized
 
 FILE = Cases(Path(__file__).with_name("methods.npz"))

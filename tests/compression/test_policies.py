@@ -5,38 +5,45 @@ import inspect
 import itertools
 import math
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvsweep.base.errors import UserError
+from kvsweep.compression.policies.baselines import (
+    FullCache,
+    KeyDiff,
+    KNorm,
+    Random,
+    RandomHead,
+    SepLLM,
+    SepLLMDynTSCode,
+    StreamingLLM,
+    StreamingLLMDynTSCode,
+    Window,
+)
 from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion, NoWindow, Oracle, save_labels
-from kvsweep.compression.policies.full import FullCache
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia
-from kvsweep.compression.policies.keys import KeyDiff, KNorm
-from kvsweep.compression.policies.kvpress_adapter import KVPress
-from kvsweep.compression.policies.lagkv import LagKV
-from kvsweep.compression.policies.last_use import LazyEviction, RaaS
-from kvsweep.compression.policies.newest_query import TOVA, LongFlow
-from kvsweep.compression.policies.random import Random, RandomHead
-from kvsweep.compression.policies.rkv import GKV, RKV, RKVDynTSCode
-from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.snapkv import CAOTE, SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia, LazyEviction, RaaS
+from kvsweep.compression.policies.observation import CAOTE, RPC, TOVA, LongFlow, SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.rkv import GKV, RKV, LagKV, RKVDynTSCode, VaSE
 from kvsweep.compression.policies.triattention import TriAttention, read_statistics, save_statistics
-from kvsweep.compression.policies.vase import VaSE
-from kvsweep.compression.policies.window import SepLLM, SepLLMDynTSCode, StreamingLLM, StreamingLLMDynTSCode, Window
-from kvsweep.compression.policy import BudgetPolicy, CacheView, size_of
-from kvsweep.compression.predictor import ImportancePredictor, save_predictor
-from kvsweep.compression.signals import AttentionMass, LastUse, PredictedImportance, RecentQueries
+from kvsweep.compression.policy import (
+    AttentionMass,
+    BudgetPolicy,
+    CacheView,
+    LastUse,
+    PredictedImportance,
+    RecentQueries,
+    size_of,
+)
+from kvsweep.compression.recorders import ImportancePredictor, save_predictor
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.settings import build
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS, build
 from kvsweep.harness.toy.tasks import problems
 
 POLICY_FILES = sorted(Path(__file__).parents[2].glob("conf/policy/*.yaml"))
@@ -455,8 +462,6 @@ MATRIX = {
     "rpc": (RPC, {"observation_window": 7}, rpc),
     "triattention": (TriAttention, {"statistics": STATISTICS}, triattention),
 }
-if find_spec("kvpress"):
-    MATRIX["kvpress"] = (KVPress, {"press": "KeyDiffPress"}, keydiff)
 EVICTING = [name for name in MATRIX if name != "full"]
 # Newest rows that stay for certain, where these are not the local window.
 NEWEST = {
@@ -476,7 +481,6 @@ NEWEST = {
     "gkv": 6,
     "rpc": 7,
     "triattention": 0,
-    "kvpress": 0,
 }
 QUESTIONS = ("free", "pinned", "on_top")
 PINNING = ("dynts", "oracle", "no_window", "random_head", "raas", "triattention")
@@ -580,7 +584,7 @@ def brute_force(name, policy, view):
 
 
 def test_the_matrix_covers_every_policy_file():
-    assert {path.stem for path in POLICY_FILES} == {*MATRIX, "kvpress"}
+    assert {path.stem for path in POLICY_FILES} == {*MATRIX}
 
 
 @pytest.mark.parametrize("name", EVICTING)
@@ -814,7 +818,7 @@ def test_the_oracle_takes_true_labels_while_the_text_is_the_labelled_one():
 
 
 def test_the_oracle_needs_its_labels():
-    with pytest.raises(UserError, match=r"policy\.labels=nowhere holds no labels.*kvsweep-predictor oracle"):
+    with pytest.raises(UserError, match=r"policy\.labels=nowhere holds no labels.*kvsweep predictor oracle"):
         make("oracle_far_max", keep_ratio=0.3, local_window=4, budget=8, labels="nowhere")
 
 
@@ -828,7 +832,7 @@ def test_triattention_may_keep_rows_of_their_own_in_each_layer():
 
 def test_triattention_needs_statistics():
     rule = {"keep_ratio": 0.3, "local_window": 4, "budget": 8}
-    with pytest.raises(UserError, match=r"policy\.statistics is not set.*kvsweep-predictor statistics"):
+    with pytest.raises(UserError, match=r"policy\.statistics is not set.*kvsweep predictor statistics"):
         make("triattention", statistics=None, **rule)
     with pytest.raises(UserError, match=r"policy\.statistics=nowhere holds no statistics"):
         make("triattention", statistics="nowhere", **rule)

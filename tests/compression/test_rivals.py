@@ -13,17 +13,21 @@ import numpy as np
 import pytest
 import torch
 
+from kvsweep.compression.policies.baselines import (
+    KeyDiff,
+    KNorm,
+    SepLLM,
+    SepLLMDynTSCode,
+    StreamingLLM,
+    StreamingLLMDynTSCode,
+    Window,
+)
 from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion
 from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode
-from kvsweep.compression.policies.keys import KeyDiff, KNorm
-from kvsweep.compression.policies.newest_query import TOVA
-from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode
-from kvsweep.compression.policies.snapkv import SnapKV, SnapKVDynTSCode
-from kvsweep.compression.policies.vase import VaSE
-from kvsweep.compression.policies.window import SepLLM, SepLLMDynTSCode, StreamingLLM, StreamingLLMDynTSCode, Window
-from kvsweep.compression.policy import CacheView
-from kvsweep.compression.predictor import ImportancePredictor, save_predictor
-from kvsweep.compression.signals import AttentionMass, PredictedImportance, RecentQueries
+from kvsweep.compression.policies.observation import TOVA, SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.rkv import RKV, RKVDynTSCode, VaSE
+from kvsweep.compression.policy import AttentionMass, CacheView, PredictedImportance, RecentQueries
+from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 
 HERE = Path(__file__).with_name("rivals.npz")
 WHOLE = Path(os.environ.get("KVSWEEP_SHARED") or "nowhere") / "data" / "rivals_golden.npz"

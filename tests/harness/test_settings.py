@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.settings import build
 
 

@@ -16,22 +16,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvsweep.kernels import (
-    chunk_attention,
-    compact,
-    decode_attention,
-    importance_labels,
-    linear,
-    observation,
-    packed_attention,
-    redundancy,
-    tiles,
-)
+from kvsweep.kernels import compact, decode_attention, importance_labels, linear, packed_attention, scores, tiles
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 TYPES = {"bf16": False, "fp32": True}
-ATTENTION = (decode_attention._attend_chunk, chunk_attention._attend, packed_attention._attend_packed)
+ATTENTION = (decode_attention._attend_chunk, decode_attention._attend, packed_attention._attend_packed)
 
 # Width of a head, query heads a group: gpt-oss, no power of two, R1-Qwen, without groups, the largest group, Gemma 3.
 HEADS = ((64, 8), (96, 4), (128, 7), (128, 1), (128, 16), (256, 2))
@@ -67,11 +57,11 @@ def variants():
                 "mass": "*fp32",
                 "scaling": "fp32",
             }
-            at_once = chunk_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
-            warps = chunk_attention.warps(getattr(torch, NAMES[dtype]), dim, mass)
+            at_once = decode_attention.tokens_at_once(getattr(torch, NAMES[dtype]), power(group))
+            warps = decode_attention.warps(getattr(torch, NAMES[dtype]), dim, mass)
             del constants["CHUNK"], constants["DEPTH"]
             name = f"attend {dtype} D={dim} G={group} mass={int(mass)}"
-            yield name, chunk_attention._attend, types, {**constants, "TOKENS": at_once}, warps
+            yield name, decode_attention._attend, types, {**constants, "TOKENS": at_once}, warps
         for sinks in (False, True) if dim == 64 else ():
             types = dict.fromkeys(("part", "peak", "total", "norm"), "*fp32") | {"output": f"*{dtype}"} | lengths
             types |= {"sinks": f"*{dtype}" if sinks else "*i64"}
@@ -118,17 +108,17 @@ def variants():
             yield name, importance_labels._columns, types, {**common, "LARGEST": largest}, 8
     for dim in (96, 128):
         types = {"unit": "*fp32", "last": "*i32", "lost": "*fp32", "threshold": "fp32"}
-        yield f"last_similar D={dim}", redundancy._last_similar, types, {**shape_of(dim), "BLOCK": redundancy.BLOCK}, 8
+        yield f"last_similar D={dim}", scores._last_similar, types, {**shape_of(dim), "BLOCK": scores.BLOCK}, 8
     types = {"last": "*i32", "lost": "*fp32", "taken": "*fp32"}
-    yield "sum_lost", redundancy._sum_lost, types, {"BLOCK": redundancy.BLOCK}, 4
+    yield "sum_lost", scores._sum_lost, types, {"BLOCK": scores.BLOCK}, 4
     for (dtype, up), dim, window in itertools.product(TYPES.items(), (96, 128), (8, 32)):
         types = {"queries": f"*{dtype}", "keys": f"*{dtype}", "norm": "*fp32", "scores": "*fp32", "scaling": "fp32"}
         common = {"WINDOW": window, "WINDOW_PADDED": max(16, window), **shape_of(dim, dtype), "UPCAST": up, "GROUP": 7}
-        common |= {"MERGED": 7 if window == 8 else 1, "BLOCK": observation.BLOCK}
+        common |= {"MERGED": 7 if window == 8 else 1, "BLOCK": scores.BLOCK}
         name = f"{dtype} D={dim} W={window}"
-        yield f"window_norms {name}", observation._window_norms, types, {**common, "PAST_ONLY": window == 8}, 4
+        yield f"window_norms {name}", scores._window_norms, types, {**common, "PAST_ONLY": window == 8}, 4
         pooling = {"POOLING": 7 if window == 8 else 5, "LARGEST": window == 8}
-        yield f"pooled_scores {name}", observation._pooled_scores, types, {**common, **pooling}, 4
+        yield f"pooled_scores {name}", scores._pooled_scores, types, {**common, **pooling}, 4
 
 
 def lower(kernel, types, constants, warps, stages):

@@ -51,11 +51,13 @@ def test_every_kernel_is_measured_and_the_times_are_called_meaningless():
 
 # A row lost, a mean off by one part in fifty, and one that does not run at all.
 WRONG = """
-from kvsweep.kernels import compact, observation, redundancy
-move, mean = compact.compact_layers, redundancy.redundancy
+from kvsweep.kernels import compact
+from kvsweep.kernels import scores
+from kvsweep.kernels import scores
+move, mean = compact.compact_layers, scores.redundancy
 compact.compact_layers = lambda rows, keep: move(rows, keep[..., 1:])
-redundancy.redundancy = lambda *a, **b: 1.02 * mean(*a, **b)
-observation.observation_scores = None
+scores.redundancy = lambda *a, **b: 1.02 * mean(*a, **b)
+scores.observation_scores = None
 """
 
 

@@ -249,7 +249,7 @@ def check_causal_mass(device, dtype, sizes, tokens):
 
 
 def check_redundancy(device, dtype, sizes):
-    from kvsweep.kernels.redundancy import redundancy
+    from kvsweep.kernels.scores import redundancy
 
     keys = repetitive_keys(device, dtype, sizes)
     # Widened first in either form, so that bfloat16 keys cost no accuracy.
@@ -267,7 +267,7 @@ def observed(device, dtype, sizes, window):
 
 
 def check_observation(device, dtype, sizes, window, how):
-    from kvsweep.kernels.observation import observation_scores
+    from kvsweep.kernels.scores import observation_scores
 
     queries, keys = observed(device, dtype, sizes, window)
     how = {"scaling": sizes.head_dim**-0.5, **how}
@@ -279,8 +279,7 @@ def check_repeats(device, dtype, sizes, tokens, runs):
     """No kernel but `compact`, which has a check of its own, ever gives other bits."""
     from kvsweep.kernels.decode_attention import decode_attention
     from kvsweep.kernels.importance_labels import importance_labels
-    from kvsweep.kernels.observation import observation_scores
-    from kvsweep.kernels.redundancy import redundancy
+    from kvsweep.kernels.scores import observation_scores, redundancy
 
     scaling = sizes.head_dim**-0.5
     cache, text = cache_of(device, dtype, sizes, sizes.slots), long_text(device, dtype, sizes, tokens)

@@ -64,7 +64,7 @@ def test_decode_attention(group, dim, capacity, lengths, dtype):
 )
 @pytest.mark.slow_unless(rule=lambda tokens, **_: tokens < 150)
 def test_chunk_attention(group, dim, rows, tokens, dtype):
-    from kvsweep.kernels.chunk_attention import chunk_attention
+    from kvsweep.kernels.decode_attention import chunk_attention
 
     torch.manual_seed(group)
     query = torch.randn(tokens, 2 * group, dim).to(dtype)
@@ -218,7 +218,7 @@ def test_causal_mass(dtype):
 @pytest.mark.parametrize("length", [1, 64, 131])
 @pytest.mark.parametrize("threshold", [0.5, 0.99, -0.5])
 def test_redundancy(length, threshold, dtype):
-    from kvsweep.kernels.redundancy import redundancy
+    from kvsweep.kernels.scores import redundancy
 
     torch.manual_seed(length)
     # Few distinct directions, so that many keys are similar; some are like none.
@@ -233,7 +233,7 @@ def test_redundancy(length, threshold, dtype):
 @pytest.mark.parametrize(("group", "length", "window"), [(7, 9, 8), (4, 101, 8)])
 @pytest.mark.slow_unless(rule=lambda length, past_only, **_: (length == 9) == past_only)
 def test_observation_scores(group, length, window, past_only, pool_logits, pooling, pool, dtype):
-    from kvsweep.kernels.observation import observation_scores
+    from kvsweep.kernels.scores import observation_scores
 
     torch.manual_seed(length)
     cache = torch.full((1, length + 9, 24), torch.nan)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvsweep.base.records import COMPLETIONS_FILE, shard_files
-from kvsweep.base.tasks import TaskStatus
+from kvsweep.records import COMPLETIONS_FILE, shard_files
+from kvsweep.tasks import TaskStatus
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name("cluster.sh")
@@ -73,9 +73,9 @@ def undisturbed(results: Path, *more: str) -> dict[str, list[bytes]]:
     return completions(results / "default")
 
 
-def kvsweep(*arguments: str, environment: dict[str, str], code: int = 0, command: str = "kvsweep") -> str:
+def kvsweep(*arguments: str, environment: dict[str, str], code: int = 0) -> str:
     ended = subprocess.run(
-        [sys.executable, "-c", f"from kvsweep.harness.console import {command}; {command}()", *arguments],
+        [sys.executable, "-m", "kvsweep.cli", *arguments],
         env=environment,
         cwd=ROOT,
         text=True,
@@ -133,7 +133,7 @@ def wait_until_empty(cluster: dict[str, str]) -> None:
 
 def status(run: Path, cluster: dict[str, str]) -> dict[str, Any]:
     ended = subprocess.run(
-        [sys.executable, "-m", "kvsweep.harness.sweep.watch.status", str(run), "--json"],
+        [sys.executable, "-m", "kvsweep.cli", "status", str(run), "--json"],
         env=cluster,
         cwd=ROOT,
         text=True,
@@ -283,9 +283,9 @@ def test_a_replay_of_a_finished_run_is_the_replay_of_one_process(cluster: dict[s
     undisturbed(tmp_path, *SMALL[:1])
     shutil.copytree(run, calm)
     launcher = [*SLURM, "launcher.shards=2", "launcher.parallel=2"]
-    submitted = kvsweep(str(run), *launcher, environment=cluster, command="replay")
-    assert f"progress: kvsweep-status {run} --watch" in submitted
-    kvsweep(str(calm), environment=cluster, command="replay")
+    submitted = kvsweep("replay", str(run), *launcher, environment=cluster)
+    assert f"progress: kvsweep status {run} --watch" in submitted
+    kvsweep("replay", str(calm), environment=cluster)
     wait_until_empty(cluster)
     told = status(run, cluster)
     assert (told["replayed"], told["to_replay"]) == (18, 18), "3 cells, 6 texts"
@@ -298,7 +298,7 @@ def test_a_replay_of_a_finished_run_is_the_replay_of_one_process(cluster: dict[s
         for name in ("kl_mean", "change", "top1"):  # which texts lie side by side changes the last bits
             assert found[key][name] == pytest.approx(row[name], rel=1e-3, abs=1e-5)
     wrote = {path: path.read_bytes() for path in run.glob("*/replay*.jsonl")}
-    kvsweep(str(run), *launcher, environment=cluster, command="replay")
+    kvsweep("replay", str(run), *launcher, environment=cluster)
     wait_until_empty(cluster)
     assert {path: path.read_bytes() for path in wrote} == wrote, "nothing is left to replay"
 
@@ -311,8 +311,8 @@ def replayed(run: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def words(run: Path, cluster: dict[str, str]) -> str:
-    """What kvsweep-status tells a user, in one line."""
-    command = [sys.executable, "-m", "kvsweep.harness.sweep.watch.status", str(run)]
+    """What kvsweep status tells a user, in one line."""
+    command = [sys.executable, "-m", "kvsweep.cli", "status", str(run)]
     ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
     return " ".join(ended.stdout.partition("\n\n")[2].split())
 
@@ -408,7 +408,7 @@ def test_a_name_that_slurm_reads_as_a_pattern_is_refused(name: str, cluster: dic
 
 def test_a_submission_that_fails_leaves_nothing_queued(cluster: dict[str, str], tmp_path: Path) -> None:
     arguments = [*SWEEP, *SLURM, "launcher.partition=nowhere", f"results_dir={tmp_path}"]
-    command = [sys.executable, "-m", "kvsweep.harness.sweep.command", *arguments]
+    command = [sys.executable, "-m", "kvsweep.cli", *arguments]
     ended = subprocess.run(command, env=cluster, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert "launcher=slurm cannot submit" in ended.stderr

@@ -1,4 +1,4 @@
-// Numbers as texts, as kvsweep.analysis.format writes them; a dash where one is unknown.
+// Numbers as texts, as kvsweep.analysis.notation writes them; a dash where one is unknown.
 const MISSING = "–";
 const unknown = (value) => value === undefined || value === null;
 // Halves go to the even digit, as in Python: 81.25 is 81.2 on the page and in the figures. Of the doubles only .25 and .75 are halves.

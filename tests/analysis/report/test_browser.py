@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from kvsweep.analysis import format
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures.completion import read_kept
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.findings import analyse
-from kvsweep.analysis.pictures.kept import read_kept
 from kvsweep.analysis.report.build import build_report
 from kvsweep.analysis.report.drilldown import drill_data
-from kvsweep.analysis.report.kept_page import kept_html
 from kvsweep.analysis.report.page import run_page
-from kvsweep.base.records import Eviction
+from kvsweep.analysis.report.rendering import kept_html
+from kvsweep.analysis.statistics.sentences import analyse
+from kvsweep.records import Eviction
 
 MakeCell = Callable[..., Path]
 
@@ -92,7 +92,7 @@ def test_a_phone_and_python_read_the_same(run: Path, browser: Any) -> None:
     browser.get(build_report(run).as_uri())
     shares = [n / 32 for n in range(-32, 33)] + [0.1435, 0.0005, 0.9995, -0.0003]
     shown = browser.execute_script("return arguments[0].map((share) => percent(share, true))", shares)
-    assert shown == [format.percent(share, signed=True) for share in shares]
+    assert shown == [notation.percent(share, signed=True) for share in shares]
     set_size(browser, 390, 844)
     inside = """return [...document.querySelectorAll("#headline td *")].map((part) => part.getBoundingClientRect())
         .filter((box) => box.left < 0 || box.right > 390).length"""
@@ -117,7 +117,7 @@ def test_tables_sort(run: Path, browser: Any) -> None:
 def test_a_completion_lies_beside_the_full_caches(tmp_path: Path, make_cell: MakeCell, browser: Any) -> None:
     from tokenizers import Tokenizer
 
-    from kvsweep.harness.toy.paths import WEIGHTS
+    from kvsweep.harness.settings import WEIGHTS
 
     weights = WEIGHTS / "toy_qwen"
     tokenizer = Tokenizer.from_file(str(weights / "tokenizer.json"))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvsweep.analysis.format import DECISIONS
-from kvsweep.analysis.report.build import build_report, main
+from kvsweep.analysis.notation import DECISIONS
+from kvsweep.analysis.report.build import build_report
+from tests.program import report as main
 
 MakeCell = Callable[..., Path]
 AXE = "axe-core@4.10.3"
@@ -137,7 +138,7 @@ def test_colours_stand_for_true_places_on_a_scale(page: Path, browser: Any) -> N
     assert scores[0] == 100.0, "the full cache"
     # Equal scores have one colour, others have others.
     assert len({colour for _, colour in cells}) == len(set(scores))
-    browser.execute_script("scale.value = 'difference'; scale.dispatchEvent(new Event('change'));")
+    browser.execute_script("scale.value = 'diff_from_full'; scale.dispatchEvent(new Event('change'));")
     _, ends = browser.execute_script(seen)
     assert ends[0] == -ends[1] < 0
 

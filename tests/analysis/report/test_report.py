@@ -18,13 +18,14 @@ import pytest
 import yaml
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.findings import analyse
-from kvsweep.analysis.report.build import build_report, main, watch
+from kvsweep.analysis.report.build import build_report, follow
 from kvsweep.analysis.report.drilldown import common_length, outcome_maps
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import summary_table
-from kvsweep.base.errors import UserError
-from kvsweep.base.tasks import CellProgress, TaskStatus
+from kvsweep.analysis.statistics.sentences import analyse
+from kvsweep.errors import UserError
+from kvsweep.tasks import CellProgress, TaskStatus
+from tests.program import report as main
 
 MakeCell = Callable[..., Path]
 
@@ -36,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def formats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures as SVG alone, which is what a page holds, but for the tests that are about the files beside it."""
     if not request.node.get_closest_marker("all_formats"):
-        monkeypatch.setattr("kvsweep.analysis.pictures.style.FORMATS", ("svg",))
+        monkeypatch.setattr("kvsweep.analysis.figures.style.FORMATS", ("svg",))
 
 
 def test_one_cell_alone(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -208,7 +209,7 @@ def test_cells_in_which_most_texts_hold_no_answer_are_named(tmp_path: Path, make
     make_cell([["no_answer"], ["no_answer"], ["no_answer"], [1]])
     make_cell([[1], ["no_answer"]], policy="dynts")
     folder = tmp_path / "run"
-    expected = f"most texts of 1 cell hold no answer.*See `kvsweep-grade {folder}` with --why p0 or --why p1"
+    expected = f"most texts of 1 cell hold no answer.*See `kvsweep grade {folder}` with --why p0 or --why p1"
     assert re.search(rf"note: Toy-Qwen \| Chain: {expected}", summary_table(folder))
     assert re.search("Without answers: 1", build_report(folder).read_text())
 
@@ -262,7 +263,7 @@ def test_the_command(tmp_path: Path, make_cell: MakeCell, capsys: pytest.Capture
         main([str(tmp_path / "nope")])
     assert stop.value.code == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("kvsweep-report: error: ")
+    assert captured.err.startswith("kvsweep report: error: ")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
 
@@ -291,19 +292,19 @@ def test_the_sweeps_summary_needs_no_plotting_and_no_statistics(tmp_path: Path, 
     make_cell([[1], [0]])
     make_cell([[1], [0]], policy="dynts")
     program = f"from kvsweep.analysis.report.tables import summary_table; summary_table({str(tmp_path / 'run')!r})"
-    run_without(("torch", "matplotlib", "seaborn", "statsmodels", "scipy", "jinja2"), program)
+    run_without(("torch", "matplotlib", "statsmodels", "scipy", "jinja2"), program)
 
 
 def test_the_help_needs_neither_pandas_nor_plotting() -> None:
-    program = "from kvsweep.analysis.report.build import main\ntry: main(['--help'])\nexcept SystemExit: pass"
-    run_without(("pandas", "numpy", "matplotlib", "seaborn", "statsmodels", "scipy", "jinja2"), program)
+    program = "from kvsweep.cli import main\ntry: main(['report', '--help'])\nexcept SystemExit: pass"
+    run_without(("pandas", "numpy", "matplotlib", "statsmodels", "scipy", "jinja2"), program)
 
 
 def test_several_draws_show_pass_at_k_and_the_majority(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0, 0], [0, 0, 0]])
     (cell,) = page_data(build_report(tmp_path / "run").read_text(), "cell-data")
     # All answers read "4", so the majority's answer counts as right where one of its draws does.
-    assert (cell["pass_at_3"], cell["maj_at_n"]) == (0.5, 0.5)
+    assert (cell["pass_at_3"], cell["maj_at_n"], cell["partial"]) == (0.5, 0.5, False)
 
 
 def test_heatmaps_with_a_shared_scale_and_intervals(
@@ -355,7 +356,7 @@ def test_a_running_sweep_shows_what_is_graded_so_far(tmp_path: Path, make_cell: 
     html = page_of(run)
     assert '<span class="state">running</span>' in html
     assert "10 of 45 completions are stored, 9 of them graded; 1 cell has not begun." in html
-    assert f"<code>kvsweep-grade {run}</code>" in html
+    assert f"<code>kvsweep grade {run}</code>" in html
     assert "There is no full cache to compare with, or it is not finished" in html
     # Two of the full cache's three grades are right: 2/3, and the standard error is sqrt(2/9 / 2).
     data = page_data(html, "cell-data")
@@ -395,7 +396,7 @@ def test_the_watch_makes_the_page_again_until_the_sweep_ends(
     steps = iter([more_rows, lambda: None, lambda: write_task(run, [folder], state="done")])
     monkeypatch.setattr("kvsweep.analysis.report.build.time.sleep", lambda seconds: next(steps)())
     made: list[str] = []
-    watch(run, 5, lambda: made.append(load_run(run).state) or run)  # type: ignore[func-returns-value]
+    follow(run, 5, lambda: made.append(load_run(run).state) or run)  # type: ignore[func-returns-value]
     assert made == ["running", "running", "stopped"]
     assert next(steps, None) is None
 
@@ -412,7 +413,7 @@ def test_ctrl_c_ends_the_watch_with_one_sentence(
     with pytest.raises(SystemExit) as stop:
         main([str(tmp_path / "run"), "--watch", "7"])
     assert stop.value.code == 130
-    assert capsys.readouterr().err == "kvsweep-report: error: interrupted.\n"
+    assert capsys.readouterr().err == "kvsweep report: error: interrupted.\n"
     assert 'data-reload="7.0"' in (tmp_path / "run/report/report.html").read_text()
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.metrics import cell_metrics
-from kvsweep.analysis.report.build import main
 from kvsweep.analysis.report.tables import headline_verdict, latex, markdown
+from kvsweep.analysis.statistics.metrics import cell_metrics
+from tests.program import report as main
 
 MakeCell = Callable[..., Path]
 
@@ -38,9 +38,9 @@ def test_tables_mark_the_best_and_what_loses(tmp_path: Path, make_cell: MakeCell
     ("flag", "said"),
     [
         ("--map=reddish", "no colour map of matplotlib"),
-        ("--width=1", "--width=1 is out of range"),
-        ("--completions=-1", "--completions=-1 is out of range"),
-        ("--columns=0", "--columns=0 is out of range"),
+        ("--width=1", "1.0 is not in the range 3<=x<=60"),
+        ("--completions=-1", "-1 is not in the range x>=0"),
+        ("--columns=0", "0 is not in the range x>=1"),
         ("--interval", "a CSV of scores has no intervals"),
     ],
 )

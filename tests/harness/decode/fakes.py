@@ -7,18 +7,14 @@ from types import SimpleNamespace
 import torch
 from transformers.cache_utils import DynamicCache
 
-from kvsweep.compression.policies.full import FullCache
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia
-from kvsweep.compression.policies.last_use import LazyEviction
-from kvsweep.compression.policies.random import Random
+from kvsweep.compression.policies.baselines import FullCache, Random, Window
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia, LazyEviction
+from kvsweep.compression.policies.observation import RPC, SnapKV
 from kvsweep.compression.policies.rkv import GKV, RKVDynTSCode
-from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.snapkv import SnapKV
-from kvsweep.compression.policies.window import Window
 from kvsweep.compression.rows import CacheShape
 from kvsweep.harness.decode.engine import Engine
-from kvsweep.harness.decode.prefill import STEP_TOKENS
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.decode.slots import STEP_TOKENS
 
 GREEDY = SamplingConfig(temperature=0)
 NEW_TOKENS = 60

@@ -14,25 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaConfig, Qwen2Config
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import held_percents
-from kvsweep.compression.attention import use_slot_attention
+from kvsweep.compression.cache import use_slot_attention
+from kvsweep.compression.policies.baselines import (
+    KeyDiff,
+    KNorm,
+    Random,
+    RandomHead,
+    SepLLM,
+    StreamingLLM,
+    StreamingLLMDynTSCode,
+    Window,
+)
 from kvsweep.compression.policies.dynts import Bottom, DynTS, NoQuestion, NoWindow
-from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia
-from kvsweep.compression.policies.keys import KeyDiff, KNorm
-from kvsweep.compression.policies.lagkv import LagKV
-from kvsweep.compression.policies.last_use import LazyEviction, RaaS
-from kvsweep.compression.policies.newest_query import TOVA, LongFlow
-from kvsweep.compression.policies.random import Random, RandomHead
-from kvsweep.compression.policies.rkv import GKV, RKV, RKVDynTSCode
-from kvsweep.compression.policies.rpc import RPC
-from kvsweep.compression.policies.snapkv import CAOTE, SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.h2o import H2O, H2ODynTSCode, Inertia, LazyEviction, RaaS
+from kvsweep.compression.policies.observation import CAOTE, RPC, TOVA, LongFlow, SnapKV, SnapKVDynTSCode
+from kvsweep.compression.policies.rkv import GKV, RKV, LagKV, RKVDynTSCode, VaSE
 from kvsweep.compression.policies.triattention import TriAttention, save_statistics
-from kvsweep.compression.policies.vase import VaSE
-from kvsweep.compression.policies.window import SepLLM, StreamingLLM, StreamingLLMDynTSCode, Window
-from kvsweep.compression.policy import CacheView
-from kvsweep.compression.predictor import ImportancePredictor, load_predictor, save_predictor
-from kvsweep.compression.signals import AttentionMass, LastUse, RecentQueries, RowMemory
+from kvsweep.compression.policy import AttentionMass, CacheView, LastUse, RecentQueries, RowMemory
+from kvsweep.compression.recorders import ImportancePredictor, load_predictor, save_predictor
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig, is_untouched
 from kvsweep.harness.decode.sampling import sequence_key, uniforms_of_rows
@@ -40,8 +40,9 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.statistics import rotation_of
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
+from kvsweep.records import held_percents
 from tests.harness.decode.fakes import FAKE_POLICIES, FULL, GREEDY, NEW_TOKENS, T1, FakeModel, fake_requests, run
 
 EOS, THINK_END = 96, 95

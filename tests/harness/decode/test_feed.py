@@ -14,15 +14,14 @@ from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.settings import choices, compose_config
-from kvsweep.harness.sweep.plan.grid import build_policies
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS, choices, compose_config
+from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.toy.tasks import problems
-from kvsweep.kernels.blocks import TOKEN_BLOCK
+from kvsweep.kernels.row_format import TOKEN_BLOCK
 from tests.harness.decode.fakes import GREEDY
 
-# Beside kvpress's, whose package need not be installed, and those that need labels of the very text.
-POLICIES = [name for name in choices("policy") if name != "kvpress" and not name.startswith("oracle")]
+# Beside those that need labels of the very text.
+POLICIES = [name for name in choices("policy") if not name.startswith("oracle")]
 LENGTHS = (0, 1, 61, 110)
 
 

@@ -19,8 +19,7 @@ from kvsweep.harness.decode.request import Branch, Request, SamplingConfig, buil
 from kvsweep.harness.decode.sampling import sample
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.settings import CONF
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import CONF, WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
 from tests.harness.decode.fakes import FAKE_POLICIES, T1, FakeModel, fake_requests, run
 

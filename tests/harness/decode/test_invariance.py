@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kvsweep.compression.predictor import ImportancePredictor
+from kvsweep.compression.recorders import ImportancePredictor
 from kvsweep.compression.rows import Prefill
 from kvsweep.harness.decode.engine import is_invariant
-from kvsweep.harness.decode.prefill import Prefiller
 from kvsweep.harness.decode.request import SamplingConfig
 from kvsweep.harness.decode.sampling import sample
+from kvsweep.harness.decode.slots import Prefiller
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.settings import UserError
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS, UserError
 from kvsweep.kernels import reference
-from kvsweep.kernels.blocks import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
+from kvsweep.kernels.row_format import ROW_BLOCK, TOKEN_BLOCK, whole_blocks
 from scripts.attack.hunt_differences import POLICIES, Plan, compare, observe, prepare
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -13,15 +13,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from kvsweep.base.errors import UserError
-from kvsweep.compression.attention import SLOT_ATTENTION
-from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
 from kvsweep.compression.config import CacheConfig, fixed_bytes
-from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.policies.baselines import FullCache, Window
 from kvsweep.compression.policies.h2o import H2O
-from kvsweep.compression.policies.window import Window
 from kvsweep.compression.policy import Selection
 from kvsweep.compression.rows import Prefill
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.loaded import LoadedModel

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.request import SamplingConfig, SamplingOrder
 from kvsweep.harness.decode.sampling import sample, sequence_key, uniform
 from kvsweep.harness.settings import build

@@ -2,18 +2,20 @@
 """Equality of expressions: mutants of a gold are rejected, rewrites are accepted, and each rule has a case that needs it."""
 
 import random
+import re
 import time
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsweep.harness.grading.answers import judge
-from kvsweep.harness.grading.expressions import compare, readable
-from kvsweep.harness.grading.pool import Pool
+from kvsweep.harness.grading.expressions import SPELLINGS, UNIT_SPELLINGS, compare, readable
+from kvsweep.harness.grading.grader import Grader
 from tests.harness.grading.test_answers import script
 
 mutants: ModuleType = script("grade_mutants")
@@ -285,6 +287,12 @@ class TestSpelling:
         verdict = compare(answer, gold)
         assert verdict[0], verdict
 
+    @pytest.mark.parametrize("rule", [*SPELLINGS, *UNIT_SPELLINGS], ids=lambda rule: rule[2])
+    def test_each_rule_rewrites_its_example(self, rule: Any) -> None:
+        pattern, new, example = rule
+        before, after = example.split(" -> ")
+        assert re.sub(pattern, new, before) == after
+
     def test_a_fraction_has_one_name(self) -> None:
         assert readable(r"\tfrac{1}{2}")[0] == readable(r"\dfrac{1}{2}")[0] == r"\frac{1}{2}"
 
@@ -304,14 +312,14 @@ def test_mutants_are_rejected_and_rewrites_are_accepted(examples: int) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True)
     def check(kind: object, seed: int) -> None:
         case = next(mutants.cleaned(kind(random.Random(seed)) for _ in range(1)))  # type: ignore[operator]
-        assert [m for m in case.mutants if judged(case, m[1])] == []
-        assert [r for r in case.rewrites if not judged(case, r[1])] == []
+        assert [m for m in case.mutants if judged(case, m)] == []
+        assert [r for r in case.rewrites if not judged(case, r)] == []
 
     check()
 
 
 def measured(cases: object) -> dict[str, int]:
-    with Pool(workers=2) as pool:
+    with Grader(workers=2) as pool:
         result: dict[str, int] = mutants.measured(cases, pool)
         return result
 

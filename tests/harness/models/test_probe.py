@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvsweep.base.errors import UserError
-from kvsweep.compression.attention import slot_attention
+from kvsweep.compression.cache import slot_attention
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.fused_step import FusedStep
 from kvsweep.harness.models.load import load_model
-from kvsweep.harness.models.loaded import OwnHead
+from kvsweep.harness.models.loaded import FusedStep, OwnHead
 
 TINY = {
     "hidden_size": 32,

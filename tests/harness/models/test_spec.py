@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec, read_spec
 

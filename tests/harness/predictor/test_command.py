@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 
-from kvsweep.base.records import read_rows
 from kvsweep.compression.artifacts import read_card
-from kvsweep.compression.predictor import load_predictor
-from kvsweep.harness.predictor.command import main
+from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.predictor.labels import shard_path
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.predictor.traces import trace_problems
 from kvsweep.harness.toy.tasks import TASKS
 from kvsweep.harness.toy.words import BENCHMARKS, problems
+from kvsweep.records import read_rows
+from tests.program import predictor as main
 
 TEXT = "a is 4, b is 7. So a is 4, b is 7, 4+7=1. So c is 1. Check 4+7=1 ok. So c is 1. "
 
@@ -92,17 +92,17 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the first word must be a stage"),
+        ([], "Choose from: traces, labels, train"),
         (["train", "recipe=none"], "recipe=none is unknown: choose from r1, smollm2_reasons, toy"),
         (["train", "recipe.label=[]"], "recipe.label=[] "),
         (["train", "recipe.label=[later,later]"], "names a kind twice"),
         (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be at least 1."),
-        (["train"], "run kvsweep-predictor labels first"),
-        (["labels"], "run kvsweep-predictor traces"),
+        (["train"], "run kvsweep predictor labels first"),
+        (["labels"], "run kvsweep predictor traces"),
         (["traces", "recipe.import_from=nowhere"], "import_from=nowhere does not exist"),
         (["all", "recipe=r1", "benchmark.path=MATH.jsonl"], "benchmark.path=MATH.jsonl"),
         (["all", "recipe=r1"], "no problems for traces"),
-        (["train", "recipe=r1"], "run kvsweep-predictor labels first"),
+        (["train", "recipe=r1"], "run kvsweep predictor labels first"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):

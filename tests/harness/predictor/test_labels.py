@@ -9,7 +9,7 @@ from kvsweep.harness.models.load import load_model
 from kvsweep.harness.predictor.labels import label_trace, standardise, target
 from kvsweep.harness.predictor.recipe import LABEL_KINDS
 from kvsweep.harness.predictor.traces import Trace
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS
 
 
 @pytest.fixture(scope="module", params=["toy_qwen", "toy_llama"])

@@ -6,15 +6,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from kvsweep.base.errors import UserError
 from kvsweep.compression.artifacts import read_card
-from kvsweep.compression.attention import use_slot_attention
+from kvsweep.compression.cache import use_slot_attention
 from kvsweep.compression.policies.triattention import read_statistics
+from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.predictor.command import main
 from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.statistics import QueryMeans, rotation_of
+from tests.program import predictor as main
 
 SIZES = {
     "hidden_size": 48,
@@ -85,7 +85,7 @@ def test_the_stage_takes_any_text(tmp_path, tiny_model_dir, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "run kvsweep-predictor traces"), (["recipe.text=nowhere"], "recipe.text=nowhere is no file")],
+    [([], "run kvsweep predictor traces"), (["recipe.text=nowhere"], "recipe.text=nowhere is no file")],
 )
 def test_a_stage_without_its_text_is_refused(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

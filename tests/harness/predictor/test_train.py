@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import kvsweep.harness.predictor.train as stage
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.predictor.labels import shard_path
 from kvsweep.harness.predictor.recipe import LABEL_KINDS, read_manifest, read_settings
 
@@ -67,5 +67,5 @@ def test_calibration_shows_a_drift_along_the_thinking(monkeypatch, recipe):
 
 
 def test_eval_before_train_is_refused(recipe):
-    with pytest.raises(UserError, match="run kvsweep-predictor train first"):
+    with pytest.raises(UserError, match="run kvsweep predictor train first"):
         stage.evaluate(recipe, read_manifest(recipe))

@@ -1,4 +1,4 @@
-"""`kvsweep-replay`, and a sweep's `replay=` and `screen=`: rows, resume, shards, seconds, refusals."""
+"""`kvsweep replay`, and a sweep's `replay=` and `screen=`: rows, resume, shards, seconds, refusals."""
 
 import json
 
@@ -9,13 +9,13 @@ import pytest
 
 from kvsweep.analysis.export import export
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.numbers.seconds import timings
 from kvsweep.analysis.report.build import build_report
-from kvsweep.base.errors import UserError
-from kvsweep.base.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, append_row, read_rows
-from kvsweep.harness.replay.command import _replay
-from kvsweep.harness.sweep.watch.status import as_json, read_sweep
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.analysis.statistics.fidelity import timings
+from kvsweep.errors import UserError
+from kvsweep.harness.replay.command import replay
+from kvsweep.harness.settings import WEIGHTS
+from kvsweep.harness.sweep.status import read_sweep, to_json
+from kvsweep.records import COMPLETIONS_FILE, SECONDS_FILE, Replay, Timing, append_row, read_rows
 
 SWEEP = [
     "benchmark=toy_chain",
@@ -78,13 +78,13 @@ def test_rows_are_the_same_after_a_kill_and_in_shards(sweep):
         elsewhere = provenance.read_text().replace(str(WEIGHTS), "/gone/site-packages/kvsweep/harness/toy/weights")
         assert "/gone/" in elsewhere
         provenance.write_text(elsewhere)
-    _replay(folder, [], timed=False)
+    replay(folder, [], timed=False)
     assert_same(rows(folder), whole)
 
     for path in folder.glob("*/replay.jsonl"):
         path.unlink()
     for shard in ("shard=2/2", "shard=1/2"):
-        _replay(folder, [shard], timed=False)
+        replay(folder, [shard], timed=False)
     assert_same(rows(folder), whole)
 
 
@@ -98,7 +98,7 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
     assert noted.keys() == {farthest}
     assert noted[farthest]["kl"] == pytest.approx(kl[farthest] / 4)
 
-    status = as_json(read_sweep(folder))
+    status = to_json(read_sweep(folder))
     assert (status["state"], status["finished"], status["expected"]) == ("done", 8, 8)
     assert (status["replayed"], status["to_replay"]) == (12, 12)
     page = build_report(folder).read_text()
@@ -120,7 +120,7 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
 def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
     folder = sweep("later", "replay=only")
     sweep("later", "replay=false", "grid.policy=[full,random]")
-    _replay(folder, ["limit=2"], timed=False)
+    replay(folder, ["limit=2"], timed=False)
     assert sorted(len(of_cell) for of_cell in rows(folder).values()) == [2, 4, 4, 4]
     table = pd.read_csv(folder / "report" / "fidelity" / "fidelity.csv").set_index("cell_id")
     assert set(table["texts"]) == {2}
@@ -130,7 +130,7 @@ def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
         first = [of_cell[key] for key in sorted(of_cell)[:2]]
         assert table.loc[name, "kl"] == pytest.approx(sum(row.kl_mean for row in first) / 2)
         assert tokens[name] == sum(row.tokens for row in first)
-    status = as_json(read_sweep(folder))
+    status = to_json(read_sweep(folder))
     assert status["replayed"] == status["to_replay"]
     assert status["seconds_left"] == 0
 
@@ -141,7 +141,7 @@ def test_tasks_of_their_own_replay_like_one(sweep):
     whole = rows(folder)
     for path in folder.glob("*/replay.jsonl"):
         path.unlink()
-    _replay(folder, ["launcher=local", "launcher.shards=2", "launcher.parallel=1"], timed=False)
+    replay(folder, ["launcher=local", "launcher.shards=2", "launcher.parallel=1"], timed=False)
     assert_same(rows(folder), whole)
     assert {path.name for path in folder.glob("*/replay*.jsonl")} == {"replay-1of2.jsonl", "replay-2of2.jsonl"}
 
@@ -152,7 +152,7 @@ def test_texts_of_a_file_and_seconds(sweep, tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     folder = sweep("file", "replay=only", f"texts={file}")
     assert all(set(found) == {("t0", 0), ("t1", 0)} for found in rows(folder).values())
-    _replay(folder, [f"texts={file}", "slots=2", "rounds=2"], timed=True)
+    replay(folder, [f"texts={file}", "slots=2", "rounds=2"], timed=True)
     batches = [(n, *batch) for n in range(2) for batch in (("one", 1), ("given", 2))]
     page = build_report(folder).read_text()
     assert page.count("Seconds of each setting alone</h2>") == 1
@@ -195,4 +195,4 @@ def test_a_mistake_is_one_sentence(kvsweep, finished, overrides, sentence):
         ended = kvsweep(*SWEEP, f"results_dir={finished}", "run_name=bad", "grid.policy=[full]")
         assert ended.code == 0, ended.err
     with pytest.raises(UserError, match=sentence):
-        _replay(folder, overrides, timed=False)
+        replay(folder, overrides, timed=False)

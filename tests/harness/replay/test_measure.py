@@ -14,9 +14,8 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.replay.measure import replay
 from kvsweep.harness.replay.texts import Text
-from kvsweep.harness.settings import compose_config
-from kvsweep.harness.sweep.plan.job import make_job
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS, compose_config
+from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.toy.tasks import problems
 from tests.harness.decode.test_feed import Watched
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvsweep.base.errors import UserError
+from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import load_problems
 from kvsweep.harness.settings import build
@@ -128,9 +128,9 @@ VALUES = st.sampled_from(
 def test_the_command_says_one_sentence(
     examples: int, kvsweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvsweep.harness.sweep.run import execute
+    from kvsweep.harness import rounds
 
-    monkeypatch.setattr(execute, "run", lambda jobs: None)
+    monkeypatch.setattr(rounds, "decode_all", lambda jobs: [])
 
     @settings(max_examples=examples, **EACH)
     @given(overrides=st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=2))

@@ -6,9 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from kvsweep.compression.artifacts import read_card
-from kvsweep.compression.predictor import load_predictor
+from kvsweep.compression.recorders import load_predictor
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.toy.paths import WEIGHTS
+from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.toy.tasks import TASKS, problems
 from scripts.train.toy_tokenizer import build_tokenizer
 

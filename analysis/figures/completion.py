@@ -1,0 +1,251 @@
+"""One completion: the importance of its tokens, those that evictions left, and how much importance policies keep."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from scipy.stats import PermutationMethod, pearsonr
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import style
+from kvsweep.analysis.notation import PAGE_WIDTH
+from kvsweep.errors import UserError
+from kvsweep.records import Eviction, held_percents
+
+WHITE_TO_BLUE = LinearSegmentedColormap.from_list("importance", ["#ffffff", "#9ecae1", "#3182bd", "#08306b"])
+# No score is measured there: hatched, and in no colour of the scale.
+UNSCORED: Any = {"facecolor": "0.95", "edgecolor": "0.75", "hatch": "///", "linewidth": 0}
+# Red, dark enough for small text.
+MEAN_COLOR = "#c00000"
+# A page is this many dots wide. With more tokens each dot shows the largest score, so that no single high one is lost.
+MOST_COLUMNS = 1200
+# The scale ends at these percentiles; otherwise a few outliers would leave all other scores one colour.
+PERCENTILES = (1.0, 99.0)
+# More names leave no room for the curves: so many policies with the best scores have a colour, the others are grey.
+MAX_NAMED = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The parts of one text, which all its strips share.
+
+    Attributes:
+        question, thinking, answer: token counts; the closing tag counts to the answer.
+        steps: [thinking] number of the step that each thinking token belongs to, ascending from 0.
+        pieces: the text of each thinking token.
+    """
+
+    question: int
+    thinking: int
+    answer: int
+    steps: Sequence[int]
+    pieces: Sequence[str]
+
+
+def mean_and_ratio(scores: np.ndarray) -> tuple[float, float]:
+    """The mean of the known scores, and the fraction of them above the mean; both NaN where no score is known."""
+    known = scores[~np.isnan(scores)]
+    if not len(known):
+        return float("nan"), float("nan")
+    mean = float(known.mean())
+    return mean, float((known > mean).mean())
+
+
+def by_step(scores: np.ndarray, steps: Sequence[int]) -> np.ndarray:
+    """Give every token the mean of the known scores of its step."""
+    return pd.Series(scores).groupby(np.asarray(steps)).transform("mean").to_numpy()
+
+
+def caption(scores: np.ndarray) -> str:
+    """Write `Mean Score: 0.604; Ratio: 0.198`; a mean below a hundredth has three significant digits."""
+    mean, ratio = mean_and_ratio(scores)
+    return f"Mean Score: {mean:{'.3f' if mean >= 0.01 else '.3g'}}; Ratio: {ratio:.3f}"
+
+
+def importance_table(layout: Layout, strips: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """A row per thinking token: its position in the text, number in the thinking, step, text and scores."""
+    number = np.arange(layout.thinking)
+    columns = {"position": layout.question + number, "token": number, "step": layout.steps, "text": layout.pieces}
+    return pd.DataFrame({**columns, **strips})
+
+
+@matplotlib.rc_context(style.STYLE)
+def importance_figure(
+    layout: Layout, strips: Mapping[str, np.ndarray], *, title: str, average_steps: bool = False
+) -> Figure:
+    """Draw the strips of one text over each other: question | thinking | answer, white (low) to blue (high).
+
+    A strip is a named score of thinking tokens, [thinking], NaN where unknown, or its steps' means, on its own scale.
+    """
+    figure, rows = style.panels(PAGE_WIDTH, len(strips), 1, row=1.2, rest=1.0, sharex=True)
+    for axes, (name, scores) in zip(rows, strips.items(), strict=True):
+        _strip(axes, layout, by_step(scores, layout.steps) if average_steps else scores)
+        axes.set_title(f"{name}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)
+    # Only the thinking is drawn to scale, so only it has ticks.
+    rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
+    rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
+    figure.suptitle(title)
+    bar = figure.colorbar(rows[-1].images[0], ax=rows, aspect=30, pad=0.01)
+    bar.set_ticks(list(rows[-1].images[0].get_clim()), labels=["Low", "High"])
+    note = "red: the mean of what is drawn; Ratio: the share of it above the mean; hatched: not scored; "
+    style.footnote(figure, note + "the colours end at the 1st and the 99th percentile of each strip")
+    return figure
+
+
+def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
+    known = scores[~np.isnan(scores)]
+    low, high = np.percentile(known, PERCENTILES).tolist() if len(known) else (0.0, 1.0)
+    # The line of the mean lies on the scale of the colours, so the scale must reach it.
+    mean = mean_and_ratio(scores)[0]
+    low = min(low, mean)
+    high = max(high, mean, low + 1e-12)
+    begin, end = -0.5, layout.thinking - 0.5
+    how: dict[str, Any] = {"extent": (begin, end, low, high), "aspect": "auto", "interpolation": "nearest"}
+    axes.imshow(pooled(scores, MOST_COLUMNS)[None], cmap=WHITE_TO_BLUE, vmin=low, vmax=high, **how)
+    axes.set_facecolor("#f7f7f7")
+    # The question and the answer stay visible beside a long thinking, and leave room for a short one.
+    widths = [min(max(n, 0.02 * layout.thinking), 0.15 * layout.thinking) for n in (layout.question, layout.answer)]
+    ends = [(begin, begin - widths[0], "question"), (end, end + widths[1], "answer")]
+    for edge, outer, label in ends[: 2 if layout.answer else 1]:
+        axes.axvspan(edge, outer, **UNSCORED)
+        box = {"boxstyle": "round,pad=0.2", "facecolor": "0.95", "edgecolor": "none"}
+        look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
+        axes.text((edge + outer) / 2, (low + high) / 2, label, **look)
+        axes.axvline(edge, color="0.3", linewidth=1)
+    axes.set(xlim=(begin - widths[0], end + (widths[1] if layout.answer else 0)), ylim=(low, high))
+    axes.plot([begin, end], [mean, mean], color=MEAN_COLOR, linestyle="--", linewidth=1)
+    axes.set_title(caption(scores), loc="right", fontsize=8, color=MEAN_COLOR)
+    axes.set_ylabel("Importance\nScore", fontsize=8)
+    axes.set_yticks([low, high], ["Low", "High"], fontsize=7)
+
+
+def pooled(scores: np.ndarray, most: int) -> np.ndarray:
+    """Reduce the scores to at most `most` columns, each the largest known score of the tokens that share the column."""
+    if len(scores) <= most:
+        return scores
+    starts = np.unique(np.linspace(0, len(scores), most, endpoint=False).astype(int))
+    return np.fmax.reduceat(scores, starts)
+
+
+def lorenz(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The share of the tokens, most important first, and the share of all importance they carry; both from 0 to 1."""
+    ordered = np.sort(scores[~np.isnan(scores)])[::-1]
+    carried = np.concatenate([[0.0], np.cumsum(ordered)])
+    return np.linspace(0, 1, len(carried)), carried / max(carried[-1], 1e-300)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The tokens that a completion's cache held after each eviction.
+
+    Attributes:
+        pieces, prompt: the text of each token of prompt and completion, and the number of the prompt's tokens.
+        steps: tokens written before each eviction.
+        held: [evictions, tokens] percent of (layer, key head) pairs that hold a token, NaN before it is written.
+    """
+
+    pieces: Sequence[str]
+    prompt: int
+    steps: Sequence[int]
+    held: np.ndarray
+
+    @property
+    def gone_at(self) -> np.ndarray:
+        """[tokens] number, from 0, of the eviction after which no head holds the token; -1 if a head still does."""
+        gone = self.held == 0
+        return np.where(gone.any(axis=0), gone.argmax(axis=0), -1)
+
+
+def read_kept(pieces: Sequence[str], prompt: int, evictions: Sequence[Eviction]) -> Kept:
+    """Decode the tokens that each eviction of a completion left; raises a UserError if none is stored."""
+    if not evictions:
+        raise UserError("this completion was never evicted: all of it stayed; choose another, or a smaller budget.")
+    held = np.full((len(evictions), len(pieces)), np.nan)
+    for row, eviction in zip(held, evictions, strict=True):
+        percents = held_percents(eviction.held)[: len(pieces)]
+        row[: len(percents)] = percents
+    return Kept(pieces=pieces, prompt=prompt, steps=[e.step for e in evictions], held=held)
+
+
+def kept_table(kept: Kept) -> pd.DataFrame:
+    """A row per token: position, text, the eviction (from 1) that took it or 0, percent held after each eviction."""
+    columns = {f"held_{number}": row for number, row in enumerate(kept.held, start=1)}
+    position = np.arange(len(kept.pieces))
+    return pd.DataFrame({"position": position, "text": kept.pieces, "gone_at": kept.gone_at + 1, **columns})
+
+
+def retention(kept: Kept, importance: np.ndarray, start: int) -> np.ndarray:
+    """Compute the share of the importance written so far that the cache holds after each eviction, [evictions].
+
+    `importance`, [thinking], is that of the thinking tokens from position `start` on, none below 0; NaN counts nothing.
+    """
+    held = kept.held[:, start : start + len(importance)]
+    weight = np.where(np.isnan(held) | np.isnan(importance), 0.0, importance)
+    total = weight.sum(axis=1)
+    return (np.nan_to_num(held) / 100 * weight).sum(axis=1) / np.where(total > 0, total, np.nan)
+
+
+def rank_correlation(table: pd.DataFrame) -> tuple[float, float, int]:
+    """Spearman's rho of `retained` and `pass1` over the policies, its p, and how many policies have both.
+
+    p is that of a permutation test, exact for up to 7 policies: the usual approximation needs more of them. rho and p
+    are NaN for fewer than three policies, or if all policies have the same value.
+    """
+    ranks = table[["retained", "pass1"]].dropna().rank()
+    if len(ranks) < 3 or (ranks.nunique() == 1).any():
+        return float("nan"), float("nan"), len(ranks)
+    shuffled = PermutationMethod(rng=np.random.default_rng(0))
+    result = pearsonr(ranks["pass1"], ranks["retained"], method=shuffled)
+    return float(result.statistic), float(result.pvalue), len(ranks)
+
+
+def correlation_text(table: pd.DataFrame) -> str:
+    rho, p, n = rank_correlation(table)
+    found = "no correlation over" if np.isnan(rho) else f"Spearman rho {rho:.2f}, {notation.p_equals(p)},"
+    return f"{found} n = {n}"
+
+
+@matplotlib.rc_context(style.STYLE)
+def retention_figure(
+    curves: pd.DataFrame, table: pd.DataFrame, lorenz: dict[str, tuple[np.ndarray, np.ndarray]], *, title: str
+) -> Figure:
+    """Draw the true importance that each policy holds, its score against that, and how unequal importance is.
+
+    `curves` and `table` are `retention.by_eviction` and `by_policy`; `lorenz` has shares of tokens and importance.
+    """
+    rest: dict[str, Any] = {"color": "0.8", "marker": ".", "zorder": 1}
+    best = table.nlargest(MAX_NAMED, "pass1")["policy"]
+    looks = {name: {**style.look_of(n), "linestyle": "-", "zorder": 2} for n, name in enumerate(best)}
+    figure, (left, middle, right) = style.panels(PAGE_WIDTH, 3, 3, row=2.3, rest=0.4)
+    for name, rows in curves.groupby("policy", sort=False):
+        left.plot(
+            rows["eviction"], rows["retained"], **{"markersize": 3.5, "linewidth": 1, **looks.get(str(name), rest)}
+        )
+    left.set(xlabel="eviction", ylabel="true importance held", ylim=(0, 1.02))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for row in notation.rows(table):
+        look = {
+            **looks.get(row.policy, rest),
+            "linestyle": "none",
+            "label": row.policy if row.policy in looks else None,
+        }
+        middle.plot(row.retained, 100 * row.pass1, markersize=5, **look)
+    middle.set(xlabel="true importance held", ylabel="Pass@1 (%)", xlim=(0, 1.02), ylim=(-2, 102))
+    middle.set_title(correlation_text(table), fontsize=7)
+    for label, (tokens, carried) in lorenz.items():
+        right.plot(tokens, carried, color=style.LINE_COLORS[0], label=f"importance: {label}")
+    right.plot([0, 1], [0, 1], color="0.5", linestyle=":", label="all alike")
+    right.axvspan(0.2, 0.3, color="0.5", alpha=0.2, linewidth=0, label="20 to 30% of the tokens")
+    right.set(xlabel="tokens, most important first", ylabel="importance they carry")
+    for axes in (left, middle, right):
+        style.tidy(axes, grid="both")
+    style.legend_below(figure)
+    figure.suptitle(title)
+    return figure

@@ -1,0 +1,134 @@
+"""The cost of a decoding step as the text grows, compressed beside full: rows, KV memory, FLOPs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import style
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.notation import DEFAULT_LOOK, Look
+from kvsweep.analysis.statistics.metrics import model_title
+from kvsweep.files import read_file
+
+MAX_LINES = 4
+
+# Settings whose cache lengths differ by less than this share on average have one line: it would hide the others.
+ALIKE = 0.04
+
+# A mean over fewer completions depends more on which of them still write than on the step.
+MIN_LIVE = 10
+
+TITLES = ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this")
+
+
+def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Count the completions that still write at each step, and average their cache lengths (`metrics.cache_rows`).
+
+    `rows` are one cell's completions, indexed by their number in the run, and `events` their evictions. Returns live,
+    held, full, each [steps]: the count, the mean length, and the mean length if nothing were evicted.
+    """
+    tokens, begin = rows["num_tokens"].to_numpy(), np.zeros(len(rows), int)
+    steps = int(tokens.max())
+    live = _sums(begin, tokens, np.ones(len(rows)), steps)
+    full = _sums(begin, tokens, rows["prompt_tokens"].to_numpy(), steps) + live * np.arange(steps)
+    ends = rows["num_tokens"].reindex(events["completion"]).to_numpy()
+    gone = _sums(events["step"].to_numpy() + 1, ends, events["freed"].to_numpy(), steps)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return live, (full - gone) / live, full / live
+
+
+def _sums(begins: np.ndarray, ends: np.ndarray, amounts: np.ndarray, steps: int) -> np.ndarray:
+    """Sum at each step the amounts that count there: each from its begin to before its end."""
+    begun, ended = (np.bincount(places, amounts, steps)[:steps] for places in (begins, ends))
+    return np.cumsum(begun - ended)
+
+
+@matplotlib.rc_context(style.STYLE)
+def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK) -> Figure | None:
+    """Draw cache length, KV memory and FLOPs against step for the settings of the benchmark with the longest texts.
+
+    FLOPs, 2 per weight and 4 per layer, head dimension and row, need the config.json that the provenance names, or have
+    no panel. Without a compressed cell there is no figure.
+    """
+    ours = metrics[(metrics["model"] == model) & (metrics["completions"] >= MIN_LIVE)]
+    compressed = ours[(ours["policy"] != "full") & (ours["evicted"] > 0)]
+    if compressed.empty:
+        return None
+    longest = compressed["condition"].iloc[int(compressed["mean_tokens"].to_numpy().argmax())]
+    compared = compressed[compressed["condition"] == longest]
+    full_cells = metrics.loc[(metrics["condition"] == longest) & (metrics["policy"] == "full"), "cell_id"]
+    shape = flops(run, compared["cell_id"].iloc[0])
+    titles = TITLES if shape else TITLES[:2]
+    columns = len(titles) if look.width > 5 else 1
+    figure, panels = style.panels(look.width, len(titles), columns, row=1.9, rest=0.6)
+    texts: list[np.ndarray] = []
+    for place, (name, cell) in enumerate(_chosen(compared)):
+        held, full = _lengths(run, cell)
+        texts.append(full)
+        drawn = [held, _memory_ratio(run, cell, next(iter(full_cells), ""), held, full)]
+        drawn += [(shape[0] + shape[1] * full) / (shape[0] + shape[1] * held)] if shape else []
+        how: dict[str, Any] = {"color": style.LINE_COLORS[place], "linestyle": style.DASHES[place], "linewidth": 1.2}
+        for axes, values in zip(panels, drawn, strict=True):
+            axes.plot(values, label=name, **how)
+    panels[0].plot(max(texts, key=len), color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set(title=title, xlabel="decoding step")
+        style.tidy(axes)
+    style.legend_below(figure)
+    title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}: the cost of a decoding step"
+    figure.suptitle(style.wrapped(title, look.width))
+    return figure
+
+
+def _lengths(run: Run, cell: str) -> tuple[np.ndarray, np.ndarray]:
+    """The cache lengths of a cell and of a full cache at the steps at which enough texts still write."""
+    rows = run.completions[run.completions["cell_id"] == cell]
+    live, held, full = lengths_by_step(rows, run.events[run.events["completion"].isin(rows.index)])
+    return held[live >= MIN_LIVE], full[live >= MIN_LIVE]
+
+
+def _memory_ratio(run: Run, cell: str, full_cell: str, held: np.ndarray, full: np.ndarray) -> np.ndarray:
+    """The bytes of the full cache over the cell's; the ratio of the lengths where the bytes of a row are not known."""
+    own, whole = (run.provenance.get(name, {}).get("bytes", {}) for name in (cell, full_cell))
+    if not (own.get("row") and whole.get("row")):
+        return full / held
+    full_bytes, own_bytes = (
+        lengths * sizes["row"] + sizes.get("newest", 0) + sizes.get("fixed", 0)
+        for lengths, sizes in ((full, whole), (held, own))
+    )
+    return full_bytes / own_bytes
+
+
+def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
+    """Names and ids of at most `MAX_LINES` cells, from the smallest cache on; of cells alike in bits and length one."""
+    lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
+    groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
+    found = []
+    for place in np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int)):
+        cell: Any = next(groups[place].itertuples())
+        others = len(groups[place]) - 1
+        more = f" and {others} other{'s' * (others > 1)} alike" if others else ""
+        found.append((notation.setting(cell) + more, cell.cell_id))
+    return found
+
+
+def flops(run: Run, cell_id: str) -> tuple[float, float] | None:
+    """FLOPs of a token beside the cache, full windows included, and per row of it; None without config.json."""
+    path = ((run.provenance.get(cell_id, {}).get("config") or {}).get("model") or {}).get("path")
+    try:
+        config = json.loads(read_file(Path(str(path)) / "config.json", linked=True))
+        hidden, layers, heads = (config[k] for k in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+        size = config.get("head_dim") or hidden // heads
+        layer = hidden * size * 2 * (heads + config["num_key_value_heads"]) + 3 * hidden * config["intermediate_size"]
+        kinds, row = config.get("layer_types") or ["full_attention"] * layers, 4.0 * heads * size
+        windows = kinds.count("sliding_attention") * (config.get("sliding_window") or 0)
+        weights = 2.0 * (layers * layer + hidden * config["vocab_size"])
+        return weights + row * windows, row * kinds.count("full_attention")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+        return None

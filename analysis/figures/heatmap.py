@@ -1,0 +1,330 @@
+"""Heatmaps: Pass@1 over keep_ratio and local_window, ours beside published scores, and the attribution of tokens.
+
+`cells` says what a heatmap shows of each cell. The figures of this file and the page of a report both draw that.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
+from matplotlib.figure import Figure
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import style
+from kvsweep.analysis.notation import DEFAULT_LOOK, MISSING, PAGE_WIDTH, UNFINISHED, UNGRADED, UNSURE, Look
+from kvsweep.analysis.statistics.grids import PolicyGrid
+from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
+
+# The size of the numbers in points; the widest panel, a letter of its title and one of an axis in inches.
+SIZE, WIDEST, TITLE, LETTER = 6.5, 3.55, 0.062, 0.055
+
+# The columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
+READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
+READ += ["pass_at_1", "se", "ci_low", "ci_high", "diff_to_full", "these_low", "these_high", "stopped_early"]
+
+# A column's head holds so many letters of a reasoning step. A printed page shows no more tokens and steps than these.
+STEP_LETTERS, MOST_TOKENS, MOST_STEPS = 32, 36, 9
+# A step whose largest effect is below this share of the largest of all is summed up with the others.
+FAINT = 0.001
+
+
+def cells(rows: pd.DataFrame, places: pd.Index, *, difference: bool) -> pd.DataFrame:
+    """What a heatmap shows of each cell: cell_id, value, label, mark, error and interval at these places, in order.
+
+    The rows of metrics are indexed by their places. The value is Pass@1 in percent, or the difference to the full cache
+    in points, NaN where it is unknown. The label is the value as a text with the marks of its state, `mark` that of the
+    verdict, and `error` the standard error of Pass@1, with the number of graded completions where more are to come.
+    """
+    names = ["diff_to_full", "these_low", "these_high"] if difference else ["pass_at_1", "ci_low", "ci_high"]
+    found = []
+    for row in notation.rows(rows.reindex(columns=READ)):
+        value, low, high = (getattr(row, name) for name in names)
+        known = not notation.missing(value)
+        blank = UNGRADED if notation.missing(row.pass_at_1) and row.completions else MISSING
+        some = f" ({row.graded})" if row.status != "done" or row.ungraded > 0 else ""
+        texts = {
+            "label": notation.percent(value, signed=difference) + notation.state_marks(row) if known else blank,
+            "mark": notation.DECISION_MARKS.get(row.decision, "") if known else "",
+            "error": "" if difference or notation.missing(row.se) else f"±{notation.percent(row.se)}{some}",
+            "interval": "" if notation.missing(low) else f"{100 * low:.0f} to {100 * high:.0f}",
+        }
+        found.append({"cell_id": row.cell_id, "value": 100 * value, **texts})
+    shown = pd.DataFrame(found, rows.index, ["cell_id", "value", "label", "mark", "error", "interval"])
+    shown = shown[~shown.index.duplicated()].reindex(places)
+    return shown.fillna({"cell_id": "", "label": MISSING, "mark": "", "error": "", "interval": ""})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One heatmap: its title, a line below it, and its cells and full cache as `cells` gives them, row by row.
+
+    `rows` and `columns` name the windows, descending, and the ratios, ascending. Panels of one `scale` have one range
+    of colours, which reaches to their full caches' scores; that of differences lies around zero.
+    """
+
+    title: str
+    note: str
+    cells: pd.DataFrame
+    rows: list[str]
+    columns: list[str]
+    full: pd.DataFrame
+    scale: str = ""
+    difference: bool = False
+
+    def matrix(self, name: str) -> np.ndarray:
+        """One column of the cells as an array [windows, ratios]."""
+        return self.cells[name].to_numpy().reshape(len(self.rows), -1)
+
+    @property
+    def level(self) -> float:
+        """The full cache's Pass@1 in percent; NaN where it is unknown, or differences are shown."""
+        return np.nan if self.difference else float(self.full["value"].mean())
+
+    @property
+    def numbers(self) -> list[float]:
+        """All values that the colour scale must reach, NaN among them."""
+        return [*self.cells["value"], self.level]
+
+
+def grid_panels(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> list[Panel]:
+    """A model's heatmap of each benchmark; `metrics` has all cells, for titles and full caches."""
+    found = []
+    for benchmark in grid.benchmarks:
+        rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
+        title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
+        title = f"{model_title(metrics, model)} | {title}"
+        found.append(_panel(grid, rows, _full_cells(rows, metrics), title, look))
+    return found
+
+
+def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
+    """Draw one panel per benchmark."""
+    difference = look.scale == "diff_from_full"
+    what = "Pass@1 minus the full cache's, in points, on the same pairs" if difference else "Pass@1 in %"
+    scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
+    notes = [f"{what}; {scale}"]
+    notes += [f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"] * look.interval
+    return _heatmaps(grid_panels(grid, model, metrics, look), grid.title, look, notes)
+
+
+def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
+    """Draw one panel, a model's Pass@1 averaged over the grid's benchmarks; a cell that lacks one is missing."""
+    rows = grid.cells[grid.cells["model"] == model]
+    full = mean_over_benchmarks(_full_cells(rows, metrics), grid.benchmarks)
+    mean = mean_over_benchmarks(rows, grid.benchmarks).dropna(subset="pass_at_1")
+    title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
+    look = replace(look, columns=None, scale="own", interval=False)
+    panel = replace(_panel(grid, mean, full, title, look), rows=_windows(grid, rows))
+    return _heatmaps([panel], grid.title, look, ["Pass@1 in %"])
+
+
+def published_figure(
+    grid: PolicyGrid, model: str, metrics: pd.DataFrame, published: pd.DataFrame, look: Look = DEFAULT_LOOK
+) -> Figure:
+    """Draw per benchmark the scores of `reference.published_grid`, ours on the same scale, and ours minus theirs."""
+    found: list[Panel] = []
+    look = replace(look, columns=3 if look.width > 5 else 1, scale="own", interval=False)
+    for benchmark, rows in published.groupby("benchmark", sort=False):
+        ours = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
+        name = f"{model_title(metrics, model)} | {ours['benchmark_title'].iloc[0]}"
+        own = _panel(grid, ours, _full_cells(ours, metrics), f"{name}, ours", look)
+        scores = rows.assign(pass_at_1=rows["pass_at_1"] / 100, status="done", completions=0)
+        theirs = _panel(grid, scores, ours.head(0), f"{name}, published", look)
+        gaps = own.cells["value"] - theirs.cells["value"]
+        labels = (gaps / 100).map(lambda gap: notation.percent(gap, signed=True))
+        points = own.cells.assign(value=gaps, label=labels, mark="")
+        note = f"typical standard error of ours {notation.percent(ours['se'].mean())}"
+        gap = replace(own, title="ours minus published", note=note, cells=points, scale="", difference=True)
+        found += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
+    scale = "published and ours have one colour scale per row, the differences one for all rows"
+    return _heatmaps(found, grid.title, look, ["Pass@1 in %, differences in points", scale])
+
+
+def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
+    return metrics[(metrics["policy"] == "full") & metrics["condition"].isin(rows["condition"])]
+
+
+def _panel(grid: PolicyGrid, rows: pd.DataFrame, full: pd.DataFrame, title: str, look: Look) -> Panel:
+    difference = look.scale == "diff_from_full"
+    axes = ["local_window", "keep_ratio"]
+    places = pd.MultiIndex.from_product([grid.windows, grid.ratios])
+    full = full.head(1)
+    note = "".join(f"full cache {notation.percent_pm(row.pass_at_1, row.se)}" for row in notation.rows(full))
+    mark = UNFINISHED if note and full["status"].iloc[0] != "done" else ""
+    return Panel(
+        title=title,
+        note="no full-cache score" if note.endswith(MISSING) else note + mark,
+        cells=cells(rows.set_index(axes), places, difference=difference),
+        rows=_windows(grid, rows),
+        columns=[notation.number(ratio) for ratio in grid.ratios],
+        full=cells(full, full.index, difference=False),
+        scale=title if look.scale == "own" else "",
+        difference=difference,
+    )
+
+
+def _windows(grid: PolicyGrid, rows: pd.DataFrame) -> list[str]:
+    """The names of the grid's windows, with a mark where a reading of a published figure is doubted."""
+    doubted = set(rows.loc[rows["sure"] == "no", "local_window"]) if "sure" in rows else set()
+    return [notation.number(window) + UNSURE * (window in doubted) for window in grid.windows]
+
+
+def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]:
+    """The ends of a colour scale for some numbers, of which NaN are left out; around zero for differences."""
+    known = [number for number in numbers if number == number]
+    if difference:
+        most = max([1.0, *map(abs, known)])
+        return -most, most
+    low, high = (min(known), max(known)) if known else (0.0, 100.0)
+    # If all values are equal, the scale still needs a width, and no colour should claim a difference.
+    return (low, high) if low < high else (low - 1, high + 1)
+
+
+@matplotlib.rc_context(style.STYLE)
+def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> Figure:
+    labels = [_labels(panel, look) for panel in panels]
+    columns = min(look.columns or _fitting_columns(panels, labels, look.width), len(panels))
+    rows = ceil(len(panels) / columns)
+    lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
+    width = min(look.width, columns * WIDEST)
+    figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * len(panels[0].rows) + 0.62) + 0.6))
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
+        together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
+        ends = limits(together, difference=panel.difference)
+        bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
+        if bar is not None and (place % columns == columns - 1 or place == len(panels) - 1):
+            bar.set_label("points" if panel.difference else "Pass@1")
+        if place % columns == 0:
+            axes.set_ylabel("Local Window Size")
+        elif panel.rows == panels[place - 1].rows:
+            axes.set_yticklabels([])
+        if place + columns >= len(panels):
+            axes.set_xlabel("Ratio")
+    for unused in grid[len(panels) :]:
+        unused.remove()
+    figure.suptitle(style.wrapped(title, width))
+    texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
+    stroke = any(panel.level == panel.level for panel in panels)
+    notes += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
+    style.footnote(figure, "   ".join(notes))
+    return figure
+
+
+def _labels(panel: Panel, look: Look) -> np.ndarray:
+    """The texts in the cells, [windows, ratios]: a difference with its verdict, and the interval if it is wanted."""
+    texts = panel.matrix("label") + (panel.matrix("mark") if panel.difference else "")
+    intervals = panel.matrix("interval")
+    return np.where(intervals != "", texts + "\n" + intervals, texts) if look.interval else texts
+
+
+def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float) -> int:
+    """The most panels in a row whose texts fit; four panels lie in one row, or two and two."""
+    ratios = panels[0].columns
+    letters = max(len(line) for text in (*np.ravel(labels), *(f"{r} " for r in ratios)) for line in text.split("\n"))
+    titles = max(len(text) for panel in panels for text in (panel.title, panel.note))
+    cell_width = len(ratios) * 0.6 * SIZE * letters / 72
+    # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
+    windows = LETTER * max(len(name) for panel in panels for name in panel.rows)
+    fits = int((width - 0.2 - windows) / max(cell_width + 0.45, TITLE * titles))
+    counts = [4, 2, 1] if len(panels) == 4 else [len(panels), 4, 3, 2, 1]
+    return next(count for count in counts if count <= max(fits, 1))
+
+
+def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
+    values = panel.matrix("value").astype(float)
+    cmap = style.DIVERGING if panel.difference else cmap
+    mesh = style.heat_table(axes, values, labels, cmap=cmap, limits=ends, size=SIZE)
+    axes.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns)
+    axes.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows)
+    axes.set_title("\n".join(line for line in (panel.title, panel.note) if line), linespacing=1.3)
+    if np.isnan(values).all():
+        return None
+    bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2, pad=1)
+    if ends[0] <= panel.level <= ends[1]:
+        for color, width in (("white", 3.5), ("black", 1.5)):  # seen on light and on dark colours
+            bar.ax.axhline(panel.level, color=color, linewidth=width, clip_on=False)
+    return bar
+
+
+def attribution_table(values: np.ndarray, tokens: Sequence[str], steps: Sequence[str]) -> pd.DataFrame:
+    """Name the columns of [tokens, steps] effects by the steps, and put the answer tokens before them."""
+    table = pd.DataFrame(values, columns=list(steps))
+    table.insert(0, "token", list(tokens))
+    return table
+
+
+@matplotlib.rc_context(style.STYLE)
+def attribution_figure(
+    values: np.ndarray,
+    tokens: Sequence[str],
+    steps: Sequence[str],
+    *,
+    title: str,
+    method: str = "removal",
+    cmap: str | None = None,
+) -> Figure:
+    """Draw signed effects on the log-probability [tokens, steps] with four decimals, red (-1) over white to blue (1).
+
+    A value beyond the scale has its end's colour and is printed in full. The steps with the largest effects have a
+    column each, in the text's order, and the last column sums the others; of many tokens the strongest are shown.
+    """
+    rows, columns = strongest(values, axis=1, most=MOST_TOKENS), strongest(values, axis=0, most=MOST_STEPS)
+    shown, names = values[:, columns], [shortened(steps[column]) for column in columns]
+    notes = [f"effect of a step on each answer token's log-probability, by {method}; the colours end at -1 and 1"]
+    if others := len(steps) - len(columns):
+        shown = np.column_stack([shown, values.sum(axis=1) - shown.sum(axis=1)])
+        names.append(f"sum of {others} other{'s' * (others > 1)}")
+        notes.append(f"the {len(columns)} of {len(steps)} steps with the largest effects")
+    shown = shown[rows]
+    notes += [f"the {len(rows)} of {len(tokens)} tokens with the largest effects"] if len(rows) < len(tokens) else []
+    figure = style.new_figure((min(PAGE_WIDTH, max(5.2, 1.6 + 0.55 * len(names))), 2.6 + 0.165 * len(rows)))
+    axes = figure.subplots()
+    labels = np.array([[f"{value:z.4f}" for value in row] for row in shown])  # z: no sign before a zero
+    mesh = style.heat_table(axes, shown, labels, cmap=cmap or style.DIVERGING, limits=(-1.0, 1.0), size=6)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    turned: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor", "fontsize": 6.5}
+    axes.set_xticks(np.arange(len(names)) + 0.5, names, **turned)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, [visible(tokens[row]) for row in rows], fontsize=6.5)
+    axes.set(xlabel="Reasoning step", ylabel="Answer token")
+    axes.tick_params(length=0)
+    bar = figure.colorbar(mesh, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=25, pad=0.02)
+    bar.set_label("Token Attribution")
+    figure.suptitle(title)
+    figure.supxlabel("\n".join(notes), fontsize=7, color="0.3")
+    return figure
+
+
+def strongest(values: np.ndarray, *, axis: int, most: int) -> list[int]:
+    """The rows (axis 1) or columns (axis 0) with the largest absolute values, in order; faint columns are left out."""
+    strength = np.abs(values).max(axis=axis)
+    ranked = np.argsort(-strength, kind="stable")[:most]
+    if axis == 0:
+        ranked = ranked[strength[ranked] >= FAINT * strength.max()]
+    return sorted(ranked.tolist())
+
+
+def visible(token: str) -> str:
+    """Show the spaces and line breaks of a token."""
+    return token.replace(" ", "␣").replace("\n", "↵")
+
+
+def shortened(step: str) -> str:
+    """Put a step's text on one line and cut it to the length that a column's head holds: its last equation stays."""
+    line = " ".join(step.split())
+    if len(line) <= STEP_LETTERS:
+        return line
+    equations = list(re.finditer(notation.EQUATION, line))
+    kept, before = (equations[-1].group(), line[: equations[-1].start()]) if equations else ("", line)
+    room = STEP_LETTERS - len(kept)
+    return (before if len(before) <= room else f"{before[: room - 1]}…") + kept

@@ -1,0 +1,184 @@
+"""Settings in order: policies by Pass@1, the scores of a grid beside those tied with the best, replayed texts by KL."""
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import style
+from kvsweep.analysis.load import in_order
+from kvsweep.analysis.notation import DEFAULT_LOOK, UNFINISHED, Look
+from kvsweep.analysis.statistics.grids import SharedSetting
+from kvsweep.analysis.statistics.metrics import benchmark_views, compressed_benchmarks, model_title
+from kvsweep.analysis.statistics.sentences import PanelVerdict
+
+POLICY = ["policy", "variant"]
+
+# Light enough for dark text on them, and different in grey print.
+BAR_COLOR, FULL_COLOR, LENGTH_COLOR = "#9ecae1", "#d0d0d0", "#b3400d"
+BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
+
+# In inches: the height of a bar, the least width of a panel of bars with its numbers, and a letter's width.
+BAR, PANEL, LETTER = 0.155, 0.82, 0.056
+# A row with fewer panels than this shows the mean alone: in more rows the figure would be higher than a page.
+FEWEST_IN_A_ROW = 4
+# All panels of the noise figure together, in inches: with the note they fit on a page.
+MOST_HIGH = 9.0
+# A page has room for the names of so many replayed settings, and a column of a page for so many.
+MOST, MOST_IN_A_COLUMN = 60, 40
+
+
+@matplotlib.rc_context(style.STYLE)
+def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
+    """Draw Pass@1 per policy as bars with standard errors and numbers, the best first, and at the end the cache length.
+
+    The first panel is the mean over benchmarks, missing where one is; each further one is a benchmark with the marks of
+    the verdicts, which a narrow figure lacks. The length is the mean over benchmarks and steps (`metrics.cache_rows`).
+    """
+    ours = setting.cells[setting.cells["model"] == model].drop_duplicates([*POLICY, "benchmark"])
+    ours = ours[ours["benchmark"].isin(compressed_benchmarks(ours))]
+    views = benchmark_views(ours)
+    ranked = views[0][1].assign(other=lambda rows: rows["policy"] != "full", loss=lambda rows: -rows["pass_at_1"])
+    bars = in_order(ranked, by=["other", "loss", "policy"])[POLICY].drop_duplicates(ignore_index=True)
+    unfinished = set(ours.loc[ours["status"] != "done", POLICY].itertuples(index=False, name=None))
+    keys = list(bars.itertuples(index=False, name=None))
+    names = [notation.policy_title(*key) + UNFINISHED * (key in unfinished) for key in keys]
+    columns = int((look.width - LETTER * max(map(len, names)) - 0.2) / PANEL)
+    if columns < min(FEWEST_IN_A_ROW, len(views) + 1):
+        views, columns = views[:1], 2
+    columns = min(columns, len(views) + 1)
+    height = BAR * len(bars) + 0.55
+    figure, axes = style.panels(look.width, len(views) + 1, columns, row=height, rest=0.8, sharey=True)
+    # Each panel has all policies, in the same places.
+    views = [(title, bars.merge(rows, on=POLICY, how="left")) for title, rows in views]
+    numbers = [_bars(one, title, rows) for one, (title, rows) in zip(axes, views, strict=False)]
+    _lengths(axes[-1], views[0][1])
+    axes[0].set_yticks(bars.index, names)
+    axes[0].set_ylim(len(bars) - 0.4, -0.6)
+    for mark in style.marks(text.replace("±", "") for text in sum(numbers, names)):
+        axes[0].plot([], [], " ", label=mark)
+    style.legend_below(figure)
+    figure.suptitle(style.wrapped(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", look.width))
+    return figure
+
+
+def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
+    """Draw the bars of one benchmark, or of the mean, which has no verdicts; return the numbers beside them."""
+    score, ends = style.percent_errors(rows)
+    look: dict[str, Any] = {"color": [FULL_COLOR if policy == "full" else BAR_COLOR for policy in rows["policy"]]}
+    look |= {"edgecolor": "0.45", "linewidth": 0.5, "error_kw": {"ecolor": "0.25", "elinewidth": 0.8}}
+    axes.barh(rows.index, score, xerr=ends, **look)
+    axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
+    if (score == 0).any():  # a bar of no length is a stroke
+        stroke: dict[str, Any] = {"color": "0.25", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False}
+        axes.plot(score[score == 0], rows.index[score == 0], "|", **stroke)
+    numbers = [notation.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)]
+    if "decision" in rows:
+        marks = rows["decision"].map(notation.DECISION_MARKS).fillna("")
+        numbers = list(rows["pass_at_1"].map(notation.percent) + marks)
+    _numbers(axes, numbers, 100)
+    axes.set_title(title.replace(" benchmarks", "\nbenchmarks"))
+    axes.set_xticks([0, 50, 100])
+    return numbers
+
+
+def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
+    lengths = rows["mean_cache_length"]
+    most = 1.1 * lengths.fillna(1).max()
+    what = "mean cache length over the decoding steps (tokens)"
+    axes.plot(lengths, rows.index, "o", color=LENGTH_COLOR, markersize=3.2, label=what)
+    _numbers(axes, [notation.decimal(length, 0) for length in lengths], most)
+    axes.set_title("cache\nlength")
+    axes.xaxis.set_major_locator(MaxNLocator(2))
+    axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= most])
+
+
+def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
+    """Write a number before each bar, and end the axis at `most`."""
+    place: dict[str, Any] = {"xytext": (-3, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+    for line, number in enumerate(numbers):
+        axes.annotate(number, (0, line), fontsize=6.5, **place)
+    axes.set_xlim(0, most)
+    style.tidy(axes, grid="x")
+    # The names stand left of the numbers.
+    axes.tick_params(axis="y", length=0, pad=72 * LETTER * max(map(len, numbers)) + 1)
+    axes.spines["left"].set_color("0.7")
+
+
+@matplotlib.rc_context(style.STYLE)
+def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Figure:
+    """Draw one panel per verdict, each with a floor: its settings' Pass@1 in ascending order, and a grey band.
+
+    The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best.
+    """
+    columns = min(2 if look.width > 5 else 1, len(verdicts))
+    figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.5, most=MOST_HIGH)
+    for axes, verdict in zip(grid, verdicts, strict=True):
+        floor = verdict.floor
+        assert floor is not None
+        scores = 100 * np.sort(floor.scores)
+        best = scores[-1]
+        tied_from = max(0.0, best - 100 * floor.critical)
+        axes.axhspan(tied_from, best, color=BAND_COLOR, linewidth=0)
+        color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
+        axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
+        low, _, high = (notation.percent(value) for value in floor.expected_range)
+        spans = f"scores span {notation.percent(floor.range)}, by chance {low} to {high}, {notation.p_equals(floor.p)}"
+        title = style.wrapped(f"{verdict.title}\n{spans}", look.width / columns, style.SMALL)
+        axes.set_title(title, fontsize=7, linespacing=1.3)
+        bottom = min(scores[0], tied_from)
+        room = 0.08 * (best - bottom or 1.0)  # settings that are all correct span nothing
+        axes.set_ylim(bottom - room, best + room)
+        style.percent_axis(axes)
+        axes.set_xticks([])
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+    figure.supylabel("Pass@1 (%)", fontsize=8)
+    note = "one dot per setting, in ascending order: blue where settings matter, orange where that is not shown;"
+    style.footnote(figure, f"{note} grey: statistically tied with the best")
+    return figure
+
+
+@matplotlib.rc_context(style.STYLE)
+def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: Look = DEFAULT_LOOK) -> Figure:
+    """Draw a model's KL per setting (a `fidelity` table), nearest first, and that of cells by `fidelity_bins`."""
+    # A budget that all settings share stands in the title.
+    budgets = table["budget"].dropna().unique()
+    named = table.assign(setting=[notation.setting(row, budget=len(budgets) > 1) for row in table.itertuples()])
+    wide = look.width > 5
+    nearest = named.groupby("setting")["kl"].mean().sort_values().index[: MOST if wide else MOST_IN_A_COLUMN]
+    high = 0.13 * len(nearest) + 0.9
+    parts: Any = [["cells", "distance"], ["cells", "entropy"]] if wide else [["cells"], ["distance"], ["entropy"]]
+    figure = style.new_figure((look.width, max(high, 3.4) if wide else high + 3.2))
+    axes = figure.subplot_mosaic(parts, height_ratios=None if wide else [high, 1.6, 1.6])
+    for place, (benchmark, rows) in enumerate(named.groupby("benchmark_title", sort=False)):
+        rows = rows[rows["setting"].isin(nearest)]
+        own = style.look_of(place) | {"linestyle": "none", "label": benchmark, "markersize": 3, "elinewidth": 0.8}
+        heights = nearest.get_indexer(pd.Index(rows["setting"]))
+        axes["cells"].errorbar(rows["kl"], heights, xerr=1.96 * rows["kl_se"].fillna(0), **own)
+    axes["cells"].set_yticks(range(len(nearest)), list(nearest), fontsize=6)
+    axes["cells"].set(ylim=(len(nearest) - 0.4, -0.6), xlabel="KL (nats per token)")
+    style.tidy(axes["cells"], grid="both")
+    ranked = named.sort_values("kl", ascending=False)["cell_id"].tolist()
+    for kind, label in {"distance": "tokens since last eviction", "entropy": "entropy of full cache (nats)"}.items():
+        ours = bins[(bins["by"] == kind) & (bins["kl"] > 0)]
+        bounds = pd.Index(sorted(ours["from"].unique()))
+        for place, cell_id in enumerate(ranked):
+            one = ours[ours["cell_id"] == cell_id]
+            color = matplotlib.colormaps["viridis"](1 - place / max(1, len(ranked) - 1))
+            at = bounds.get_indexer(pd.Index(one["from"]))
+            axes[kind].plot(at, one["kl"], marker=".", markersize=3, linewidth=0.6, color=color)
+        axes[kind].set_xticks(range(len(bounds)), [f"{bound:g}" for bound in bounds])
+        axes[kind].set(xlabel=label, ylabel="KL (nats per token)", yscale="log")
+        axes[kind].yaxis.set_major_formatter("{x:g}")
+        style.tidy(axes[kind], grid="both")
+    style.legend_below(figure)
+    shared = f", budget {notation.number(budgets[0])}" if len(budgets) == 1 else ""
+    most = "" if len(nearest) == named["setting"].nunique() else f", the {len(nearest)} nearest settings"
+    said = f"{title}{shared}: KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell"
+    figure.suptitle(style.wrapped(said, look.width))
+    return figure

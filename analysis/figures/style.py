@@ -1,0 +1,191 @@
+"""The look, the parts and the files that all figures share."""
+
+from collections.abc import Iterable
+from itertools import count
+from math import ceil
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from kvsweep.analysis import notation
+from kvsweep.errors import UserError
+from kvsweep.files import replacing
+
+FORMATS = ("png", "svg", "pdf")
+
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
+    "figure.titlesize": 9,
+    "savefig.dpi": 200,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "kvsweep",
+    "text.parse_math": False,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+}
+
+# Lightness falls evenly from low to high: safe for colour-blind readers and in grey print.
+SEQUENTIAL = "YlGnBu"
+# Red below zero and blue above it: colour-blind readers tell the two apart.
+DIVERGING = "RdBu"
+
+# Okabe and Ito's colours, with indigo for their yellow, which is too light in print. Seven colours and eleven markers
+# tell 77 policies apart; neighbours differ in both.
+LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
+MARKERS = "osD^vPX<>ph"
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+# Letters in an inch of a figure's title and of a note; inches of a letter in a legend.
+LARGE, SMALL, LETTER = 14, 17, 0.046
+
+
+def check_map(name: str | None) -> None:
+    """Raise a UserError if matplotlib has no colour map of that name."""
+    if name is not None and name not in matplotlib.colormaps:
+        raise UserError(f"--map {name} is no colour map of matplotlib: give one such as viridis, PuOr or RdYlGn.")
+
+
+def new_figure(size: tuple[float, float]) -> Figure:
+    """Make an empty figure of that width and height in inches, whose parts make room for each other."""
+    return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.06))
+
+
+def wrapped(title: str, width: float, letters: int = LARGE) -> str:
+    """Break the lines of a title that would be wider than `width` inches, at so many letters an inch."""
+    return "\n".join(fill(line, round(letters * width)) for line in title.splitlines())
+
+
+def footnote(figure: Figure, text: str) -> None:
+    """Write a note below the figure, in lines that fit."""
+    figure.supxlabel(wrapped(text, figure.get_figwidth(), SMALL), fontsize=7, color="0.3")
+
+
+def marks(texts: Iterable[str]) -> list[str]:
+    """Explain the marks that these texts hold, and the sign of the standard error."""
+    shown = "".join(texts)
+    meanings = {**notation.MARKS, "±": "standard error over problems"}
+    return [f"{mark}\N{NO-BREAK SPACE}{meaning}" for mark, meaning in meanings.items() if mark in shown]
+
+
+def panels(
+    width: float, count: int, columns: int, *, row: float, rest: float, most: float = np.inf, **shared: Any
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure of `count` panels in rows of `columns`; `shared` is for `Figure.subplots`.
+
+    `row` is the height of a row, at most `most` for all rows, and `rest` that of all else, in inches like `width`.
+    """
+    rows = ceil(count / columns)
+    figure = new_figure((width, min(row * rows, most) + rest))
+    axes = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
+    for unused in axes[count:]:
+        unused.remove()
+    return figure, list(axes[:count])
+
+
+def tidy(axes: Axes, *, grid: Literal["x", "y", "both"] = "y") -> None:
+    """Draw a faint grid below the data and leave out the frame on top and on the right."""
+    axes.grid(axis=grid, color="0.92", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def percent_axis(axes: Axes) -> None:
+    """End a vertical axis of percents at 0 and 100, with room for a marker beyond."""
+    low, high = axes.get_ylim()
+    low, high = max(low, -2.0), min(high, 102.0)
+    axes.set_yticks([tick for tick in axes.get_yticks() if max(low, 0) <= tick <= min(high, 100)])
+    axes.set_ylim(low, high)
+    axes.spines["left"].set_bounds(max(low, 0), min(high, 100))
+
+
+def percent_errors(rows: Any) -> tuple[Any, list[Any]]:
+    """Compute scores in percent, and the lengths of their error bars to either side, which end at 0 and 100."""
+    score, error = 100 * rows["pass_at_1"], 100 * rows["se"].fillna(0)
+    return score, [np.minimum(error, score), np.minimum(error, 100 - score)]
+
+
+def full_cache_level(axes: Axes, rows: pd.DataFrame, label: str = "full cache") -> None:
+    """Draw the full cache's Pass@1 in percent, if the rows have one, as a dashed line over a band of its error."""
+    for full in notation.rows(rows[rows["policy"] == "full"].head(1)):
+        level, error = 100 * full.pass_at_1, 0 if notation.missing(full.se) else 100 * full.se
+        axes.axhspan(level - error, min(level + error, 100), color="0.25", alpha=0.1, linewidth=0)
+        axes.axhline(level, color="0.25", linestyle="--", linewidth=0.9, label=label)
+
+
+def legend_below(figure: Figure) -> None:
+    """Explain below a figure what its panels have drawn, each label once, and make the figure higher by that."""
+    drawn = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    handles = {label: handle for pairs in drawn for handle, label in pairs}
+    columns = max(1, int(figure.get_figwidth() / (LETTER * (max(map(len, handles)) + 7))))
+    figure.set_figheight(figure.get_figheight() + 0.13 * ceil(len(handles) / columns))
+    spaces: dict[str, Any] = {"columnspacing": 0.8, "handlelength": 1.6, "fontsize": 6}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, **spaces)
+
+
+def look_of(place: int) -> dict[str, Any]:
+    """The colour, marker and dashes of the line or policy with that number."""
+    choices: dict[str, Any] = {"color": LINE_COLORS, "marker": MARKERS, "linestyle": DASHES}
+    return {name: values[place % len(values)] for name, values in choices.items()}
+
+
+def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The colour, marker and dashes by policy and variant; a known policy looks the same in every figure."""
+    names = [name for name in notation.POLICY_TITLES if name != "full"]
+    others = count(len(names))
+    return {
+        (policy, variant): look_of(names.index(policy) if policy in names and not variant else next(others))
+        for policy, variant in keys
+    }
+
+
+def shade(value: float, limits: tuple[float, float], cmap: str) -> tuple[str, str]:
+    """A value's colour on a scale between two limits, and black or white, whichever has the greater contrast to it."""
+    color = matplotlib.colormaps[cmap]((value - limits[0]) / (limits[1] - limits[0]))
+    channels = np.asarray(to_rgb(color))
+    # WCAG 2's relative luminance, from 0 (black) to 1 (white), and contrast (lighter + 0.05) / (darker + 0.05).
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ [0.2126, 0.7152, 0.0722])
+    # Black and white have equal contrasts, 4.58, to a colour of this luminance.
+    return to_hex(color), "#000000" if luminance > (1.05 * 0.05) ** 0.5 - 0.05 else "#ffffff"
+
+
+def heat_table(
+    axes: Axes, values: np.ndarray, labels: np.ndarray, *, cmap: str, limits: tuple[float, float], size: float
+) -> QuadMesh:
+    """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
+    edge: dict[str, Any] = {"edgecolors": "white", "linewidth": 1}
+    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=cmap, vmin=limits[0], vmax=limits[1], **edge)
+    axes.invert_yaxis()
+    # The hatched background is seen where no cell lies on it.
+    axes.patch.set(facecolor="0.96", edgecolor="0.65", hatch="////", linewidth=0)
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
+    for (row, column), label in np.ndenumerate(labels):
+        value = float(values[row, column])
+        look: Any = {"color": "0.2", "bbox": box} if np.isnan(value) else {"color": shade(value, limits, cmap)[1]}
+        axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", fontsize=size, **look)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return mesh
+
+
+def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
+    """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes; return the path of each format."""
+    paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS}
+    dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    with matplotlib.rc_context(STYLE):
+        for suffix, path in paths.items():
+            with replacing(path) as temporary:
+                figure.savefig(temporary, format=suffix, metadata=dates[suffix])
+            # The layout is the slow part. The first format computes it, and the other formats keep it.
+            figure.set_layout_engine("none")
+    return paths

@@ -1,0 +1,240 @@
+"""Pass@1 against what a setting takes: its budget, its cache length, its bytes, its speed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.figures import style
+from kvsweep.analysis.notation import AXES, DEFAULT_LOOK, UNFINISHED, Look
+from kvsweep.analysis.statistics.grids import question_title
+from kvsweep.analysis.statistics.metrics import (
+    benchmark_views,
+    compressed_benchmarks,
+    mean_over_benchmarks,
+    model_title,
+    settings_by_bytes,
+    size,
+)
+
+POLICY = ["policy", "variant"]
+# What a line of the budgets has in common, and how many lines there are.
+LINE = [*POLICY, "keep_ratio", "local_window"]
+MAX_LINES = 8
+ALL_ROWS = ("full", "full_packed")
+# All panels together, in inches: with a legend of forty names they fit on a page.
+MOST_HIGH = 6.4
+WHITE_EDGE: Any = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "linewidth": 1}
+
+# A line's name in the legend, its points and its look; a panel's title, all its points and its lines.
+Line = tuple[str, pd.DataFrame, dict[str, Any]]
+Panel = tuple[str, pd.DataFrame, list[Line]]
+
+
+@matplotlib.rc_context(style.STYLE)
+def tradeoff(
+    x: str, metrics: pd.DataFrame, model: str, look: Look = DEFAULT_LOOK, timed: pd.DataFrame | None = None
+) -> Figure | None:
+    """Draw a model's Pass@1 with its standard error against one of `COSTS`; None where the run has nothing to compare.
+
+    Against the budget and the speed there is a panel per benchmark, and for the budget one of their mean. Against
+    memory and bytes, one panel shows means over benchmarks with the Pareto front and the names of the policies on it.
+    The speed needs `timed`, the table of `seconds.timings`.
+    """
+    ours = metrics[metrics["model"] == model]
+    if x == "speed" and timed is not None:
+        ours = ours.merge(timed, on="cell_id", suffixes=("_together", ""))
+    column, label, panels_of = COSTS[x]
+    title, panels = panels_of(ours)
+    if not panels:
+        return None
+    front = x in ("memory", "bytes")
+    columns = min(len(panels), look.columns or (1 if x == "speed" else 2) + (look.width > 5))
+    heights = {"row": 2.7 if front else 1.9, "rest": 0.7, "most": MOST_HIGH}
+    figure, grid = style.panels(look.width, len(panels), columns, sharey=True, **heights)
+    for place, (axes, (name, points, lines)) in enumerate(zip(grid, panels, strict=True)):
+        for one, rows, own in lines:
+            score, ends = style.percent_errors(rows)
+            axes.errorbar(rows[column], score, ends, label=one, **{"markersize": 4, "elinewidth": 0.7, **own})
+        axes.set(title=name, xlabel=label, ylabel="" if place % columns else "Pass@1 (%)")
+        style.tidy(axes, grid="both")
+        if x == "budget":
+            axes.set_xticks(sorted({budget for _, rows, _ in panels for budget in rows["budget"].dropna()}))
+        if x == "bytes":
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: size(value))
+        if front:
+            _draw_front(axes, points, column)
+        else:
+            style.full_cache_level(axes, points)
+    for axes in grid:
+        style.percent_axis(axes)
+    figure.suptitle(
+        style.wrapped(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}", look.width)
+    )
+    style.legend_below(figure)
+    if front:
+        _name_points(grid[0], panels[0][1], column)
+    return figure
+
+
+def _budgets(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
+    """A line for each setting that ran at two budgets or more, of those with the most budgets."""
+    scored = ours[ours["pass_at_1"].notna()]
+    compressed = scored[scored["budget"].notna()]
+    budgets = compressed.groupby(LINE, dropna=False, sort=False)["budget"].nunique()
+    budgets = budgets[budgets >= 2].sort_values(ascending=False, kind="stable").head(MAX_LINES)
+    chosen = compressed.merge(budgets.index.to_frame(index=False), on=LINE)
+    full = scored[(scored["policy"] == "full") & scored["condition"].isin(chosen["condition"])]
+    names = list(dict.fromkeys(notation.setting(row, budget=False) for row in chosen.itertuples()))
+    panels = []
+    for title, rows in benchmark_views(pd.concat([chosen, full])) if names else []:
+        points = rows.dropna(subset="pass_at_1")
+        # Points at one budget stand side by side, so that no error bar hides another.
+        aside = 0.02 * np.ptp(points["budget"].dropna()) * (np.arange(len(names)) - (len(names) - 1) / 2)
+        setting = pd.Series([notation.setting(row, budget=False) for row in points.itertuples()], points.index)
+        lines: list[Line] = []
+        for place, name in enumerate(names):
+            line = points[setting == name].drop_duplicates("budget").sort_values("budget")
+            look = {"linewidth": 1.2, **style.look_of(place)}
+            lines.append((name, line.assign(budget=line["budget"] + aside[place]), look))
+        panels.append((title, points, lines))
+    return "budget", panels
+
+
+def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
+    """A line per policy through its settings, the one with the best score first.
+
+    A policy with settings along several axes (a grid) has a line for each series of the axis with the most values.
+    Settings that lack a benchmark are left out.
+    """
+    names = compressed_benchmarks(ours)
+    points = mean_over_benchmarks(ours, names).dropna(subset=["pass_at_1", "mean_cache_length"])
+    parts: dict[Any, list[pd.DataFrame]] = {
+        key: series(rows) for key, rows in points[points["policy"] != "full"].groupby(POLICY, sort=False)
+    }
+    lines: list[Line] = []
+    for key, look in style.policy_looks(parts).items():
+        several = len(parts[key]) > 1
+        name = notation.policy_title(*key) + UNFINISHED * any((part["status"] != "done").any() for part in parts[key])
+        for place, line in enumerate(parts[key]):
+            label = ", ".join(filter(None, (name, _part_name(line, parts[key]))))
+            shade = matplotlib.colormaps["viridis"](0.85 * place / max(1, len(parts[key]) - 1))
+            apart = {"marker": style.MARKERS[place % len(style.MARKERS)], "color": shade} if several else {}
+            lines.append((f"{label}  {100 * line['pass_at_1'].max():.1f}", line, look | WHITE_EDGE | apart))
+    if not lines:
+        return "", []
+    lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
+    over = f"mean of {len(names)} benchmarks" if len(names) > 1 else ours["benchmark_title"].iloc[0]
+    mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in name for name, _, _ in lines) else ""
+    title = f"memory{mark}, {over}, {question_title(ours)}".removesuffix(", ")
+    return title, [("", points, lines)]
+
+
+def series(settings: pd.DataFrame) -> list[pd.DataFrame]:
+    """Split one policy's settings into the series that a line goes through, each in order of mean_cache_length.
+
+    That is one if an axis tells all settings apart, else one along the axis with most values per value of the others.
+    """
+    values = settings[list(AXES)].nunique()
+    ordered = settings.sort_values("mean_cache_length", kind="stable")
+    if values.max() >= len(settings):
+        return [ordered]
+    others = [name for name in AXES if name != values.idxmax()]
+    return [rows for _, rows in ordered.groupby(others, dropna=False)]
+
+
+def _part_name(line: pd.DataFrame, parts: list[pd.DataFrame]) -> str:
+    fixed = [name for name in AXES if all(part[name].nunique() == 1 for part in parts)]
+    return notation.axes({name: line[name].iloc[0] for name in fixed if pd.concat(parts)[name].nunique() > 1})
+
+
+def _bytes(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
+    """A color per number of bits, a marker per policy; a single number of bits has no figure."""
+    points = settings_by_bytes(ours, next(iter(ours["model"]), ""))
+    if points["bits"].nunique() < 2:
+        return "", []
+    bits = sorted(points["bits"].unique(), reverse=True)
+    policies = [name for name in points["policy"].unique() if name not in ALL_ROWS]
+    lines: list[Line] = []
+    schemes = points["variant"].str.extract(r"scheme=(\w+)", expand=False).fillna("")
+    for (policy, width, scheme), line in points.groupby(["policy", "bits", schemes], sort=False):
+        all_rows = policy in ALL_ROWS
+        look: dict[str, Any] = {"color": style.LINE_COLORS[bits.index(width)], "linewidth": 1, "capsize": 1.5}
+        look["marker"] = "*" if all_rows else style.MARKERS[policies.index(policy) % len(style.MARKERS)]
+        name = "all rows" if all_rows else notation.policy_title(str(policy))
+        lines.append((", ".join(filter(None, (name, f"{width:g} bits", str(scheme)))), line, look))
+    weights = f"the weights take {size(points['weight_bytes'].max())} beside them"
+    return f"bytes; {weights}", [("", points, lines)]
+
+
+def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
+    """A marker per policy on each benchmark, at the largest batch that was timed."""
+    cells = ours[ours["pass_at_1"].notna() & (ours["slots"] == ours.groupby("cell_id")["slots"].transform("max"))]
+    looks = style.policy_looks(cells[POLICY].drop_duplicates().itertuples(index=False, name=None))
+    panels: list[Panel] = []
+    for benchmark, points in cells.groupby("benchmark_title", sort=False):
+        fewest, most = points["slots"].min(), points["slots"].max()
+        texts = f"{most:g}" if fewest == most else f"{fewest:g} to {most:g}"
+        groups: Any = points.groupby(POLICY, sort=False)
+        lines: list[Line] = [
+            (notation.policy_title(*key), rows, {**looks[key], "linestyle": "none"}) for key, rows in groups
+        ]
+        panels.append((f"{benchmark}, {texts} texts side by side", points, lines))
+    return "speed, each setting alone", panels
+
+
+# Of each cost the column, the label of its axis, and what finds the figure's title and panels.
+COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[str, list[Panel]]]]] = {
+    "budget": ("budget", "budget (tokens)", _budgets),
+    "memory": ("mean_cache_length", "mean cache length (tokens)", _memory),
+    "bytes": ("kv_bytes_mean", "keys and values of a text, mean over its steps", _bytes),
+    "speed": ("tokens_per_second", "tokens/s, median over rounds", _speeds),
+}
+
+
+def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
+    """The points that no other beats with less or equal `memory` (a column) and a higher score, in order of memory."""
+    ordered = points.sort_values([memory, "pass_at_1"], ascending=[True, False], kind="stable")
+    before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)
+    return ordered[ordered["pass_at_1"] > before]
+
+
+def _draw_front(axes: Axes, points: pd.DataFrame, column: str) -> None:
+    """Draw the full cache's level and the Pareto front up to the limits that the lines set."""
+    axes.margins(x=0.05)
+    axes.set_xlim(axes.get_xlim())
+    for row in notation.rows(points[points["policy"] == "full"].head(1)):
+        cost = getattr(row, column)
+        at = size(cost) if column == "kv_bytes_mean" else f"{notation.decimal(cost, 0)} tokens"
+        name = f"{notation.policy_title('full')}: {notation.percent_pm(row.pass_at_1, row.se)} at {at}"
+        style.full_cache_level(axes, points, name)
+    axes.set_ylim(axes.get_ylim())
+    front = pareto_front(points, column)
+    steps: dict[str, Any] = {"color": "0.8", "linewidth": 4, "solid_joinstyle": "miter", "zorder": 0.5, "where": "post"}
+    axes.step(front[column], 100 * front["pass_at_1"], label="Pareto front", **steps)
+
+
+def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
+    """Write its policy's name beside a point of the Pareto front, where the name covers no point and no other name."""
+    axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
+    places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
+    taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    front = pareto_front(points, column)
+    for row in notation.rows(front[front["policy"] != "full"].drop_duplicates(POLICY, keep="last")):
+        for x, y, side in ((6, 0, "left"), (-6, 0, "right"), (4, 8, "left"), (-4, 8, "right"), (4, -8, "left")):
+            how: dict[str, Any] = {"textcoords": "offset points", "ha": side, "va": "center", "fontsize": 6.5}
+            at = (getattr(row, column), 100 * row.pass_at_1)
+            text = axes.annotate(notation.policy_title(row.policy, row.variant), at, (x, y), **how)
+            text.set_in_layout(False)
+            box = text.get_window_extent()
+            if axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1) and not box.count_overlaps(taken):
+                taken.append(box)
+                break
+            text.remove()

@@ -1,0 +1,178 @@
+"""How numbers, settings and names are written, the same in pictures, tables and the terminal."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from kvsweep.escape import csv_cell, markdown_text
+
+# The colours of heatmaps: each over its own values, all over the same, or by the paired difference to the full cache.
+Scale = Literal["own", "shared", "diff_from_full"]
+
+MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED = "–", "*", "?", "=", "§"
+UNSURE, STOPPED = "‡", "°"
+HOLDS, COSTS, LOSES = "✓", "(✓)", "†"
+MARKS = {
+    MISSING: "no result",
+    UNGRADED: "not graded yet",
+    UNFINISHED: "not finished",
+    HOLDS: "holds: loses less than the margin",
+    COSTS: "holds, but is shown to lose something",
+    LOSES: "loses accuracy",
+    UNTOUCHED: "nothing was evicted: the full cache itself",
+    UNPACKED: "no row was packed: all in the model's precision",
+    STOPPED: "decided early: fewer draws, so the score leans the way of its label",
+    UNSURE: "a reading of the published figure is doubted",
+}
+# The marks of the verdicts on a setting, and their words, from the best verdict to the worst.
+DECISION_MARKS = {"holds": HOLDS, "costs": COSTS, "loses": LOSES}
+DECISIONS = {"holds": "holds", "costs": "holds, at a cost", "open": "open", "loses": "loses accuracy"}
+
+# The width of a printed page between its margins, 18 cm, in inches.
+PAGE_WIDTH = 18 / 2.54
+
+# The axes of a sweep as they are named in a sentence, in this order.
+AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "budget"}
+
+# An equation between numbers, such as `3 x 4 = 12`.
+EQUATION = r"\d+(?:\s*[-+*/×·x]\s*\d+)+\s*=\s*-?\d+"
+
+# The policies as their papers write them, in the order in which they are shown.
+POLICY_TITLES = {
+    "full": "full cache", "full_packed": "all rows, packed", "dynts": "DynTS", "no_question": "DynTS (no question)",
+    "no_window": "DynTS (no window)", "rkv": "R-KV", "rkv_paper": "R-KV (paper)",
+    "rkv_dynts_code": "R-KV (DynTS code)", "snapkv": "SnapKV", "snapkv_dynts_code": "SnapKV (DynTS code)",
+    "h2o": "H2O", "h2o_dynts_code": "H2O (DynTS code)", "tova": "TOVA", "tova_kvpress": "TOVA (kvpress)",
+    "vase": "VaSE", "gkv": "G-KV", "triattention": "TriAttention", "rpc": "RPC", "caote": "CAOTE",
+    "longflow": "LongFlow", "inertia": "InertiaKV", "raas": "RaaS", "lazyeviction": "LazyEviction",
+    "keydiff": "KeyDiff", "knorm": "K-norm", "lagkv": "LagKV", "lagkv_16": "LagKV (16)", "sepllm": "SepLLM",
+    "sepllm_dynts_code": "SepLLM (DynTS code)", "streaming_llm": "StreamingLLM",
+    "streaming_llm_dynts_code": "StreamingLLM (DynTS code)", "window": "window", "random_head": "random per head",
+    "random": "random", "bottom": "bottom", "dynts_answer": "DynTS (answer)", "dynts_far_max": "DynTS (far_max)",
+    "dynts_later": "DynTS (later)", "dynts_sum": "DynTS (answer + far_max)", "oracle_answer": "oracle (answer)",
+    "oracle_far_max": "oracle (far_max)",
+}  # fmt: skip
+VARIANT_TITLES = {"original": "", "dynts_code": "DynTS code", "kvpress": "kvpress"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How the figures of a report are drawn.
+
+    Attributes:
+        width: of a figure, in inches; the text keeps its size.
+        columns: heatmaps in a row; None takes as many as the width holds.
+        scale: the heatmaps' colour scale.
+        interval: write the 95% interval under each value of a heatmap.
+        map: a colour map of matplotlib for scores; None takes the figures' own.
+    """
+
+    width: float = PAGE_WIDTH
+    columns: int | None = None
+    scale: Scale = "own"
+    interval: bool = False
+    map: str | None = None
+
+
+DEFAULT_LOOK = Look()
+
+
+def rows(table: Any) -> Iterator[Any]:
+    """The rows of a data frame as named tuples, whose fields may be of any type."""
+    return table.itertuples()
+
+
+def missing(value: Any) -> bool:
+    """Say if a number is None or NaN."""
+    return value is None or math.isnan(float(value))
+
+
+def number(value: Any) -> str:
+    """Write a setting without needless digits: "0.3", "48"; a dash if missing."""
+    return MISSING if missing(value) else f"{value:.10g}"
+
+
+def percent(fraction: float, *, signed: bool = False) -> str:
+    """Write a fraction in percent with one decimal: 0.4733 -> "47.3", signed "+47.3"; a dash if missing."""
+    return MISSING if missing(fraction) else f"{100 * fraction:{'+' * signed}z.1f}"
+
+
+def percent_pm(fraction: float, error: float, *, signed: bool = False) -> str:
+    """Write percent and standard error: "47.3 ± 2.1", or "47.3" if the error is unknown; a dash if missing."""
+    value = percent(fraction, signed=signed)
+    return value if missing(fraction) or missing(error) else f"{value} ± {percent(error)}"
+
+
+def interval(low: float, high: float, *, signed: bool = False) -> str:
+    """Write the ends of an interval in percent: "-3.1 to +0.5" if signed."""
+    return f"{percent(low, signed=signed)} to {percent(high, signed=signed)}"
+
+
+def decimal(value: float, digits: int = 1) -> str:
+    """Write a mean with so many decimals and thousands separated; a dash if missing."""
+    return MISSING if missing(value) else f"{value:,.{digits}f}"
+
+
+def p_value(p: float) -> str:
+    """Write a p-value with three decimals, or "<0.001"; a dash if missing."""
+    return MISSING if missing(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def p_equals(p: float) -> str:
+    """Write a p-value as an equation: "p = 0.023", "p < 0.001"."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def axes(values: Any) -> str:
+    """Name those axes that `values` (a mapping or a row) has: "keep ratio 0.3, window 48, budget 128"."""
+    known = {name: values[name] for name in AXES if name in values and not missing(values[name])}
+    return ", ".join(f"{AXES[name]} {number(value)}" for name, value in known.items())
+
+
+def setting(row: Any, *, budget: bool = True) -> str:
+    """Name a row's policy setting: "DynTS 0.3 / 48, budget 128, question=free", or without the budget."""
+    sizes = [getattr(row, name, None) for name in ("keep_ratio", "local_window")]
+    name = " / ".join(number(size) for size in sizes if not missing(size))
+    parts = [f"{policy_title(row.policy)} {name}".rstrip(), axes({"budget": row.budget}) if budget else "", row.variant]
+    return ", ".join(part for part in parts if part)
+
+
+def setting_of(policy: Mapping[str, Any]) -> str:
+    """Name the policy section of a cell.yaml: "DynTS 0.3 / 48, budget 128"."""
+    return setting(SimpleNamespace(policy=policy["name"], variant="", **{name: policy.get(name) for name in AXES}))
+
+
+def state_marks(row: Any) -> str:
+    """The marks of a cell's score: nothing evicted, nothing packed, not finished, fewer draws than the others."""
+    unpacked = getattr(row, "packed", None) == 0
+    stopped = getattr(row, "stopped_early", None) == True  # noqa: E712 - NaN where nothing is compared
+    untouched = row.policy != "full" and getattr(row, "evicted", None) == 0 and row.bits == 16
+    marks = UNTOUCHED * untouched + UNPACKED * unpacked
+    return marks + UNFINISHED * (row.status != "done") + STOPPED * stopped
+
+
+def markdown(lines: Iterable[Iterable[str]]) -> str:
+    """Write a Markdown table; the first line holds the heads."""
+    head, *rows = [[markdown_text(text) for text in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+
+
+def csv_text(table: Any) -> str:
+    """Write a data frame as CSV with all digits of its numbers, in which no text runs as a formula."""
+    return table.map(csv_cell).to_csv(index=False, lineterminator="\n")
+
+
+def policy_title(policy: str, variant: str = "") -> str:
+    """Name a policy in a picture: "SnapKV", "SnapKV (DynTS code)", "DynTS (question=free)".
+
+    `variant` is as in cells.csv. Of a field that is itself called `variant` only the value is named, unless "original".
+    """
+    named = ", ".join(word for field in variant.split(",") if (word := _variant_title(field.strip())))
+    return POLICY_TITLES.get(policy, policy) + (f" ({named})" if named else "")
+
+
+def _variant_title(field: str) -> str:
+    name, _, value = field.partition("=")
+    return VARIANT_TITLES.get(value, value.replace("_", " ")) if name == "variant" else field

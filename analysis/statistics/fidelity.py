@@ -1,0 +1,123 @@
+"""Fidelity of replayed texts: means per token with errors over texts, and paired differences between cells."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kvsweep import records
+from kvsweep.analysis import notation
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.statistics.inference import paired_tests
+from kvsweep.records import REPLAY_DISTANCES, REPLAY_ENTROPIES, Replay, Timing, read_rows, read_shards, shard_files
+
+# Each number of a text, and whether its tokens or its answer's tokens divide a sum.
+NUMBERS = ("kl", "change", "flips", "answer_change", "first_other")
+
+
+def replay_rows(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
+    """A row for each cell and text with the numbers per token; empty where nothing was replayed.
+
+    Texts that some other replayed cell of the condition lacks are left out: means over other texts rank no cells.
+    """
+    rows = rows_of_cells(run.directory, run.cells["cell_id"], file)
+    condition = rows["cell_id"].map(run.cells.set_index("cell_id")["condition"])
+    cells = rows.groupby(condition)["cell_id"].transform("nunique")
+    return rows[rows.groupby([condition, "problem_id"])["cell_id"].transform("nunique") == cells]
+
+
+def rows_of_cells(directory: Path, cell_ids: Iterable[str], file: str) -> pd.DataFrame:
+    """The rows of some cells of a run directory, all texts of each."""
+    rows = [
+        {
+            "cell_id": cell_id,
+            "problem_id": row.problem_id,
+            "tokens": row.tokens,
+            "evictions": row.evictions,
+            "kl": row.kl_mean,
+            "change": row.change / row.tokens,
+            "flips": 1 - row.top1,
+            "answer_change": np.nan if row.answer_change is None else row.answer_change / row.answer_tokens,
+            # A text that never differs counts as differing behind its end.
+            "first_other": row.tokens if row.first_other is None else row.first_other,
+        }
+        for cell_id in cell_ids
+        for row in read_shards(directory / cell_id, file, Replay, on_bad=records.ignore)
+    ]
+    return pd.DataFrame(rows, columns=["cell_id", "problem_id", "tokens", "evictions", *NUMBERS])
+
+
+def fidelity(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per cell: texts, and for each number its mean over texts and the standard error with texts as clusters."""
+    grouped = rows.groupby("cell_id", sort=False)
+    table = grouped.agg(texts=("problem_id", "size"), tokens=("tokens", "sum"), evictions=("evictions", "mean"))
+    for name in NUMBERS:
+        table[name] = grouped[name].mean()
+        table[f"{name}_se"] = grouped[name].std(ddof=1) / np.sqrt(grouped[name].count())
+    return table.reset_index()
+
+
+def paired_fidelity(rows: pd.DataFrame, reference: str, number: str = "kl") -> pd.DataFrame:
+    """Each cell's number minus that of a reference cell, paired by text: difference, interval, p, Holm's p."""
+    wide = rows.pivot(index="cell_id", columns="problem_id", values=number)
+    others = [cell_id for cell_id in wide.index if cell_id != reference]
+    tests = paired_tests(wide.loc[others].to_numpy()[..., None], wide.loc[reference].to_numpy()[:, None])
+    return tests.assign(cell_id=others)
+
+
+def fidelity_bins(run: Run, file: str = records.REPLAY_FILE) -> pd.DataFrame:
+    """KL, change and top-1 agreement per token by distance since the last eviction and by the full cache's entropy."""
+    sums, names = ["tokens", "kl", "change", "top1"], ["cell_id", "by", "from"]
+    counted = set(replay_rows(run, file)[["cell_id", "problem_id"]].itertuples(index=False, name=None))
+    rows = [
+        (cell_id, kind, float(bound), *(getattr(part, name) for name in sums))
+        for cell_id in run.cells["cell_id"]
+        for row in read_shards(run.directory / cell_id, file, Replay, on_bad=records.ignore)
+        if (cell_id, row.problem_id) in counted
+        for kind, bounds in (("distance", REPLAY_DISTANCES), ("entropy", REPLAY_ENTROPIES))
+        for bound, part in zip(bounds, getattr(row, f"by_{kind}"), strict=True)
+    ]
+    table = pd.DataFrame(rows, columns=[*names, *sums]).groupby(names, sort=False, as_index=False).sum()
+    table = table[table["tokens"] > 0].reset_index(drop=True)
+    return table.assign(**{name: table[name] / table["tokens"] for name in sums[1:]})
+
+
+def timings(run: Run) -> pd.DataFrame:
+    """A row per cell and batch with medians over rounds; empty where nothing was timed.
+
+    Columns: cell_id, why (what chose the batch), slots, rounds, tokens_per_second, times_full (this speed over the full
+    cache's in the same round), eviction_share, ms_per_step, kv_bytes, peak_bytes.
+    """
+    rows = [
+        {
+            "cell_id": cell.cell_id,
+            "condition": cell.condition,
+            "full": cell.policy == "full",
+            "why": row.why,
+            "slots": row.slots,
+            "round": row.round,
+            "tokens_per_second": row.tokens / row.seconds,
+            "eviction_share": row.eviction_seconds / row.seconds,
+            "ms_per_step": 1000 * sum(s for _, _, s in row.by_length) / max(1, sum(n for _, n, _ in row.by_length)),
+            **{"kv_bytes": row.kv_bytes, "peak_bytes": row.peak_bytes},
+        }
+        for cell in notation.rows(run.cells)
+        for path in shard_files(run.directory / cell.cell_id, records.SECONDS_FILE).values()
+        for row in read_rows(path, Timing, on_bad=records.ignore)
+        if row.seconds > 0
+    ]
+    averaged = ["slots", "tokens_per_second", "times_full", "eviction_share", "ms_per_step", "kv_bytes", "peak_bytes"]
+    if not rows:
+        return pd.DataFrame(columns=["cell_id", "why", *averaged, "rounds"])
+    table = pd.DataFrame(rows).astype({"peak_bytes": "float64"})
+    # A command that is given again, maybe with other slots, begins anew with round 0; the last command counts.
+    batch = [table["cell_id"], table["why"]]
+    command = (table["round"] == 0).groupby(batch).cumsum()
+    table = table[command == command.groupby(batch).transform("max")]
+    beside = ["condition", "why", "round"]
+    full = table[table["full"]].drop_duplicates(beside).set_index(beside)["tokens_per_second"]
+    table["times_full"] = table["tokens_per_second"] / full.reindex(pd.MultiIndex.from_frame(table[beside])).to_numpy()
+    grouped = table.groupby(["cell_id", "why"], sort=False)
+    found = grouped[averaged].median()
+    return found.assign(rounds=grouped["round"].nunique()).reset_index()

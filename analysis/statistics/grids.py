@@ -1,0 +1,194 @@
+"""Group a run's cells: the grid of each policy, and the settings that several policies share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.notation import policy_title
+
+# A picture of a shared setting compares at least so many policies.
+MIN_POLICIES = 3
+AXES = ["budget", "keep_ratio", "local_window"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGrid:
+    """The cells of one policy, budget and variant over keep_ratio and local_window, for all models.
+
+    Ratios ascend and windows descend, as drawn; the axes are those of all models and benchmarks: gaps are seen.
+    """
+
+    policy: str
+    budget: float
+    variant: str
+    ratios: list[float]
+    windows: list[float]
+    models: list[str]
+    benchmarks: list[str]
+    cells: pd.DataFrame
+
+    @property
+    def title(self) -> str:
+        """The policy, budget, variant and question, as "dynts, budget 128, question pinned"."""
+        title = notation.setting(self)
+        return title if "question=" in self.variant else f"{title}, {question_title(self.cells)}".removesuffix(", ")
+
+
+def find_grids(metrics: pd.DataFrame) -> list[PolicyGrid]:
+    """The grids that are large enough for a picture: two values on both axes, or three on one."""
+    gridded = metrics.dropna(subset=["keep_ratio", "local_window"])
+    grids = []
+    groups: Any = gridded.groupby(["policy", "budget", "variant"], dropna=False, sort=False)
+    for (policy, budget, variant), cells in groups:
+        ratios = sorted(cells["keep_ratio"].unique())
+        windows = sorted(cells["local_window"].unique(), reverse=True)
+        if min(len(ratios), len(windows)) >= 2 or max(len(ratios), len(windows)) >= 3:
+            benchmarks = [name for name in metrics["benchmark"].unique() if name in set(cells["benchmark"])]
+            axes = {"ratios": ratios, "windows": windows, "benchmarks": benchmarks}
+            models = list(cells["model"].unique())
+            grids.append(PolicyGrid(policy=policy, budget=budget, variant=variant, models=models, cells=cells, **axes))
+    return grids
+
+
+def missing_cells(grid: PolicyGrid) -> pd.DataFrame:
+    """The points of the grid without a cell, as model, benchmark, keep_ratio, local_window."""
+    names = ["model", "benchmark", "keep_ratio", "local_window"]
+    every = pd.MultiIndex.from_product([grid.models, grid.benchmarks, grid.ratios, grid.windows], names=names)
+    return every.difference(pd.MultiIndex.from_frame(grid.cells[names]), sort=False).to_frame(index=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSetting:
+    """The cells of all policies that ran with one budget, keep_ratio and local_window, on all models.
+
+    An axis that none of the policies has is missing (NaN). A policy without one of the fields, as the full cache,
+    belongs to every value of it. Where a policy ran with the question in several places, each place is a setting: a
+    figure ranks policies with the question in one place, or its title says which differ.
+    """
+
+    budget: float
+    keep_ratio: float
+    local_window: float
+    cells: pd.DataFrame
+    question: str = ""
+
+    @property
+    def title(self) -> str:
+        """The setting in words, as "keep ratio 0.3, window 48, budget 128, question pinned"."""
+        size = notation.axes(vars(self)) or "the policies' own settings"
+        return f"{size}, {question_title(self.cells)}".removesuffix(", ")
+
+    @property
+    def file_part(self) -> str:
+        """The setting as part of a file's name, as "ratio0.3_window48_budget128"."""
+        size = notation.axes(vars(self)).replace("keep ", "").replace(", ", "_").replace(" ", "")
+        return f"{size}_question_{self.question}" if self.question else size
+
+    @property
+    def policies(self) -> int:
+        """The number of policies that share the setting, without the full cache; a policy's variants count once."""
+        return int(self.cells.loc[self.cells["policy"] != "full", "policy"].nunique())
+
+    @property
+    def models(self) -> set[str]:
+        """The models that ran a compressed cache with this setting."""
+        return set(self.cells.loc[self.cells["policy"] != "full", "model"])
+
+
+def shared_settings(metrics: pd.DataFrame) -> list[SharedSetting]:
+    """The settings that at least `MIN_POLICIES` policies share, those that most policies share first."""
+    points = metrics.loc[metrics["policy"] != "full", AXES].drop_duplicates().sort_values(AXES, kind="stable")
+    found = []
+    for values in points.itertuples(index=False, name=None):
+        point = dict(zip(AXES, values, strict=True))
+        if _is_part_of_another(point, points):
+            continue
+        fits = [metrics[name].isna() | (metrics[name] == value) for name, value in point.items()]
+        for place, cells in by_question(metrics[fits[0] & fits[1] & fits[2]]):
+            setting = SharedSetting(**point, cells=cells, question=place)
+            if setting.policies >= MIN_POLICIES:
+                found.append(setting)
+    return sorted(found, key=lambda setting: -setting.policies)
+
+
+def _is_part_of_another(point: dict[str, float], points: pd.DataFrame) -> bool:
+    """Say if another point agrees on all axes that this one has: its picture shows this one's policies too."""
+    known = {name: value for name, value in point.items() if not notation.missing(value)}
+    return int((points[list(known)] == pd.Series(known)).all(axis=1).sum()) > 1
+
+
+# Beside this package's folder, in the repository as in an installed wheel.
+REFERENCE = Path(__file__).resolve().parents[2] / "results" / "reference"
+GRID_FILE = "dynts_heatmaps.csv"
+SCORES_FILE = "scores.csv"
+MATCH = ["model", "benchmark", "policy", "keep_ratio", "local_window", "budget"]
+
+
+def published_grid(grid: PolicyGrid, model: str) -> pd.DataFrame | None:
+    """The published scores at the points of a model's grid, in percent; None if they have no two rows and columns."""
+    table = pd.read_csv(REFERENCE / GRID_FILE)
+    alike = (table["model"] == model) & (table["policy"] == grid.policy) & (table["budget"] == grid.budget)
+    on_axes = table["keep_ratio"].isin(grid.ratios) & table["local_window"].isin(grid.windows)
+    found = table[alike & on_axes & table["benchmark"].isin(grid.benchmarks)]
+    return found if found[["keep_ratio", "local_window"]].nunique().min() >= 2 else None
+
+
+def beside_published(metrics: pd.DataFrame) -> pd.DataFrame | None:
+    """Set our scores beside the published ones, as texts: a row per cell that has a published one; None without any."""
+    ours = metrics[metrics["pass_at_1"].notna()]
+    tables = [pd.read_csv(REFERENCE / name) for name in (GRID_FILE, SCORES_FILE)]
+    published = pd.concat(tables, ignore_index=True)[[*MATCH, "pass_at_1", "source", "doubt"]]
+    axes = ["keep_ratio", "local_window", "budget"]
+    # The full cache has none of the axes, and a missing value matches nothing.
+    left, right = ours.fillna(dict.fromkeys(axes, -1.0)), published.fillna(dict.fromkeys(axes, -1.0))
+    both = left.merge(right, on=MATCH, suffixes=("", "_published"))
+    texts = [
+        {
+            "model": row.model_title,
+            "benchmark": row.benchmark_title,
+            "setting": notation.setting(row) if row.budget >= 0 else notation.policy_title(row.policy),
+            "ours ± SE": notation.percent_pm(row.pass_at_1, row.se),
+            "95% interval": notation.interval(row.ci_low, row.ci_high),
+            "published": f"{row.pass_at_1_published:.1f}",
+            "source": row.source,
+            "doubt": "" if pd.isna(row.doubt) else row.doubt,
+        }
+        for row in notation.rows(both)
+    ]
+    return pd.DataFrame(texts).set_index("model") if texts else None
+
+
+TITLES = {"free": "free", "pinned": "pinned", "on_top": "on top"}
+
+
+def question_title(cells: pd.DataFrame) -> str:
+    """The place of the question in some cells: "question pinned", or which policies differ from the most.
+
+    For policies that differ are no equals, as in "question pinned for DynTS and SnapKV, free for the others".
+    """
+    asked = cells[cells["question"] != ""].drop_duplicates(["policy", "question"])
+    places = asked["question"].value_counts()
+    if len(places) < 2:
+        return "".join(f"question {TITLES.get(place, place)}" for place in places.index)
+    most, *others = places.index
+    names = asked["policy"].map(policy_title).groupby(asked["question"]).agg(_listed)
+    told = [f"{TITLES.get(place, place)} for {names[place]}" for place in others]
+    return f"question {', '.join(told)}, {TITLES.get(most, most)} for the others"
+
+
+def _listed(names: pd.Series) -> str:
+    """a, b and c."""
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else str(last)
+
+
+def by_question(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The cells by the question's place, the full cache's in each part; in one part, "", if no policy has several."""
+    asked = cells["question"] != ""
+    if cells[asked].groupby("policy")["question"].nunique().max() <= 1 or not asked.any():
+        return [("", cells)]
+    places = [place for place in TITLES if (cells["question"] == place).any()]
+    return [(place, cells[~asked | (cells["question"] == place)]) for place in places]

@@ -1,0 +1,358 @@
+"""Tell signal from noise: paired tests over problems, and the spread that identical cells would show.
+
+Scores are arrays [cells, problems, draws] of 0 and 1, missing (NaN) where a pair has no grade. Problems are the
+independent units throughout; the draws of one problem are averaged first. All cells of a grid share their resamples,
+which the range over cells needs; scipy's `permutation_test` takes one statistic at a time, so numpy resamples here, and
+the tests compare the results with scipy's.
+
+scipy and statsmodels load slowly: imported where they are used, they do not delay the summary at a sweep's end.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kvsweep.analysis.statistics import noninferiority
+from kvsweep.analysis.statistics.noninferiority import Decision, Floats
+
+LEVEL = 0.05
+POWER = 0.8
+RESAMPLES = 9999
+FLOOR_RESAMPLES = 1999
+
+# With at most so many problems that differ, the sign-flip test tries every pattern of signs.
+EXACT_PROBLEMS = 12
+
+# The share of the variance of single answers that lies between problems, as repeated answers of real models have it
+# (results/published/paper_grids). Where only the scores are known, the noise floor is given for all three.
+BETWEEN_PROBLEMS = (0.5, 0.65, 0.77)
+_CHUNK = 4_000_000
+_EPSILON = 1e-9
+
+
+def score_array(graded: pd.DataFrame, cell_ids: Sequence[str]) -> Floats:
+    """Arrange graded rows (cell_id, problem_id, draw, correct) of some cells as [cells, problems, ascending draws]."""
+    rows = graded[graded["cell_id"].isin(cell_ids)]
+    cells = pd.Categorical(rows["cell_id"].astype("object"), categories=list(cell_ids)).codes
+    problems, names = pd.factorize(rows["problem_id"])
+    draws, numbers = pd.factorize(rows["draw"], sort=True)
+    scores = np.full((len(cell_ids), len(names), len(numbers)), np.nan)
+    scores[cells, problems, draws] = rows["correct"]
+    return scores
+
+
+def problem_means(scores: Floats) -> Floats:
+    """Average over draws, giving [cells, problems]; missing where a problem has no draw."""
+    counts = (~np.isnan(scores)).sum(-1)
+    return np.where(counts, np.nansum(scores, -1) / np.maximum(counts, 1), np.nan)
+
+
+def paired_tests(scores: Floats, reference: Floats) -> pd.DataFrame:
+    """Compare each cell with a reference on the (problem, draw) pairs that both have.
+
+    The test flips the signs of the mean differences per problem. It tries all patterns of signs where at most
+    `EXACT_PROBLEMS` problems differ, else `RESAMPLES` random ones, and counts the observed pattern among them (Phipson
+    and Smyth 2010). The interval is Student's t over problems. Holm bounds the chance of any false alarm among the
+    given cells, Benjamini-Hochberg the expected share of false alarms.
+
+    `scores` are [cells, problems, draws], `reference` is [problems, draws]. The columns are problems, difference, se,
+    low, high, p, p_holm and p_bh; missing without a pair.
+    """
+    from scipy import stats
+    from statsmodels.stats.multitest import multipletests
+
+    differences = problem_means(scores - reference)
+    count = (~np.isnan(differences)).sum(-1)
+    table = pd.DataFrame({"problems": count})
+    known = count > 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        table["difference"] = np.where(known, np.nansum(differences, -1) / count, np.nan)
+        centred = differences - table["difference"].to_numpy()[:, None]
+        table["se"] = np.sqrt(np.nansum(centred**2, -1) / (count - 1) / count)
+    half = stats.t.ppf(1 - LEVEL / 2, np.maximum(count - 1, 1)) * table["se"]
+    table["low"], table["high"] = table["difference"] - half, table["difference"] + half
+    p = sign_flip_p(differences)
+    for name, method in (("p", None), ("p_holm", "holm"), ("p_bh", "fdr_bh")):
+        table[name] = np.nan
+        if known.any():
+            table.loc[known, name] = p[known] if method is None else multipletests(p[known], method=method)[1]
+    return table
+
+
+def sign_flip_p(differences: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> Floats:
+    """Test rows of `differences` [cells, problems], missing ones 0, against mean zero by random signs; two-sided p."""
+    values = np.nan_to_num(differences)
+    observed = np.abs(values.sum(-1))
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(resamples, values.shape[1]))
+    drawn = np.abs(signs @ values.T)
+    p = (1 + (drawn >= observed - _EPSILON).sum(0)) / (resamples + 1)
+    for row, cell in enumerate(values):
+        changed = cell[np.abs(cell) > _EPSILON]
+        if len(changed) <= EXACT_PROBLEMS:
+            patterns = 1 - 2.0 * ((np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed))) & 1)
+            p[row] = (np.abs(patterns @ changed) >= observed[row] - _EPSILON).mean()
+    return p
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """The spread of a grid's cells beside the spread that identical cells would show, both as fractions.
+
+    Attributes:
+        scores: the cells' scores on the pairs that all cells have.
+        cells, problems, draws: the size of the grid; draws is the mean over problems.
+        spread, range: standard deviation and range of the cells' scores.
+        expected_spread: mean standard deviation of identical cells.
+        expected_range: 2.5%, 50% and 97.5% quantile of the range of identical cells.
+        p: chance that identical cells spread at least as much.
+        critical: the range that identical cells exceed in one grid of twenty. A cell that lies farther than this below
+            the best cell is worse than the best cell; the other cells are tied with the best.
+    """
+
+    scores: Floats
+    cells: int
+    problems: int
+    draws: float
+    spread: float
+    range: float
+    expected_spread: float
+    expected_range: tuple[float, float, float]
+    p: float
+    critical: float
+
+    @property
+    def signal(self) -> bool:
+        """True if identical cells would seldom spread as much."""
+        return self.p < LEVEL
+
+    @property
+    def tied(self) -> NDArray[np.bool_]:
+        """The cells that are tied with the best, the best among them."""
+        return np.asarray(self.scores >= self.scores.max() - self.critical)
+
+
+def noise_floor(scores: Floats, *, resamples: int = FLOOR_RESAMPLES, seed: int = 0) -> NoiseFloor | None:
+    """Estimate the noise floor by permuting the cells within each problem.
+
+    If no setting matters, the order of the cells within a problem says nothing, whatever the problem's difficulty and
+    however alike the cells' answers. `p` compares the variance of the cells' means. `critical` permutes the residuals
+    after each cell's mean is subtracted, so that real differences do not widen it; the subtraction takes a degree of
+    freedom, so the residuals are scaled by sqrt(n / (n - 1)).
+
+    A problem or draw that one cell lacks is left out of `scores` [cells, problems, draws] for all cells. With fewer
+    than two cells or two common problems there is no floor.
+    """
+    common = np.where(np.isnan(scores).any(0), np.nan, scores)
+    means = problem_means(common)
+    kept = ~np.isnan(means).any(0)
+    means = means[:, kept]
+    cells, problems = means.shape
+    if cells < 2 or problems < 2:
+        return None
+    observed = means.mean(-1)
+    residuals = (means - observed[:, None]) * np.sqrt(problems / (problems - 1))
+    draws = float((~np.isnan(common[0])).sum(-1)[kept].mean())
+    null, centred = _permuted(means, resamples, seed), _permuted(residuals, resamples, seed + 1)
+    return _floor(observed, null, problems, draws, centred)
+
+
+def _permuted(means: Floats, resamples: int, seed: int) -> Floats:
+    """Put the cells of each problem in random order and return the cells' means [resamples, cells]."""
+    rng = np.random.default_rng(seed)
+    cells, problems = means.shape
+    size = max(1, _CHUNK // means.size)
+    parts = []
+    for start in range(0, resamples, size):
+        count = min(size, resamples - start)
+        order = rng.random((count, cells, problems)).argsort(1)
+        parts.append(np.take_along_axis(means[None], order, 1).mean(-1))
+    return np.concatenate(parts)
+
+
+def summary_noise_floor(
+    scores: Floats, problems: int, draws: int, *, between: float, resamples: int = FLOOR_RESAMPLES, seed: int = 0
+) -> NoiseFloor:
+    """Estimate the noise floor where only the cells' scores are known, from binomial draws for each problem.
+
+    All cells share the problems' difficulties, a Beta distribution around the grid's mean, and draw independently.
+    `scores` are fractions; the share `between` (0 to 1) of single answers' variance lies between problems.
+    """
+    rng = np.random.default_rng(seed)
+    # Where all answers are right, or all wrong, so are all that chance could give.
+    mean, size = float(np.clip(np.mean(scores), _EPSILON, 1 - _EPSILON)), (1 - between) / between
+    chance = rng.beta(mean * size, (1 - mean) * size, (resamples, 1, problems))
+    null = rng.binomial(draws, np.broadcast_to(chance, (resamples, len(scores), problems))).mean(-1) / draws
+    return _floor(np.asarray(scores), null, problems, draws, null)
+
+
+def _floor(observed: Floats, null: Floats, problems: int, draws: float, centred: Floats) -> NoiseFloor:
+    """Compare the cells' means with those of identical cells, `null` and (for `critical`) `centred`: [grids, cells]."""
+    spread, own = null.std(-1, ddof=1), float(observed.std(ddof=1))
+    low, middle, high = np.quantile(np.ptp(null, axis=-1), [0.025, 0.5, 0.975]).tolist()
+    return NoiseFloor(
+        scores=observed,
+        cells=len(observed),
+        problems=problems,
+        draws=draws,
+        spread=own,
+        range=float(np.ptp(observed)),
+        expected_spread=float(spread.mean()),
+        expected_range=(low, middle, high),
+        p=float((1 + (spread >= own - _EPSILON).sum()) / (len(null) + 1)),
+        critical=float(np.quantile(np.ptp(centred, axis=-1), 1 - LEVEL)),
+    )
+
+
+def draws_to_separate(first: Floats, second: Floats) -> tuple[float, bool]:
+    """Count the draws per problem that tell two cells [problems, draws] apart, at the level 5% and with 80% power.
+
+    More draws shrink only the variance between draws, which decides; with one draw per problem, the whole variance of
+    the paired differences takes its place. Returns the number, infinite for equal scores, and True for an upper bound.
+    """
+    pairs = first - second
+    means = problem_means(pairs[None])[0]
+    problems = int((~np.isnan(means)).sum())
+    if problems < 2:
+        return float("nan"), False
+    counts = (~np.isnan(pairs)).sum(-1)
+    several = counts > 1
+    bound = not several.any()
+    variance = float(np.nanvar(means, ddof=1) if bound else np.nanvar(pairs[several], axis=-1, ddof=1).mean())
+    difference = abs(float(np.nanmean(means)))
+    if min(difference, variance) < _EPSILON:
+        return float("inf") if difference < _EPSILON else 1.0, bound
+    from statsmodels.stats.power import NormalIndPower
+
+    size = NormalIndPower().solve_power(difference / np.sqrt(variance), alpha=LEVEL, power=POWER, ratio=0)
+    return float(np.ceil(size / problems)), bound
+
+
+def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
+    """Estimate pass@k without bias, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+
+    `right` holds c of each problem, its correct draws, and `draws` n, all its draws; missing where n < k.
+    """
+    from scipy import stats
+
+    right, draws = np.asarray(right, dtype=float), np.asarray(draws, dtype=float)
+    none_right = stats.hypergeom.pmf(0, draws, right, k)
+    return np.where(draws >= k, 1 - none_right, np.nan)
+
+
+COLUMNS = ["decision", "margin", "family", "rounds", "stopped_early", "these_low", "these_high", "p_holds", "p_loses"]
+COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold"]
+COLUMNS += ["lost_wholly", "diff_hard", "diff_middle", "diff_easy"]
+# Of how many cells a policy's sizes form a chain, in which the smallest cache that holds is searched from the largest.
+CHAIN = 3
+Record = Mapping[str, Any]
+
+
+class Plan(NamedTuple):
+    """What decides about a cell beside the scores: the rounds of a sequential sweep, the margin, the sweep's grid."""
+
+    rounds: tuple[int, ...]
+    margin: float
+    grid: str
+
+
+def plan_of(record: Record, margin: float | None = None) -> Plan:
+    """The plan of a cell, from its provenance. A `margin` (a fraction) takes the place of the run's own."""
+    config = record.get("config") or {}
+    rounds = tuple(record.get("rounds") or ())
+    points = (config.get("report") or {}).get("margin", 100 * noninferiority.MARGIN)
+    grid = str(config.get("grid")) if rounds else ""
+    return Plan(rounds=rounds, margin=points / 100 if margin is None else margin, grid=grid)
+
+
+def decide_cells(
+    cells: pd.DataFrame, graded: pd.DataFrame, provenance: Mapping[str, Record], margin: float | None = None
+) -> pd.DataFrame:
+    """Decide about each cell that shares a (problem, draw) pair with the full cache of its condition.
+
+    The correction for the number of cells runs over the cells of a condition that have the same plan. A cell is open
+    as long as it or its full cache is unfinished. Returns `COLUMNS` and recommendable (docs/report.md) by cell_id.
+    """
+    rows: dict[str, list[Any]] = {}
+    recommendable: set[str] = set()
+    for _, group in cells.groupby("condition", sort=False):
+        is_full = group["policy"] == "full"
+        names = [*group.loc[is_full, "cell_id"].head(1), *group.loc[~is_full, "cell_id"]]
+        if not is_full.any() or len(names) == 1:
+            continue
+        full, *others = score_array(graded, names)
+        plans = {name: plan_of(provenance.get(name, {}), margin) for name in names[1:]}
+        scores = dict(zip(plans, others, strict=True))
+        unfinished = set(group.loc[group["status"] != "done", "cell_id"])
+        for plan in dict.fromkeys(plans.values()):
+            family = {name: scores[name] for name in scores if plans[name] == plan}
+            found = _decisions(family, full, plan)
+            ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
+            for name, one in found.items():
+                if not math.isnan(one.difference):
+                    rows[name] = _row(family[name], full, plan, one, len(family), name in ready)
+            if len(ready) == len(found):
+                chains = _chains(group[group["cell_id"].isin(list(ready))])
+                recommendable |= noninferiority.hold_in_search(
+                    {name: one.p_holds for name, one in ready.items()}, chains
+                )
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
+    return table.assign(recommendable=[name in recommendable for name in table.index])
+
+
+def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[str, Decision]:
+    if plan.rounds:
+        found = noninferiority.decide_rounds(family, full, rounds=plan.rounds, margin=plan.margin)
+        # A cell whose draws were completed after its decision is judged by all of them, at the level of a last round.
+        last = plan.rounds[-1]
+        later = [
+            name for name, one in found.items() if one.draws < last and noninferiority.complete(family[name], last)
+        ]
+        options: dict[str, Any] = {"family": len(family), "looks": len(plan.rounds), "margin": plan.margin}
+        return found | noninferiority.decide_grid({name: family[name] for name in later}, full, **options)
+    return noninferiority.decide_grid(family, full, margin=plan.margin)
+
+
+def _chains(cells: pd.DataFrame) -> list[list[str]]:
+    """The cells of each policy that has at least `CHAIN` sizes, from the largest cache that the settings give down."""
+    room = cells["local_window"] + cells["keep_ratio"] * (cells["budget"] - cells["local_window"])
+    order = cells.assign(room=room).sort_values(["room", "local_window"], ascending=False, kind="stable")
+    groups = order.dropna(subset=["room"]).groupby(["policy", "variant"], dropna=False, sort=False)
+    return [list(rows["cell_id"]) for _, rows in groups if len(rows) >= CHAIN]
+
+
+def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int, finished: bool) -> list[Any]:
+    looks = max(1, len(plan.rounds))
+    level = noninferiority.LEVEL / looks
+    seen = cell[:, : decision.draws], full[:, : decision.draws]
+    elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
+    planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
+    needed = [plan_for(*seen, margin=plan.margin, level=level) for plan_for in planners]
+    label, rounds = decision.label if finished else "open", " ".join(map(str, plan.rounds))
+    stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
+    tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
+    return [label, plan.margin, family, rounds, stopped_early, *tests, *needed, *_where_lost(cell, full)]
+
+
+def _where_lost(cell: Floats, full: Floats) -> list[float]:
+    """The problems that the full cache always solves and the cell never, and the difference on thirds of the problems.
+
+    The thirds go by the full cache's Pass@1, hard ones first. A draw goes by the other draws: chosen by its own answer,
+    an easy problem would be one that the full cache was lucky with. With one draw there are no thirds.
+    """
+    draws = min(cell.shape[1], full.shape[1])
+    cell, full = cell[:, :draws], full[:, :draws]
+    both = ~np.isnan(cell) & ~np.isnan(full)
+    asked = both.any(1)
+    lost = asked & ((full == 1) | ~both).all(1) & ((cell == 0) | ~both).all(1)
+    thirds: list[list[float]] = [[], [], []]
+    for draw in range(draws if draws > 1 else 0):
+        others = problem_means(np.delete(full, draw, axis=1)[None])[0]
+        for rank, difference in zip(pd.Series(others).rank(pct=True), cell[:, draw] - full[:, draw], strict=True):
+            if not math.isnan(rank + difference):
+                thirds[min(2, math.ceil(3 * rank - 1e-9) - 1)].append(difference)
+    return [int(lost.sum()), *(float(np.mean(part)) if part else math.nan for part in thirds)]

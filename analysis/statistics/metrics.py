@@ -1,0 +1,407 @@
+"""Numbers per cell: Pass@1 and its error, the difference to the full cache, lengths, evictions, memory.
+
+docs/report.md describes every column. Accuracies and rates are fractions (0 to 1), lengths tokens. A quantity that
+is not known yet is missing (NaN). scipy and statsmodels load slowly, so the functions that need them import them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.load import Run
+from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
+from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
+from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
+from kvsweep.records import COMPLETIONS_FILE, OUTCOMES, Completion, ignore, read_shards, view
+
+SETTING = ["model", "policy", "variant", "budget", "keep_ratio", "local_window"]
+PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouched_differ", "tokens_to_full"]
+
+# Cache lengths in tokens, and as fractions of a full cache's.
+HOLDINGS = ["mean_peak_length", "mean_length_before", "mean_length_after", "mean_cache_length"]
+HOLDINGS += ["kept_memory", "kept_rows", "kept_memory_own", "kept_rows_own"]
+
+
+def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
+    """The rows of `run.cells` with all columns of cells.csv; `margin` (a fraction) takes the place of the run's own."""
+    from kvsweep.analysis.statistics import inference
+
+    graded = graded_rows(run)
+    parts: list[pd.DataFrame | pd.Series] = [
+        score_intervals(graded),
+        several_draws(graded),
+        difference_to_full(run.cells, graded),
+        inference.decide_cells(run.cells, graded, run.provenance, margin),
+        _outcome_shares(graded),
+        _tokens_spent(graded),
+        _completion_means(run),
+        _kept_of_full(run),
+        looping(run),
+        _throughput(run.stats),
+    ]
+    table = run.cells.set_index("cell_id").join(parts).reset_index()
+    for column in ("graded", "problems", "diff_problems"):
+        table[column] = table[column].fillna(0).astype("int64")
+    table["ungraded"] = (table["completions"] - table["graded"]).where(~table["random_weights"], 0)
+    return with_bytes(table, run.provenance)
+
+
+def cell_scores(run: Run) -> pd.DataFrame:
+    """The cells of a run with Pass@1, its standard error and what eviction did: needs neither scipy nor statsmodels."""
+    scores = run.cells.set_index("cell_id").join(pass_at_1(graded_rows(run)))
+    return scores.join(_completion_means(run)[["evicted", "mean_length_after", "packed"]]).reset_index()
+
+
+def model_title(metrics: pd.DataFrame, model: str) -> str:
+    return metrics.loc[metrics["model"] == model, "model_title"].iloc[0]
+
+
+def graded_rows(run: Run) -> pd.DataFrame:
+    """The completions that have a grade; a model with random weights has none, for its answers mean nothing."""
+    meaningless = run.cells.loc[run.cells["random_weights"], "cell_id"]
+    rows = run.completions
+    return rows[rows["correct"].notna() & ~rows["cell_id"].isin(meaningless)]
+
+
+def pass_at_1(graded: pd.DataFrame) -> pd.DataFrame:
+    """Pass@1 per cell, the mean over problems of the mean over draws, with the error of `mean_and_error`."""
+    draws = graded.groupby(["cell_id", "problem_id"], observed=True, sort=False)["correct"]
+    cells = draws.agg(["mean", "size"]).groupby("cell_id", observed=True)
+    table = pd.DataFrame({"graded": cells["size"].sum(), "problems": cells["mean"].size()})
+    scores = [mean_and_error(means.to_list()) for _, means in cells["mean"]]
+    return table.join(pd.DataFrame(scores, table.index, ["pass_at_1", "se"], dtype="float64"))
+
+
+def score_intervals(graded: pd.DataFrame) -> pd.DataFrame:
+    """Add Wilson's 95% score interval to `pass_at_1`, as ci_low and ci_high.
+
+    Near 0 and 1, where small benchmarks often lie, a t interval is empty or leaves [0, 1]. Wilson's does neither
+    (Brown, Cai and DasGupta 2001); with `effective_size` it holds for clustered data (Korn and Graubard 1998, Franco
+    et al. 2019, J. Surv. Stat. Methodol. 7).
+    """
+    from statsmodels.stats.proportion import proportion_confint
+
+    table = pass_at_1(graded)
+    score, size = table["pass_at_1"], effective_size(table)
+    table["ci_low"], table["ci_high"] = proportion_confint(score * size, size, method="wilson")
+    return table
+
+
+def effective_size(table: pd.DataFrame) -> pd.Series:
+    """The number of independent answers that each cell is worth: p (1 - p) / se^2, within [problems, graded].
+
+    The standard error is known only as well as so many problems allow, so the size is scaled by the squared ratio of
+    Student's quantiles at graded - 1 and problems - 1 degrees of freedom (Korn and Graubard 1998). With one draw the
+    size is the number of problems. At p = 0 or 1 the draws do not show how much they depend on each other; each problem
+    then counts once, which is the cautious choice.
+    """
+    from scipy import stats
+
+    score = table["pass_at_1"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        size = score * (1 - score) / table["se"] ** 2
+        quantiles = [stats.t.ppf(1 - LEVEL / 2, table[name] - 1) for name in ("graded", "problems")]
+        size = size * (quantiles[0] / quantiles[1]) ** 2
+    return size.fillna(table["problems"]).clip(lower=table["problems"], upper=table["graded"])
+
+
+def several_draws(graded: pd.DataFrame) -> pd.DataFrame:
+    """The scores of each cell that need several draws: pass_at_2, pass_at_4, ..., pass@k of all draws, and maj_at_n."""
+    key = ["cell_id", "problem_id"]
+    counts = graded.groupby(key, observed=True, sort=False)["correct"].agg(["sum", "size"])
+    most = int(counts["size"].max()) if len(counts) else 1
+    table = pd.DataFrame(index=pd.Index(counts.index.unique("cell_id"), name="cell_id"))
+    for k in sorted({2**i for i in range(1, most.bit_length())} | ({most} - {1})):
+        counts["value"] = pass_at_k(counts["sum"], counts["size"], k)
+        # A problem with fewer draws makes the mean missing: without it, cells would be compared over other problems.
+        table[f"pass_at_{k}"] = counts.groupby("cell_id", observed=True)["value"].agg(lambda v: v.mean(skipna=False))
+    if most > 1:
+        table["maj_at_n"] = majority(graded).groupby("cell_id", observed=True).mean()
+    return table
+
+
+def majority(graded: pd.DataFrame) -> pd.Series:
+    """The chance per (cell, problem) that the most frequent answer is right; ties share it, missing ones never win."""
+    key = ["cell_id", "problem_id"]
+    votes = graded.assign(answer=graded["answer"].astype("str").where(graded["answer"].notna()))
+    tally = votes.groupby([*key, "answer"], observed=True)["correct"].agg(["size", "max"]).reset_index()
+    top = tally[tally["size"] == tally.groupby(key, observed=True)["size"].transform("max")]
+    won = top.groupby(key, observed=True)["max"].mean()
+    every = graded.groupby(key, observed=True).size().index
+    return won.reindex(every, fill_value=0.0)
+
+
+def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFrame:
+    """Pass@1 minus the full cache's, on the (problem, draw) pairs that both have graded, and `PAIR_SUMS`, by cell_id.
+
+    Draws that share a seed share their random numbers, so a pair is equal until eviction acts, and the common part
+    cancels. `PAIR_SUMS` count what changed, split by where eviction acted. A cell without a pair has no row.
+    """
+    pairs = _beside_full(cells, graded, ["correct", "num_tokens"])
+    pairs = pairs[pairs["cell_id"] != pairs["full"]]
+    difference, acted = pairs["correct"] - pairs["correct_full"], pairs["evictions"] > 0
+    changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
+    pairs = pairs.assign(
+        difference=difference,
+        regressions=difference < 0,
+        gains=difference > 0,
+        diff_evicted=difference.where(acted),
+        diff_untouched=difference.where(~acted),
+        untouched_differ=changed & ~acted,
+    )
+    means = pairs.groupby(["cell_id", "problem_id"], observed=True)["difference"].mean()
+    table = means.groupby("cell_id").agg(["mean", "sem", "count"])
+    table.columns = ["diff_to_full", "diff_se", "diff_problems"]
+    groups = pairs.groupby("cell_id")
+    sums = groups[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum()
+    sums["tokens_to_full"] = sums["num_tokens"] / sums["num_tokens_full"]
+    return table.join(groups[["diff_evicted", "diff_untouched"]].mean().join(sums)[PAIR_SUMS])
+
+
+def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """The rows of cells and full caches, with `full` (its cell_id) and the full cache's `names` of the same pair."""
+    key, is_full = ["problem_id", "draw"], cells["policy"] == "full"
+    baseline = cells[is_full].drop_duplicates("condition").set_index("condition")["cell_id"]
+    others = cells[~is_full].set_index("cell_id")["condition"].map(baseline).dropna()
+    twins = pd.concat([others, pd.Series(others.unique(), index=others.unique(), dtype="object")])
+    rows = rows.assign(cell_id=rows["cell_id"].astype("object"))
+    full = rows[["cell_id", *key, *names]].rename(columns={"cell_id": "full"})
+    ours = rows.assign(full=rows["cell_id"].map(twins).astype("object")).dropna(subset="full")
+    return ours.merge(full, on=["full", *key], suffixes=("", "_full"))
+
+
+def _kept_of_full(run: Run) -> pd.DataFrame:
+    """The cells' memory and cache lengths over those of the full cache's own run, on the pairs that both have."""
+
+    completions, sums = with_fixed_rows(run), ["bytes", "peak_length", "num_tokens", "held"]
+    rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
+        held=cache_rows(completions)["held"],
+        peak_length=completions["peak_length"] + completions["fixed_rows"],
+        bytes=peak_bytes(completions, run.provenance),
+    )
+    pairs = _beside_full(run.cells, rows, sums)
+    total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum(min_count=1)
+    per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
+    memory = (total["bytes"] / total["bytes_full"]).fillna(total["peak_length"] / total["peak_length_full"])
+    return pd.DataFrame({"kept_memory": memory, "kept_rows": per_step[0] / per_step[1]})
+
+
+def with_fixed_rows(run: Run) -> pd.DataFrame:
+    """The completions with fixed_rows: the unpacked rows that a slot's memory of fixed size is worth."""
+    rows = {cell: given.get("bytes", {}).get("fixed_rows", 0) for cell, given in run.provenance.items()}
+    given = run.completions["cell_id"].astype("object").map(rows).fillna(0).astype("float64")
+    return run.completions.assign(fixed_rows=given)
+
+
+def _tokens_spent(graded: pd.DataFrame) -> pd.DataFrame:
+    """Tokens written, the right and the wrong texts', for each answer and for each right answer."""
+    rows = graded.assign(answered=graded["outcome"].isin(["correct", "wrong"]))
+    sums = rows.groupby("cell_id", observed=True)[["num_tokens", "answered", "correct"]].sum().astype("float64")
+    spent = [sums["num_tokens"] / sums[name].where(sums[name] > 0) for name in ("answered", "correct")]
+    return pd.DataFrame({"tokens_per_answer": spent[0], "tokens_per_solved": spent[1]})
+
+
+def cache_rows(completions: pd.DataFrame) -> pd.DataFrame:
+    """Sum the cache length over the decoding steps of each completion, in tokens times steps.
+
+    Step s = 0 .. n - 1, with n = num_tokens, feeds the s-th generated token (step 0: the prompt's last token) and draws
+    the next. The length of a step is the number of tokens that it attends over: the token that it feeds counts, and so
+    do the tokens that an eviction frees right after it. With a full cache the length is prompt_tokens + s. An eviction
+    at step t from b to a tokens makes each of the n - 1 - t later steps shorter by b - a, so the sum is
+
+        n prompt_tokens + n (n - 1) / 2  -  sum over evictions of (b - a) (n - 1 - t).
+
+    The columns are `full`, the sum for a full cache and the same text, and `held`, the sum with the evictions.
+    """
+    steps = completions["num_tokens"]
+    full = steps * completions["prompt_tokens"] + steps * (steps - 1) // 2
+    freed = completions["length_before_sum"] - completions["length_after_sum"]
+    return pd.DataFrame({"full": full, "held": full - (steps - 1) * freed + completions["freed_step_sum"]})
+
+
+def mean_over_benchmarks(metrics: pd.DataFrame, benchmarks: Sequence[str]) -> pd.DataFrame:
+    """Average each policy setting over `benchmarks`, each of the same weight; a mean is missing where one of them is.
+
+    Benchmarks are independent, so the standard error is sqrt(sum of se^2) / number of benchmarks. A length just after
+    an eviction is missing where a benchmark saw none. A row has model_title and `SETTING`, pass_at_1, se, status (done
+    if all are), completions, and the `HOLDINGS` and the largest max_peak_length that `metrics` has.
+    """
+    chosen = metrics[metrics["benchmark"].isin(benchmarks)].drop_duplicates([*SETTING, "benchmark"])
+    chosen = chosen.assign(variance=chosen["se"] ** 2, unfinished=chosen["status"] != "done")
+    groups = chosen.groupby([*SETTING, "model_title"], dropna=False, sort=False)
+    table = groups.agg(unfinished=("unfinished", "any"), completions=("completions", "sum"))
+    count = len(benchmarks)
+    averaged = [name for name in ("pass_at_1", *HOLDINGS) if name in metrics]
+    table = table.join(groups[averaged].sum(min_count=count) / count)
+    if "max_peak_length" in metrics:
+        table = table.join(groups["max_peak_length"].max())
+    table["se"] = np.sqrt(groups["variance"].sum(min_count=count)) / count
+    table["status"] = np.where(table.pop("unfinished"), "partial", "done")
+    return table.reset_index()
+
+
+def benchmark_views(cells: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Split one model's cells by benchmark into titles and rows; with several benchmarks their mean comes first."""
+    views = [(str(rows.iloc[0]["benchmark_title"]), rows) for _, rows in cells.groupby("benchmark", sort=False)]
+    if len(views) > 1:
+        mean = mean_over_benchmarks(cells, list(cells["benchmark"].unique()))
+        views.insert(0, (f"mean of {len(views)} benchmarks", mean))
+    return views
+
+
+def compressed_benchmarks(cells: pd.DataFrame) -> list[str]:
+    return list(cells.loc[cells["policy"] != "full", "benchmark"].unique())
+
+
+def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
+    happened = pd.DataFrame({outcome: graded["outcome"] == outcome for outcome in OUTCOMES})
+    return happened.groupby(graded["cell_id"], observed=True).mean()
+
+
+def _completion_means(run: Run) -> pd.DataFrame:
+    completions = with_fixed_rows(run)
+    fixed_rows = completions["fixed_rows"]
+    unpacked_rows = run.cells.set_index("cell_id")["unpacked_rows"]
+    unpacked = completions["cell_id"].astype("str").map(unpacked_rows).astype("float64")
+    rows = completions.assign(
+        packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
+        hit_limit=completions["stop_reason"] == "length",
+        evicted=completions["evictions"] > 0,
+        # The last token of a text is drawn but never enters the cache.
+        full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
+        own_length=completions["peak_length"] + fixed_rows,
+    ).join(cache_rows(completions))
+    groups = rows.groupby("cell_id", observed=True)
+    shares, counts = ["evicted", "packed", "full_length", "own_length"], ["thinking_tokens", "peak_length", "evictions"]
+    table = groups[["hit_limit", "num_tokens", *counts, *shares]].mean()
+    table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
+    table.insert(4, "max_peak_length", groups["peak_length"].max())
+    table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
+    peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
+    table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum()
+    counted = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
+    sums = groups[counted].sum()
+    sums = sums.where(sums > 0)  # a mean over nothing is missing
+    table["mean_length_before"] = sums["length_before_sum"] / sums["evictions"]
+    table["mean_length_after"] = sums["length_after_sum"] / sums["evictions"]
+    table["mean_cache_length"] = sums["held"] / sums["num_tokens"]
+    table["kept_rows_own"] = sums["held"] / sums["full"]
+    return table
+
+
+def _throughput(stat_rows: pd.DataFrame) -> pd.DataFrame:
+    table = stat_rows.set_index("cell_id")
+    seconds = table["prefill_seconds"] + table["decode_seconds"]
+    speed = table["tokens_total"] / seconds.where(seconds > 0)
+    together = table[["kv_bytes_allocated", "kv_bytes_analytic"]].assign(decoded_together=table["cells"])
+    return together.assign(tokens_per_second=speed)
+
+
+def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """Add the bytes of a text (mean over its steps, longest, fixed part) and of the weights; missing in older runs."""
+    sizes = _sizes(cells["cell_id"], provenance)
+    return cells.assign(
+        kv_bytes_mean=sizes["row"] * cells["mean_cache_length"] + sizes["newest"] + sizes["fixed"],
+        kv_bytes_peak=sizes["row"] * cells["max_peak_length"] + sizes["newest"] + sizes["fixed"],
+        kv_bytes_fixed=sizes["fixed"],
+        weight_bytes=sizes["weights"],
+    )
+
+
+def peak_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.Series:
+    """The bytes of each completion's longest cache; missing where those of a row are not known."""
+    sizes = _sizes(completions["cell_id"], provenance)
+    return completions["peak_length"] * sizes["row"] + sizes["newest"] + sizes["fixed"]
+
+
+def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    known = [given.get("bytes", {}) for given in provenance.values()]
+    sizes = pd.DataFrame(known, index=[*provenance], columns=["row", "newest", "fixed", "weights"], dtype="float64")
+    return sizes.reindex(cell_ids).set_axis(cell_ids.index)
+
+
+def size(count: float) -> str:
+    """Write a number of bytes: "12.3 KiB", "4.5 GiB"; a dash if missing."""
+    if notation.missing(count):
+        return notation.MISSING
+    power = next((p for p in (3, 2, 1) if count >= 1024**p), 0)
+    return f"{notation.decimal(count / 1024**power, min(power, 1))} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def by_eviction(held: pd.DataFrame) -> pd.DataFrame:
+    """The mean share of importance held after each eviction: policy, eviction, retained, texts (a count).
+
+    `held` has one row per text and eviction: policy, text (its number), eviction (from 1), retained (0 to 1).
+    """
+    groups = held.groupby(["policy", "eviction"], as_index=False)
+    return groups.agg(retained=("retained", "mean"), texts=("retained", "count"))
+
+
+def by_policy(held: pd.DataFrame, correct: Mapping[str, Sequence[int]]) -> pd.DataFrame:
+    """The mean share of importance held over all evictions, and Pass@1: policy, retained, texts, pass1.
+
+    `held` is as in `by_eviction`; `correct` has 1 or 0 per graded completion of a policy, else pass1 is NaN.
+    """
+    table = held.groupby("policy", as_index=False).agg(retained=("retained", "mean"), texts=("text", "nunique"))
+    grades = [correct.get(policy) for policy in table["policy"]]
+    return table.assign(pass1=[float(np.mean(own)) if own else np.nan for own in grades])
+
+
+def mean_lorenz(curves: Iterable[tuple[np.ndarray, np.ndarray]]) -> pd.DataFrame:
+    """The mean of Lorenz curves (shares of tokens, shares of importance) at every percent: tokens, importance."""
+    percents = np.linspace(0, 1, 101)
+    carried = np.mean([np.interp(percents, tokens, shares) for tokens, shares in curves], axis=0)
+    return pd.DataFrame({"tokens": percents, "importance": carried})
+
+
+COLUMNS = ["truncated_texts", "looping_texts", "loop_period", "loop_count", "tokens_in_loops"]
+_Ends = view(Completion, "stop_reason", "token_ids")
+
+
+def looping(run: Run) -> pd.DataFrame:
+    """`COLUMNS` by cell_id: the truncated texts, and those of them that end in a loop (`kvsweep.loops.find_loop`).
+
+    Then the loops' median period in tokens and copies, and the tokens that decoding.stop_on_loop would have saved.
+    """
+    cut_off = run.completions["stop_reason"] != "stop"
+    rows = {cell_id: _loops(run, cell_id) for cell_id in run.completions.loc[cut_off, "cell_id"].unique()}
+    rows = {cell_id: rows.get(cell_id, [0, 0, np.nan, np.nan, 0]) for cell_id in run.cells["cell_id"]}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
+
+
+def _loops(run: Run, cell_id: str) -> list[float]:
+    ends = read_shards(run.directory / cell_id, COMPLETIONS_FILE, _Ends, on_bad=ignore)
+    truncated = [find_loop(row.token_ids) for row in ends if row.stop_reason != "stop"]
+    found = [loop for loop in truncated if loop is not None]
+    saved = sum(loop.tokens - max(LEAST_REPEATS * loop.period, LEAST_TOKENS) for loop in found)
+    period, count = np.median([(loop.period, loop.count) for loop in found], axis=0) if found else (np.nan, np.nan)
+    return [len(truncated), len(found), period, count, saved]
+
+
+def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
+    """A model's settings with Pass@1, error, bits, bytes and if all cells hold; cheapest first, unknown left out."""
+    ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
+    ours = ours.assign(holds=ours["decision"].isin(["holds", "costs"]))
+    rules = {"bits": "first", "holds": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
+    sizes = ours.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
+    means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
+    table = means.merge(sizes, on=SETTING).dropna(subset=["pass_at_1", "kv_bytes_mean"])
+    return table.sort_values(["kv_bytes_mean", "pass_at_1"], ascending=[True, False], kind="stable", ignore_index=True)
+
+
+def cheapest_in_words(settings: pd.DataFrame) -> str:
+    """Name the setting that holds with the fewest bytes, of `settings_by_bytes`."""
+    full = settings[settings["policy"] == "full"]
+    rest = settings[settings["holds"] & (settings["policy"] != "full")]
+    if rest.empty:
+        return "By bytes, no setting is shown to hold."
+    row: Any = next(rest.itertuples())
+    shares = [
+        f", {notation.percent(row.kv_bytes_mean / mean)}% of the full's" for mean in full["kv_bytes_mean"].head(1)
+    ]
+    mean = f"{size(row.kv_bytes_mean)} of keys and values a text in the mean over its steps{''.join(shares)}"
+    peak = f"{size(row.kv_bytes_peak)} at the peak, beside {size(row.weight_bytes)} of weights"
+    return f"By bytes, the cheapest setting that holds is {notation.setting(row)}: {mean}, {peak}."

@@ -1,0 +1,45 @@
+"""Pass@1 and its standard error. Without pandas, which takes longer to import than `kvsweep status` takes in all."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvsweep.records import Grade, Shard, ignore, read_grades, view
+
+_Verdict = view(Grade, "correct", "rule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Pass@1 of a cell and its standard error, None where there are too few grades; `graded` is their number."""
+
+    graded: int
+    pass_at_1: float | None = None
+    error: float | None = None
+
+
+def mean_and_error(means: Sequence[float]) -> tuple[float, float]:
+    """The mean of the means per problem, and its standard error: NaN with one problem.
+
+    The draws of one problem are not independent, so the error is the clustered one: the standard deviation (n - 1) of
+    the n means over sqrt(n) (Miller 2024, "Adding error bars to evals", arXiv 2411.00640, section 2.2). It describes a
+    new choice of problems like these, not a new run on the same problems.
+    """
+    count, score = len(means), math.fsum(means) / len(means)
+    if count == 1:
+        return score, math.nan
+    return score, math.sqrt(math.fsum((mean - score) ** 2 for mean in means) / (count - 1) / count)
+
+
+def read_score(folder: Path, shard: Shard | None = None) -> Score:
+    """Pass@1 of a cell's grades, of one shard or all; every outcome but "correct" counts 0."""
+    problems: dict[str, list[int]] = defaultdict(list)
+    for row in read_grades(folder, _Verdict, shard=shard, on_bad=ignore):
+        problems[row.problem_id].append(row.correct)
+    if not problems:
+        return Score(graded=0)
+    score, error = mean_and_error([sum(draws) / len(draws) for draws in problems.values()])
+    graded = sum(map(len, problems.values()))
+    return Score(graded=graded, pass_at_1=score, error=None if math.isnan(error) else error)

@@ -1,0 +1,335 @@
+"""Sentences about a grid: which settings hold, if settings matter, where eviction acted."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.load import Run, run_of_scores
+from kvsweep.analysis.statistics import inference
+from kvsweep.analysis.statistics.grids import PolicyGrid, SharedSetting, find_grids, shared_settings
+from kvsweep.analysis.statistics.inference import BETWEEN_PROBLEMS, NoiseFloor
+from kvsweep.analysis.statistics.metrics import cell_metrics, graded_rows
+from kvsweep.command_line import counted
+from kvsweep.errors import UserError
+
+# If eviction acts in a smaller share of the completions, a panel compares the full cache with itself.
+HARDLY_FIRES = 0.2
+POINT = ["keep_ratio", "local_window"]
+SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems", "draws", "pass_at_1")
+
+# What one setting does, and what several do.
+LABELS = {
+    "holds": ("holds", "hold"),
+    "costs": ("holds at a cost that is shown", "hold at a cost that is shown"),
+    "loses": ("loses accuracy", "lose accuracy"),
+    "open": ("is open", "are open"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PanelVerdict:
+    """Sentences on a model and benchmark, the first sums up; none for mere scores. Too little data has no `floor`."""
+
+    title: str
+    cells: pd.DataFrame
+    floor: NoiseFloor | None = None
+    lines: list[str] = field(default_factory=list)
+
+
+def panel_verdicts(grid: PolicyGrid, graded: pd.DataFrame) -> list[PanelVerdict]:
+    """The verdict on each panel of a grid that has at least three cells among the `graded` rows."""
+    found = []
+    for _, cells in grid.cells.groupby("condition", sort=False):
+        cells = cells[cells["graded"] > 0].drop_duplicates(["keep_ratio", "local_window"])
+        if len(cells) < 3:
+            continue
+        scores = inference.score_array(graded, list(cells["cell_id"]))
+        floor = inference.noise_floor(scores)
+        unfinished = bool((cells["status"] != "done").any())
+        lines = [_unfinished(cells)] if unfinished else _against_full(cells)
+        if floor is not None:
+            lines += [_span(cells, floor)] if unfinished else [_span(cells, floor), _best(cells, scores, floor)]
+        lines += [_eviction(cells), *_loops(cells)]
+        found.append(PanelVerdict(title=_title(cells, grid.title), cells=cells, floor=floor, lines=lines))
+    return found
+
+
+def policy_verdicts(setting: SharedSetting) -> list[PanelVerdict]:
+    """The verdict on each model and benchmark of a setting: the policies beside the full cache."""
+    found = []
+    for _, cells in setting.cells[setting.cells["decision"].notna()].groupby("condition", sort=False):
+        lines = [_unfinished(cells) if (cells["status"] != "done").any() else _counts(cells, "policies")]
+        ranked = cells.sort_values("diff_to_full", ascending=False)
+        for decision, (_, heading) in LABELS.items():
+            rows = notation.rows(ranked[ranked["decision"] == decision])
+            if named := "; ".join(f"{_policy(row)} ({_signed(row.diff_to_full)})" for row in rows):
+                lines.append(f"{heading.capitalize()}, with the difference to the full cache in points: {named}.")
+        found.append(PanelVerdict(title=_title(cells, setting.title), cells=cells, lines=lines))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyPairs:
+    """The policies of one model, benchmark and setting against each other: a sentence, and a table of all pairs."""
+
+    title: str
+    line: str
+    table: pd.DataFrame
+
+
+def policy_pairs(setting: SharedSetting, graded: pd.DataFrame) -> list[PolicyPairs]:
+    """Compare all policies that ran with one setting, paired over problems, Holm over the pairs of each benchmark."""
+    cells = setting.cells[(setting.cells["policy"] != "full") & (setting.cells["graded"] > 0)]
+    groups = cells.groupby("condition", sort=False)
+    return [_pairs(setting, rows, graded) for _, rows in groups if len(rows) > 1]
+
+
+def _pairs(setting: SharedSetting, rows: pd.DataFrame, graded: pd.DataFrame) -> PolicyPairs:
+    rows = rows.sort_values("pass_at_1", ascending=False, kind="stable")
+    scores = inference.score_array(graded, list(rows["cell_id"]))
+    above, below = np.triu_indices(len(rows), 1)
+    tests = inference.paired_tests(scores[above] - scores[below], np.zeros(scores.shape[1:]))
+    differ = (tests["p_holm"] < inference.LEVEL).to_numpy()
+    names = [_policy(row) for row in rows.itertuples()]
+    texts = np.full((len(rows), len(rows)), "", dtype=object)
+    texts[above, below] = [
+        f"{_signed(test.difference)}{'*' * shown} ({notation.p_value(test.p_holm)})"
+        for test, shown in zip(notation.rows(tests), differ.tolist(), strict=True)
+    ]
+    alike = [names[j] for j in below[(above == 0) & ~differ]]
+    best = f"not shown to be better than {'; '.join(alike)}" if alike else "shown to be better than every other"
+    table = pd.DataFrame(texts[:, 1:], index=names, columns=names[1:])
+    scored = zip(rows["pass_at_1"], rows["se"], strict=True)
+    table.insert(0, "Pass@1", [notation.percent_pm(score, error) for score, error in scored])
+    table.insert(1, "rows, % of full", rows["kept_rows"].map(notation.percent).to_list())
+    line = f"{differ.sum()} of {len(tests)} pairs differ. The best, {names[0]}, is {best}."
+    return PolicyPairs(title=_title(rows, setting.title), line=line, table=table)
+
+
+def _title(cells: pd.DataFrame, *more: str) -> str:
+    return ", ".join([" | ".join(cells.iloc[0][["model_title", "benchmark_title"]]), *more])
+
+
+def _policy(row: Any) -> str:
+    return notation.policy_title(row.policy, row.variant)
+
+
+def recommended(cells: pd.DataFrame) -> pd.Series | None:
+    """The cell with the smallest cache of those that hold even though the smallest is looked for; None without any."""
+    found = cells[cells["recommendable"].eq(True)].sort_values("kept_memory", kind="stable")
+    return None if found.empty else found.iloc[0]
+
+
+def _signed(difference: float) -> str:
+    return notation.percent(difference, signed=True)
+
+
+def _unfinished(cells: pd.DataFrame) -> str:
+    stored, expected = cells["completions"].sum(), cells["expected"].sum(skipna=False)
+    of = "" if notation.missing(expected) else f" of {expected:,.0f}"
+    why = "Short texts end first, so the scores will move, and no setting is recommended yet."
+    return f"Unfinished: {stored:,}{of} completions are stored. {why}"
+
+
+def _against_full(cells: pd.DataFrame) -> list[str]:
+    """The setting to take, how many settings hold, lose accuracy or are open, and what the answer is about."""
+    known = cells[cells["decision"].notna()]
+    if known.empty:
+        return ["There is no full cache to compare with."]
+    less = f"less than {counted(notation.number(100 * known['margin'].iloc[0]), 'point')} against the full cache"
+    chosen, labels = recommended(known), set(known["decision"])
+    if chosen is not None:
+        cost = ", a cost that is shown" if chosen["decision"] == "costs" else ""
+        headline = (
+            f"Recommended: {notation.axes(chosen[POINT])}, the smallest cache that holds in a search through all "
+            f"{chosen['family']:.0f} settings. It loses {less} ({_difference(chosen)}{cost}) and saves "
+            f"{notation.percent(1 - chosen['kept_memory'])}% of the memory."
+        )
+    elif labels == {"loses"}:
+        best = known.sort_values("diff_to_full").iloc[-1]
+        least = f"{notation.percent(-best['diff_to_full'])} points ({notation.axes(best[POINT])}, {_interval(best)})"
+        return [f"Every setting loses accuracy; the best loses {least}.", f"{_size(known)}."]
+    else:
+        chosen = known.sort_values("these_low").iloc[-1]
+        alone = " in a search through all of them" if labels & {"holds", "costs"} else ""
+        nearest = f"The nearest is {notation.axes(chosen[POINT])} ({_difference(chosen)})."
+        headline = f"No setting is shown to hold{alone}, that is, to lose {less}. {nearest} {_to_show(chosen)}"
+    return [headline, _counts(known), _levels(known), _population(chosen)]
+
+
+def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
+    counts = {label: int((cells["decision"] == label).sum()) for label in LABELS}
+    told = [f"{count} {LABELS[label][count != 1]}" for label, count in counts.items() if count or label == "holds"]
+    return f"{_size(cells, what)}: {', '.join(told)}."
+
+
+def _levels(cells: pd.DataFrame) -> str:
+    """The chance that a label is wrong, and of how many settings."""
+    looks = ", all rounds together" if " " in cells["rounds"].iloc[0] else ""
+    among = f"among the {cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation"
+    return f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss {among}."
+
+
+def _difference(row: Any) -> str:
+    return f"difference {_signed(row['diff_to_full'])} points, {_interval(row)}"
+
+
+def _interval(row: Any) -> str:
+    low, high = (_signed(row[name]) for name in ("these_low", "these_high"))
+    return f"interval {low} to {high}"
+
+
+def _size(cells: pd.DataFrame, what: str = "settings") -> str:
+    draws = (cells["graded"] / cells["problems"]).round().astype("int64")
+    each = f"{draws.min()}" if draws.min() == draws.max() else f"{draws.min()} to {draws.max()}"
+    size = f"{len(cells)} {what} on {cells['problems'].max()} problems, {counted(each, 'draw')} each"
+    rounds = cells["rounds"].iloc[0].split()
+    if len(rounds) < 2:
+        return size
+    lean = "a decided setting got no more, so its score leans the way of its label"
+    return f"{size} (in rounds of {', '.join(rounds[:-1])} and {rounds[-1]}; {lean})"
+
+
+def _to_show(row: Any) -> str:
+    """What would show that a setting holds."""
+    draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
+    either = f"{counted(draws, 'draw')} per problem would show it"
+    other = f"{problems} problems like these with as many draws as here (90% power)"
+    return f"If it is as good as the full cache, {either}, or {other}."
+
+
+def _population(row: Any) -> str:
+    """The problems that the comparison with the full cache is about."""
+    low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
+    there = "holds for" if row["diff_low"] > -row["margin"] else "is not shown for"
+    these = f"This is about these {row['problems']} problems, with new draws of the answers."
+    interval = f"there the 95% interval of {notation.axes(row[POINT])} is {low} to {high}"
+    return f"{these} It {there} other problems like these: {interval}."
+
+
+def _span(cells: pd.DataFrame, floor: NoiseFloor) -> str:
+    """Say if the settings matter at all: how far apart their scores are, and how far chance alone would put them."""
+    matter = "Settings matter" if floor.signal else "No setting is shown to matter"
+    answers = floor.problems * floor.draws
+    # Some settings may have more answers than others.
+    where = "here" if (cells["graded"] == answers).all() else f"on the {answers:,.0f} answers that every setting has"
+    low, _, high = (notation.percent(value) for value in floor.expected_range)
+    chance = f"chance alone would span {low} to {high} ({notation.p_equals(floor.p)})"
+    return f"{matter} {where}: scores span {notation.percent(floor.range)} points; {chance}."
+
+
+def _best(cells: pd.DataFrame, scores: np.ndarray, floor: NoiseFloor) -> str:
+    """The best setting, how many cannot be told from it, and what would tell it from the second."""
+    best, second = np.argsort(-floor.scores, kind="stable")[:2]
+    others = int(floor.tied.sum()) - 1
+    few = f"{counted(others, 'other setting')} {'is' if others == 1 else 'are'}" if others else "No other setting is"
+    draws, bound = inference.draws_to_separate(scores[best], scores[second])
+    need = f"{'up to' if bound else 'about'} {counted(f'{draws:,.0f}', 'draw')} per problem would show it (80% power)"
+    gap = f"If the gap between the best two is real, {need}."
+    gap = "The second best scores the same." if np.isinf(draws) else "" if np.isnan(draws) else gap
+    return (
+        f"The best score is {notation.percent(floor.scores[best])} ({notation.axes(cells.iloc[best][POINT])}). {few} "
+        f"statistically tied with the best: a setting within {notation.percent(floor.critical)} points of the best "
+        f"cannot be told from it. {gap}"
+    ).strip()
+
+
+def _eviction(cells: pd.DataFrame) -> str:
+    share = float(np.average(cells["evicted"], weights=cells["completions"]))
+    if share < HARDLY_FIRES:
+        acted = f"Eviction acted in only {notation.percent(share)}% of the completions"
+        return f"{acted}: this panel mostly compares the full cache with itself."
+    differ = cells["untouched_differ"].sum()
+    rest = f" {differ:.0f} completions differ from the full cache's although nothing was evicted from theirs."
+    acted = f"Eviction acted in {notation.percent(share)}% of the completions"
+    return f"{acted}, {cells['mean_evictions'].mean():.1f} times each on average.{rest if differ else ''}"
+
+
+def _loops(cells: pd.DataFrame) -> list[str]:
+    """How many truncated texts loop at the smallest keep ratio, where most texts do, and what it saves to stop them."""
+    ratio = cells["keep_ratio"].min()
+    ours = cells[cells["keep_ratio"] == ratio]
+    truncated, loop, saved = (ours[name].sum() for name in ("truncated_texts", "looping_texts", "tokens_in_loops"))
+    if not truncated:
+        return []
+    share = saved / (ours["mean_tokens"] * ours["completions"]).sum()
+    stop = f" decoding.stop_on_loop=true would save {notation.percent(share)}% of the tokens there." if loop else ""
+    counts = f"At keep ratio {notation.number(ratio)}, {loop:,.0f} of {truncated:,.0f} truncated texts loop"
+    return [f"{counts}: they repeat their end until they are cut off.{stop}" if loop else f"{counts}."]
+
+
+def read_summary(path: Path) -> pd.DataFrame:
+    """Read the CSV of a grid of which only the scores are known: `SUMMARY_COLUMNS`, pass_at_1 in percent."""
+    try:
+        table = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        reason = f"{path} cannot be read as CSV ({error})"
+        raise UserError(f"{reason}; give a table of scores or a run directory.") from error
+    lacking = [name for name in SUMMARY_COLUMNS if name not in table]
+    if lacking:
+        raise UserError(f"{path} lacks the columns {', '.join(lacking)}; a table of scores has {SUMMARY_COLUMNS}.")
+    numbers = table[list(SUMMARY_COLUMNS[2:])].apply(pd.to_numeric, errors="coerce")
+    if numbers.isna().any(axis=None) or not numbers["pass_at_1"].between(0, 100).all():
+        raise UserError(f"{path} holds a value that is no number, or a pass_at_1 outside 0 to 100 percent.")
+    if table.empty or (numbers[["problems", "draws"]] < 1).any(axis=None):
+        none = f"{path} holds no score, or one of fewer than one problem or draw"
+        raise UserError(f"{none}: give what scores are means of.")
+    return table
+
+
+def summary_verdicts(table: pd.DataFrame) -> list[PanelVerdict]:
+    """The noise floor of each model and benchmark with several settings; scores as `read_summary` reads them."""
+    found = []
+    for _, cells in table.groupby(["model", "benchmark"], sort=False):
+        if len(cells) < 2:
+            continue
+        scores, (problems, draws) = cells["pass_at_1"].to_numpy(), cells[["problems", "draws"]].iloc[0].astype(int)
+        floor = inference.summary_noise_floor(scores, problems, draws, between=BETWEEN_PROBLEMS[1])
+        found.append(PanelVerdict(title=_title(cells), cells=cells, floor=floor))
+    return found
+
+
+# A grid of several policies shares as many settings as it has points; so many are compared, and get a bar chart.
+MAX_COMPARED = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """A run with its numbers and verdicts; `pairs` are of the first `MAX_COMPARED` settings that policies share."""
+
+    run: Run
+    metrics: pd.DataFrame
+    grids: list[PolicyGrid]
+    verdicts: list[PanelVerdict]
+    settings: list[SharedSetting] = field(default_factory=list)
+    policies: list[PanelVerdict] = field(default_factory=list)
+    pairs: list[PolicyPairs] = field(default_factory=list)
+
+    @property
+    def models(self) -> list[str]:
+        return list(self.metrics["model"].unique())
+
+
+def analyse(run: Run, margin: float | None = None) -> Findings:
+    """Compute all numbers and verdicts of a run; `margin` is that of `cell_metrics`."""
+    metrics, graded = cell_metrics(run, margin), graded_rows(run)
+    grids, settings = find_grids(metrics), shared_settings(metrics)
+    verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
+    policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
+    pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
+    named: dict[str, Any] = {"grids": grids, "settings": settings, "policies": policies, "pairs": pairs}
+    return Findings(run=run, metrics=metrics, verdicts=verdicts, **named)
+
+
+def analyse_scores(path: Path) -> Findings:
+    """The findings of grids of which only the scores are known, from a CSV as `read_summary` reads it."""
+    table = read_summary(path)
+    run = run_of_scores(table, path.with_suffix(""))
+    known = table.reindex(columns=["pass_at_1", "problems", "draws", "sure", "doubt"])
+    known = known.assign(pass_at_1=table["pass_at_1"] / 100, graded=known["problems"] * known["draws"])
+    metrics = cell_metrics(run).drop(columns=known.columns, errors="ignore").join(known)
+    return Findings(run=run, metrics=metrics, grids=find_grids(metrics), verdicts=summary_verdicts(metrics))

@@ -1,1 +1,0 @@
-"""What every package stands on: rows and files, errors, command lines, escaping."""

@@ -1,0 +1,111 @@
+"""`kvsweep KEY=VALUE ...`: compose, check everything, launch. `kvsweep init` makes a folder of one's own."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from kvsweep.errors import UserError
+from kvsweep.harness.rounds import ReplayPlan, run
+from kvsweep.harness.settings import CONF, build, build_target, own_overrides, plain_config_errors
+from kvsweep.harness.sweep.estimate import describe
+from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.harness.sweep.launch import Inline, Launcher, split
+from kvsweep.harness.toy.tasks import problems
+from kvsweep.records import read_cells
+
+TEMPLATE = Path(__file__).resolve().parent / "template"
+# A command that names none of these runs the default policy, and beside it the full cache to compare with.
+_NAMES_CELLS = ("policy", "grid", "experiment")
+SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
+
+
+def sweep(words: Sequence[str]) -> None:
+    """Compose the jobs that the command line's words name, check them all, and launch them or show what was asked."""
+    sys.argv = ["kvsweep", *words]
+    # Without this Hydra prints its own errors and exits with code 1.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    if not SHOWS.isdisjoint(argument.partition("=")[0] for argument in sys.argv[1:]):
+        try:
+            _compose(lambda config: None)
+        except ValueError as error:  # options that exclude each other, such as -m and --cfg
+            raise UserError(str(error)) from error
+        return
+    # Hydra would refuse an option that is not its own.
+    dry_run = "--dry-run" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
+    jobs, launcher, plan = collect_jobs()
+    if not jobs:  # Hydra only printed something, as for -cjob
+        return
+    if dry_run:
+        print(describe([job for task in split(jobs, launcher) for job in task]))
+        if any(job.rounds and not job.finish for job in jobs):
+            print("With until=decided this is the most that can come: a decided cell gets no more draws.")
+    else:
+        run(jobs, launcher, plan)
+
+
+def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
+    """Compose and check every job of the command line before any of them runs."""
+    found: list[tuple[Job, Launcher, ReplayPlan]] = []
+    mistakes: list[UserError] = []
+
+    def collect(config: DictConfig) -> None:
+        # Hydra prints lines of its own about an error that passes through it.
+        try:
+            with plain_config_errors():
+                if not any(word.lstrip("+~").startswith(_NAMES_CELLS) for word in HydraConfig.get().overrides.task):
+                    config.grid.policy = ["full", config.policy.name]
+                launcher = build_target("launcher", config.launcher)
+                plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
+                found.append((make_job(config), launcher, plan))
+        except UserError as mistake:
+            mistakes.append(mistake)
+
+    _compose(collect)
+    if mistakes:
+        raise mistakes[0]
+    if not found:
+        return [], Inline(), ReplayPlan()
+    jobs, launchers, plans = zip(*found, strict=True)
+    if any(launcher != launchers[0] for launcher in launchers):
+        raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
+    if any(plan != plans[0] for plan in plans):
+        raise UserError("replay, screen and texts differ between the jobs of one command: give each one value.")
+    for directory in {job.run_directory for job in jobs}:
+        for _ in read_cells(directory):  # refuses those of another schema
+            pass
+    return list(jobs), launchers[0], plans[0]
+
+
+def _compose(collect: Callable[[DictConfig], None]) -> None:
+    if not any(argument.startswith("hydra.searchpath=") for argument in sys.argv):
+        sys.argv += own_overrides()
+    with plain_config_errors():
+        try:
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(collect)()
+        except (HydraException, BrokenPipeError):  # some of Hydra's errors are an OSError as well
+            raise
+        except OSError as error:
+            reason = f"results_dir cannot be written to ({error.strerror})"
+            raise UserError(f"{reason}: set results_dir= elsewhere.") from error
+
+
+def init(folder: Path) -> None:
+    """Make a folder of one's own from the template, with a file of problems."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already: name a new folder, or an empty one.")
+    try:
+        shutil.copytree(TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        rows = ({"id": p.id, "problem": p.question, "answer": p.answer} for p in problems("chain", 40))
+        (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error
+    print(f"made {folder}; next:\n  cd {folder}\n  kvsweep -m experiment=mine\n  kvsweep report results/runs/mine")

@@ -1,0 +1,42 @@
+"""A model and its completions in two calls, for a notebook or a script: `kvsweep.load_model` and `kvsweep.generate`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvsweep.compression.policy import Policy
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model as load
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.settings import build, compose_config, plain_config_errors
+from kvsweep.records import Completion
+
+
+def load_model(name: str, *overrides: str) -> LoadedModel:
+    """The model of conf/model/NAME.yaml, changed by overrides such as "model.path=DIR"; a mistake is a UserError."""
+    with plain_config_errors():
+        return load(build(ModelConfig, "model", compose_config(f"model={name}", *overrides).model))
+
+
+def generate(
+    model: LoadedModel,
+    policy: Policy,
+    prompts: Iterable[str],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.6,
+    top_p: float = 0.95,
+    seed: int = 0,
+    **options: Any,
+) -> list[Completion]:
+    """A completion for each user message, in their order; `options` are those of `Engine`, such as slots."""
+    branches = (Branch(cell_id=policy.name, policy=policy),)
+    sampling = SamplingConfig(temperature=temperature, top_p=top_p)
+    decoding = DecodingConfig(name="notebook", max_new_tokens=max_new_tokens, sampling=sampling)
+    requests = [
+        Request(problem_id=str(number), draw=0, prompt_ids=model.prompt_ids(prompt), branches=branches)
+        for number, prompt in enumerate(prompts)
+    ]
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=seed, **options)
+    return sorted((found for _, found in engine.generate(requests)), key=lambda found: int(found.problem_id))

@@ -1,0 +1,84 @@
+"""The board of a running sweep: the progress of all its tasks, drawn by the command that started them."""
+
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Group
+from rich.live import Live
+
+from kvsweep.command_line import guard_streams
+from kvsweep.errors import UserError
+from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.status import SweepStatus, VisibleConsole, read_sweep, render, sentence
+
+LOOK_S = 2.0
+# Between two lines where no terminal shows the board.
+LINE_S = 60.0
+
+
+class Board:
+    """Shows on stderr what the tasks' status files say of the jobs' cells while the block runs. A context manager.
+
+    A terminal has a bar and a table, which are drawn anew; a file or a pipe gets a line a minute.
+    """
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._cells: dict[Path, set[str]] = defaultdict(set)
+        for job in jobs:
+            self._cells[job.run_directory].update(cell.cell_id for cell in job.cells)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._is_shown = threading.Event()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        # What is printed from here on must go above the board.
+        self._is_shown.wait()
+
+    def __exit__(self, *exception: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            # A process that lacks memory loses its board first; of the sweep itself the sweep speaks.
+            with suppress(MemoryError):
+                self._show()
+        finally:
+            self._is_shown.set()  # after an error too, for which the sweep need not wait
+
+    def _show(self) -> None:
+        if not sys.stderr.isatty():
+            self._is_shown.set()
+            while not self._end.wait(LINE_S):
+                for sweep in self._sweeps():
+                    print(f"{time.strftime('%H:%M:%S')} {sentence(sweep)}", file=sys.stderr, flush=True)
+            return
+        with _terminal() as file, Live(console=VisibleConsole(file=file), auto_refresh=False) as live:
+            guard_streams()  # around the streams that `Live` has put in place of stdout and stderr
+            self._is_shown.set()
+            ended, pause = False, LOOK_S
+            while not ended:
+                ended, began = self._end.wait(pause), time.monotonic()
+                live.update(Group(*map(render, self._sweeps())), refresh=True)
+                # A look at many cells takes seconds of the decoding process: a twentieth of its time at most.
+                pause = max(LOOK_S, 20 * (time.monotonic() - began))
+
+    def _sweeps(self) -> Iterator[SweepStatus]:
+        for directory, cells in self._cells.items():
+            with suppress(UserError, OSError):  # nothing to read yet
+                yield read_sweep(directory, cells)
+
+
+@contextmanager
+def _terminal() -> Iterator[TextIO]:
+    """The terminal behind stderr, which a launcher may lead elsewhere for a moment."""
+    with os.fdopen(os.dup(2), "w") as file:
+        yield file

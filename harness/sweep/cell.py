@@ -1,0 +1,128 @@
+"""One point of the sweep, its id, and whether it is complete: the contents of DONE, the mark that a cell gets last."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsweep import records
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import Policy
+from kvsweep.files import read_file
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.kernels.implementation import Implementation
+
+_Verdict = records.view(records.Grade, "correct", "rule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the sweep: all settings that decide its completions; `dataset_hash` is of all problems as asked."""
+
+    model: ModelConfig
+    benchmark: BenchmarkConfig
+    dataset_hash: str
+    policy: Policy
+    decoding: DecodingConfig
+    seed: int
+    impl: Implementation = "torch"
+    cache: CacheConfig = UNPACKED
+
+    @cached_property
+    def cell_id(self) -> str:
+        """Hash of all settings that can change the outputs, and of no other: not of draws, limit, slots or paths."""
+        policy = {"class": type(self.policy).__qualname__, **self.policy.identity()}
+        return records.content_hash({**self._conditions, "policy": policy, **self.cache.identity()})
+
+    @property
+    def _conditions(self) -> dict[str, Any]:
+        """All settings but policy and cache. Cells whose conditions are the same can be compared."""
+        limits = {"max_new_tokens": self.decoding.max_new_tokens, "stop_on_loop": self.decoding.stop_on_loop}
+        return {
+            "model": self.model.identity(),
+            "dataset": self.dataset_hash,
+            "decoding": {**limits, **dataclasses.asdict(self.decoding.sampling)},
+            "seed": self.seed,
+            "impl": self.impl,  # implementations round differently
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """The contents of cell.yaml, which people and the analysis read; `check` tells if the file was edited."""
+        decoding = dataclasses.asdict(self.decoding)
+        described = {
+            "schema": records.SCHEMA,
+            "cell_id": self.cell_id,
+            "condition": records.content_hash(self._conditions),
+            "model": self.model.describe(),
+            "benchmark": dataclasses.asdict(self.benchmark),
+            "dataset_hash": self.dataset_hash,
+            "policy": self.policy.identity(),
+            "decoding": {**decoding.pop("sampling"), **decoding},
+            "impl": self.impl,
+            "seed": self.seed,
+            **self.cache.identity(),
+        }
+        # Near the top, so that a file that was cut off still has it.
+        return {"schema": records.SCHEMA, "check": records.content_hash([self.cell_id, described]), **described}
+
+
+class Done(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The contents of DONE: the stored completions, and the sizes of the files that hold them.
+
+    Attributes:
+        rule: the `grading_rule` of the grades.
+    """
+
+    completions: int
+    draws: int
+    problems: list[str]
+    files: dict[str, int]
+    rule: str = ""
+
+    @classmethod
+    def read(cls, directory: Path) -> Self | None:
+        """Read a cell's DONE; None where there is none, or where the files have other sizes now. No rows are read."""
+        try:
+            done = records.decode(read_file(directory / records.DONE_FILE), cls)
+        except (OSError, ValueError):
+            return None
+        return done if done.files == file_sizes(directory) and records.PROBLEMS_FILE in done.files else None
+
+    def covers(self, problem_ids: Collection[str], draws: int) -> bool:
+        return set(problem_ids) <= set(self.problems) and draws <= self.draws
+
+
+def is_done(run_directory: Path, cell: Cell, problem_ids: Sequence[str], draws: int) -> bool:
+    """True if DONE lists all these completions; reads no rows."""
+    done = Done.read(run_directory / cell.cell_id)
+    same_rule = done is not None and done.rule == records.grading_rule(cell.describe())
+    return done is not None and same_rule and done.covers(problem_ids, draws)
+
+
+def stored_pairs(directory: Path, rows: str = records.COMPLETIONS_FILE) -> set[records.Pair]:
+    files = records.shard_files(directory, rows).values()
+    return {row.key for path in files for row in records.read_rows(path, records.PairRow, on_bad=records.ignore)}
+
+
+def stored_scores(directory: Path, problem_ids: Sequence[str], draws: int) -> NDArray[np.float64]:
+    """The grades that a cell's folder holds, [problems, draws]: 1 right, 0 not, NaN without a grade."""
+    rows = {problem_id: row for row, problem_id in enumerate(problem_ids)}
+    scores = np.full((len(rows), draws), np.nan)
+    for grade in records.read_grades(directory, _Verdict, on_bad=records.ignore):
+        if grade.problem_id in rows and grade.draw < draws:
+            scores[rows[grade.problem_id], grade.draw] = grade.correct
+    return scores
+
+
+def file_sizes(directory: Path) -> dict[str, int]:
+    """The sizes in bytes of the files that DONE vouches for, by name."""
+    names = (records.PROBLEMS_FILE, records.COMPLETIONS_FILE, records.GRADES_FILE)
+    return {path.name: path.stat().st_size for name in names for path in records.shard_files(directory, name).values()}

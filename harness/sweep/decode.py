@@ -1,0 +1,217 @@
+"""Decode what the cells of one job lack, and store every completion as it ends."""
+
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvsweep.command_line import counted
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policy import BudgetPolicy
+from kvsweep.errors import UserError, plain_disk_errors
+from kvsweep.files import make_folder, replace_text
+from kvsweep.harness.decode.engine import Engine, is_invariant
+from kvsweep.harness.decode.memory import auto_slots
+from kvsweep.harness.decode.request import Branch, Request, grows, is_untouched, needed_capacity
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import device_of, load_model
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.models.spec import read_spec
+from kvsweep.harness.provenance import describe_arithmetic, describe_process
+from kvsweep.harness.sweep.cell import Cell
+from kvsweep.harness.sweep.job import Job, checked_implementation
+from kvsweep.harness.sweep.store import CellStore, OpenCells
+from kvsweep.kernels.implementation import check_available
+from kvsweep.records import STATS_FILE, Completion, DecodeStats, Pair, content_hash
+
+
+def decode(work: OpenCells) -> None:
+    job, pairs = work.job, work.job.own_pairs
+    cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
+    if not cells:
+        return
+    checked_implementation(job.impl, check_available)
+    invariant = is_invariant(job.invariant, read_spec(job.model), device_of(job.model), job.impl)
+    try:
+        for cell in cells:
+            cell.policy.load_artifacts()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    decoding_pass, model = describe_process(), loaded(job.model)
+    decoding_pass["arithmetic"] = describe_arithmetic(invariant=invariant, impl=job.impl, dtype=job.model.dtype)
+    _begin_passes(work, cells, model, decoding_pass)
+    limit = job.decoding.max_new_tokens
+    lengths = {problem.id: len(model.prompt_ids(problem.prompt)) for problem in job.benchmark.problems}
+    longest = max(lengths.values())
+    _check_lengths(model, lengths, limit)
+    _warn_of_lost_questions(cells, longest)
+
+    # All slots have the capacity of the cell that needs most, so the cells that grow with the text are decoded apart.
+    # They come first, so that a sweep that is killed has its baseline. The other cells share every completion that is
+    # too short for their first eviction, and are given the tokens of every other completion up to it.
+    for growing in (True, False):
+        group = [cell for cell in cells if grows(cell.policy, longest, limit) == growing]
+        lacking = {pair for pair in pairs if any(work.lacks(cell.cell_id, pair) for cell in group)}
+        known = _furthest_texts(work.stores.values(), lacking)
+        for pair, completion in known.items():
+            work.know(pair, completion.num_tokens)
+        for cell, (pair, completion) in itertools.product(group, known.items()):
+            # Neither cell evicts, so both write the same completion.
+            if work.lacks(cell.cell_id, pair) and is_untouched(completion, cell.policy):
+                work.append(cell.cell_id, completion)
+        _decode_group(work, model, group, known)
+
+
+@lru_cache(maxsize=1)
+def loaded(config: ModelConfig) -> LoadedModel:
+    """The model of this configuration, kept until another is asked for."""
+    return load_model(config)
+
+
+def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
+    job, code = work.job, decoding_pass["code"]
+    group = job.cache.group
+    empty, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
+    fixed, whole = SlotCache.bytes_per_slot(model.shape, 0), SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
+    weights = sum(parameter.nbytes for parameter in model.network.parameters())
+    sizes = {"row": (many - empty) / group, "newest": empty - fixed, "fixed": fixed, "weights": weights}
+    sizes["fixed_rows"] = fixed / whole if whole else 0
+    tokenizer = _keep_tokenizer(job.run_directory, model)
+    for cell in cells:
+        provenance = {
+            "dataset_hash": cell.dataset_hash,
+            "dataset_origin": job.benchmark.origin,
+            "expected": len(job.problem_ids) * job.draws,
+            "draws": job.draws,
+            **({"rounds": list(job.rounds), "margin": job.margin} if job.rounds else {}),
+            "random_weights": job.model.random_weights,
+            "thinking_opened_by": model.thinking_opened_by,
+            "tokenizer": tokenizer,
+            "bytes": sizes,
+            "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
+            "packages": code["packages"],
+            "hardware": decoding_pass["hardware"],
+            "config": job.resolved,
+        }
+        work.stores[cell.cell_id].begin_pass(provenance, decoding_pass)
+
+
+def _keep_tokenizer(run: Path, model: LoadedModel) -> str:
+    """Write the model's tokenizer beside the cells, so that a report on any machine knows where each token ends."""
+    text = model.tokenizer.backend_tokenizer.to_str()
+    name = f"tokenizers/{content_hash(text)}.json"
+    if not (run / name).exists():
+        with plain_disk_errors(run):
+            make_folder((run / name).parent)
+            replace_text(run / name, text)
+    return name
+
+
+def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dict[Pair, Completion]:
+    """For each of the pairs, the stored completion that shares the most tokens with the rest of the grid."""
+    known: dict[Pair, Completion] = {}
+    for store in stores:
+        for row in store.read_completions(pairs):
+            known[row.key] = max(known.get(row.key, row), row, key=lambda completion: len(completion.shared_ids))
+    return known
+
+
+def _requests(
+    work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]
+) -> Iterator[Request]:
+    prompts = {problem.id: problem.prompt for problem in work.job.benchmark.problems}
+    for pair in work.job.own_pairs:
+        branches = tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in cells if work.lacks(c.cell_id, pair))
+        if branches:
+            forced, prompt = tuple(known[pair].shared_ids) if pair in known else (), model.prompt_ids(prompts[pair[0]])
+            yield Request(problem_id=pair[0], draw=pair[1], prompt_ids=prompt, branches=branches, forced=forced)
+
+
+def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
+    """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots."""
+    job, slots, reason = work.job, work.job.slots, "slots= asks for them"
+    while requests := list(_requests(work, model, cells, known)):
+        wanted = [branch.cell_id for request in requests for branch in request.branches]
+        capacity = needed_capacity(requests, job.decoding)
+        one = SlotCache.bytes_per_slot(model.shape, capacity, job.cache)
+        if slots is None:
+            slots, reason = auto_slots(model, capacity=capacity, requests=len(wanted), config=job.cache)
+        asked = f"{counted(len(wanted), 'completion')} of {counted(len(set(wanted)), 'cell')}"
+        size = f"{counted(slots, 'slot')} x {capacity} tokens x {one // capacity:,} bytes"
+        total = f"{slots * one / 2**20:.1f} MiB of keys and values"
+        print(f"{job.name}: {asked}, {size} = {total} ({reason})", flush=True)
+        try:
+            _write(work, model, requests, slots)
+            return
+        except (RuntimeError, MemoryError) as error:
+            # The CPU's allocator raises a plain RuntimeError.
+            out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            if not out_of_memory and "DefaultCPUAllocator" not in str(error):
+                raise
+            if slots == 1:
+                too_small = f"the memory does not hold one sequence of {capacity} tokens ({one / 2**20:.0f} MiB)"
+                mend = "lower policy.budget or decoding.max_new_tokens, or take a larger device"
+                raise UserError(f"{job.name}: {too_small} beside the model: {mend}.") from error
+        # Outside the handler, because the error's traceback keeps the old cache alive.
+        gc.collect()
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        slots, reason = slots // 2, f"out of memory with {slots}"
+
+
+def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
+    own: dict[str, Any] = {name: getattr(job, name) for name in ("decoding", "seed", "impl", "invariant", "cache")}
+    return Engine.sized_for(requests, model, slots=slots, **own)
+
+
+def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
+    """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
+    job = work.job
+    engine = engine_of(job, requests, model, slots)
+    job.check_inputs()  # from here on, all weights are in memory
+    clock, cache = engine.clock, engine.cache
+    work.reporter.counters.append(lambda: clock.tokens)
+    written: dict[str, list[int]] = {branch.cell_id: [] for request in requests for branch in request.branches}
+    start = time.perf_counter()
+    for cell_id, completion in engine.generate(requests):
+        written[cell_id].append(completion.num_tokens)
+        work.append(cell_id, completion)
+    wall = time.perf_counter() - start
+    parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
+    whole: dict[str, Any] = {f"{part}_seconds": getattr(clock, part) for part in parts}
+    whole |= {"wall_seconds": wall, "tokens_total": clock.tokens, "steps": clock.steps, "cells": len(written)}
+    whole |= {"slots": slots, "kv_bytes_allocated": cache.kv_bytes}
+    whole["kv_bytes_analytic"] = slots * SlotCache.bytes_per_slot(model.shape, cache.capacity, job.cache)
+    for cell_id, lengths in written.items():
+        row = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
+        work.stores[cell_id].append_row(STATS_FILE, row)
+
+
+def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:
+    """Refuse a question that the model's context does not hold; print a note if completions may go beyond it."""
+    context, longest = model.spec.positions, max(lengths.values()) + limit
+    name = model.config.name
+    for problem_id, length in lengths.items():
+        if context is not None and length >= context:
+            too_long = f"problem {problem_id!r:.80} asks {length:,} tokens, and {name} was made for {context:,}"
+            raise UserError(f"{too_long}: leave the problem out, or choose a model with a longer context.")
+    model.check_length(longest)
+    if context is not None and longest > context:
+        note = f"note: a prompt and its completion may take {longest} tokens; {name} was made for {context}."
+        print(note, file=sys.stderr)
+
+
+def _warn_of_lost_questions(cells: Sequence[Cell], longest: int) -> None:
+    pinned = [c.policy for c in cells if isinstance(c.policy, BudgetPolicy) and c.policy.question_rule == "pinned"]
+    rooms = [room for policy in pinned if (room := policy.size - policy.newest_kept) < longest]
+    if rooms:
+        fewer = f"keep fewer tokens beside the newest (from {min(rooms)}) than the longest question has ({longest})"
+        lost = "so question tokens are evicted too, as the published rule has it; policy.question=on_top keeps them"
+        print(f"note: {len(rooms)} of {len(cells)} cells pin the question and {fewer}, {lost}.", file=sys.stderr)

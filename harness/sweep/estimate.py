@@ -1,0 +1,212 @@
+"""An estimate of a sweep's memory and time (`kvsweep --dry-run`), and the number of tokens that a forked grid decodes.
+
+No model is loaded and no file written. The estimate uses the lengths and the speed of the completions that the run's
+cells have stored; where they have stored none, it takes every text to be `max_new_tokens` long and says so.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvsweep import records
+from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, pairs_to_hold, power
+from kvsweep.command_line import counted
+from kvsweep.compression.config import fixed_bytes
+from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.harness.decode.request import grows
+from kvsweep.harness.models.spec import BYTES, read_spec
+from kvsweep.harness.settings import WEIGHTS
+from kvsweep.harness.sweep.cell import stored_pairs
+from kvsweep.harness.sweep.job import Job
+
+# An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
+_CHARACTERS_PER_TOKEN = 3
+_Length = records.view(records.Completion, "num_tokens")
+
+
+def first_eviction(policy: Policy, question_length: int) -> int | None:
+    """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""
+    trigger = policy.trigger(question_length)
+    if trigger is None:
+        return None
+    step = max(trigger, question_length) - question_length
+    # A policy that frees nothing needs a row for every token of a text that goes on behind its first eviction.
+    return None if grows(policy, question_length, step + 2) else step
+
+
+def forked_tokens(
+    lengths: npt.ArrayLike, forks: Sequence[int | None], lacking: npt.NDArray[np.bool_] | None = None
+) -> int:
+    """Tokens to decode for a grid in one batch: each text once up to the last fork, and each branch from its own fork.
+
+    Every cell's texts count as long as those with the full cache, although compression may make texts longer. `lengths`
+    are the generated tokens of each (problem, draw), `forks` each cell's `first_eviction`, and `lacking`
+    [lengths, forks] the texts that are to be decoded, all by default.
+    """
+    length = np.asarray(lengths, float)[:, None]
+    shared = np.minimum(length, [math.inf if fork is None else fork for fork in forks])
+    wanted = np.ones(shared.shape, bool) if lacking is None else lacking
+    alone = np.where(wanted, length - shared, 0).sum()
+    return round(alone + np.where(wanted, shared, 0).max(axis=1, initial=0).sum())
+
+
+class TokensLeft:
+    """The tokens that a job's cells have still to decode: the estimate of `--dry-run`, corrected by each stored text.
+
+    A text of unknown length counts as long as the mean of the known ones, and without any as `max_new_tokens`.
+    `stored` are the pairs that each cell has, by cell_id.
+    """
+
+    def __init__(self, job: Job, stored: Mapping[str, Collection[records.Pair]]) -> None:
+        question, pairs = _question_tokens(job), job.own_pairs
+        policies = {cell.cell_id: cell.policy for cell in job.cells}
+        self._rows = {pair: row for row, pair in enumerate(pairs)}
+        self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
+        self._forks = [first_eviction(policies[cell_id], question) for cell_id in stored]
+        self._lacking = np.array([[pair not in found for found in stored.values()] for pair in pairs], bool)
+        self._lacking = self._lacking.reshape(len(pairs), len(stored))
+        self._lengths, self._limit = np.full(len(pairs), np.nan), job.decoding.max_new_tokens
+
+    def know(self, pair: records.Pair, tokens: int) -> None:
+        """Note the length of a text."""
+        self._lengths[self._rows[pair]] = tokens
+
+    def store(self, cell_id: str, pair: records.Pair, tokens: int) -> None:
+        """Note that a cell has stored a text of so many tokens."""
+        self._lacking[self._rows[pair], self._columns[cell_id]] = False
+        if np.isnan(self._lengths[self._rows[pair]]):
+            self.know(pair, tokens)
+
+    def __int__(self) -> int:
+        known = self._lengths[~np.isnan(self._lengths)]
+        lengths = np.where(np.isnan(self._lengths), known.mean() if len(known) else self._limit, self._lengths)
+        return forked_tokens(lengths, self._forks, self._lacking)
+
+
+def saving(lengths: Sequence[int], forks: Sequence[int | None]) -> float:
+    """Tokens of the cells decoded one by one, over the tokens of the grid decoded in one batch."""
+    return len(forks) * sum(lengths) / forked_tokens(lengths, forks)
+
+
+# The share of paired answers that differ between a lossless setting and the full cache, many and few.
+DIFFER = (0.25, 0.1)
+
+
+def measure(job: Job) -> tuple[list[int], float, float] | None:
+    """Lengths in tokens, live tokens per second of all cells with prefill, bytes per completion; None without any."""
+    lengths: list[int] = []
+    size = seconds = tokens = 0.0
+    for folder in (job.run_directory / cell.cell_id for cell in job.cells):
+        for path in records.shard_files(folder, records.COMPLETIONS_FILE).values():
+            size += path.stat().st_size
+            lengths += [row.num_tokens for row in records.read_rows(path, _Length, on_bad=records.ignore)]
+        for path in records.shard_files(folder, records.STATS_FILE).values():
+            for row in records.read_rows(path, records.DecodeStats, on_bad=records.ignore):
+                # Each cell of a decoding pass has a row of its own, which counts as its share of the pass.
+                seconds += row.wall_seconds / row.cells
+                tokens += row.tokens_total / row.cells
+    return (lengths, tokens / seconds, size / len(lengths)) if lengths and seconds else None
+
+
+def describe(jobs: Sequence[Job]) -> str:
+    total = f"{counted(len(jobs), 'job')}, {counted(sum(len(job.cells) for job in jobs), 'cell')}"
+    return "\n".join([*map(_describe_job, jobs), f"{total}; nothing was run (--dry-run)."])
+
+
+def _describe_job(job: Job) -> str:
+    lacking, own_pairs, cells = job.unfinished_cells(), set(job.own_pairs), len(job.cells)
+    missing = sum(len(own_pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in lacking)
+    question, found = _question_tokens(job), measure(job)
+    lengths, pace, size = found or ([job.decoding.max_new_tokens], 0.0, 0.0)
+    forks = [first_eviction(cell.policy, question) for cell in job.cells]
+    tokens = forked_tokens(lengths, forks) / len(lengths) * missing / cells
+    source = f"every text {lengths[0]} long at most"
+    time_and_disk = "time and disk: not known until a cell has stored something"
+    if found:
+        source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
+        time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; "
+        time_and_disk += f"disk: {size * len(own_pairs) * cells / 2**20:.1f} MiB in all"
+    fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
+    return (
+        f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(lacking)} done) of "
+        f"{counted(len(own_pairs), 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
+        f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n  {time_and_disk}{_power(job)}"
+    )
+
+
+def _borrowed(job: Job) -> str:
+    """What a folder of weights takes over from an embedded model; empty for any other model."""
+    model, own = job.model, WEIGHTS / job.model.name
+    if not own.is_dir() or str(own) in (model.place, model.adapter):
+        return ""
+    taken = f"with name, precision, tags and sizes (budget, window, longest text) of {model.name}"
+    return f"  model: {model.place}, {taken}: choose the nearest with model=, and set model.name and model.title\n"
+
+
+def _power(job: Job) -> str:
+    """What the sweep can show about a setting that loses nothing; empty without a full cache beside other cells."""
+    if len(job.cells) < 2 or all(cell.policy.name != "full" for cell in job.cells):
+        return ""
+    problems, draws = len(job.benchmark.problems), max([job.draws, *job.rounds])
+    terms = {"margin": MARGIN if job.margin is None else job.margin / 100, "level": LEVEL / max(1, len(job.rounds))}
+    least, most = (power(problems, draws, differ, **terms) for differ in DIFFER)
+    needed = [math.ceil(pairs_to_hold(differ, **terms) / problems) for differ in DIFFER]
+    return (
+        f"\n  to expect: a setting that loses nothing holds (margin {100 * terms['margin']:g} points) with a chance of "
+        f"{least:.0%} to {most:.0%} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
+        f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed[1]} to {needed[0]} draws "
+        "would make the chance 95%"
+    )
+
+
+def _question_tokens(job: Job) -> int:
+    """Tokens of the longest question: counted where the tokenizer is at hand, else reckoned from its characters."""
+    longest = max((problem.prompt for problem in job.benchmark.problems), key=len)
+    file = Path(job.model.path or "", "tokenizer.json")  # a GGUF file would have to be converted first
+    return len(_tokenizer(file).encode(longest).ids) if file.is_file() else len(longest) // _CHARACTERS_PER_TOKEN + 1
+
+
+@cache
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))
+
+
+def _sizes(job: Job) -> str:
+    """The rows after an eviction and the tokens until the next one, a line for each size among the cells."""
+    policies = [cell.policy for cell in job.cells if isinstance(cell.policy, BudgetPolicy)]
+    counts = Counter((p.size, p.budget + 1 - p.size, p.local_window) for p in policies)
+    return "".join(
+        f"  size: {size} rows after an eviction, {next_in} tokens to the next, window {window} ({counted(n, 'cell')})\n"
+        for (size, next_in, window), n in sorted(counts.items())
+    )
+
+
+def _memory(job: Job, question: int) -> str:
+    spec, itemsize = read_spec(job.model), BYTES[job.model.dtype]
+    layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim
+    slot = partial(job.cache.bytes_per_slot, layers=layers, kv_heads=heads, head_dim=head_dim, itemsize=itemsize)
+    fixed = fixed_bytes(spec, itemsize)
+    capacities = Counter(cell.policy.capacity(question, job.decoding.max_new_tokens) for cell in job.cells)
+    parts = [
+        f"{(slot(capacity=rows) + fixed) / 2**20:.1f} MiB a slot of {rows} tokens ({counted(count, 'cell')})"
+        for rows, count in sorted(capacities.items())
+    ]
+    newest, many = (slot(capacity=rows) for rows in (0, job.cache.group))
+    formula, newest_rows = f"2 x {layers} layers x {heads} heads x {head_dim} x {itemsize} bytes", ""
+    if job.cache.is_packed:
+        formula = f"{layers} layers x {heads} heads x {(many - newest) / job.cache.group / (layers * heads):g} bytes"
+        newest_rows = f", and {job.cache.whole_rows} rows of 2 x {head_dim} x {itemsize} a slot"
+    slots = "as many slots as fit" if job.slots is None else f"{job.slots} slots"
+    if fixed:
+        kinds = Counter(spec.layer_kinds)
+        layers_of = [f"{counted(kinds[kind], f'{kind} layer')}" for kind in ("window", "linear") if kinds[kind]]
+        newest_rows += f", and a fixed {fixed / 2**20:.1f} MiB a slot in {' and '.join(layers_of)}"
+    return f"{', '.join(parts)}; {formula} a token{newest_rows}, a question of about {question} tokens; {slots}"

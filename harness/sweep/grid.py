@@ -1,0 +1,106 @@
+"""The policies of a grid: the product of its axes, each policy with the settings that all of them share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ConfigDict, Field
+
+from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
+from kvsweep.errors import UserError
+from kvsweep.harness.settings import CONF, build, build_target, choices, conf_files, plain, unknown_choice, whole_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridAxes:
+    """The axes of a grid; None leaves an axis at the single value that `policy` has. `beside` are further grids."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # `build` sees the keys of the outer grid alone
+    policy: Annotated[Sequence[str], Field(min_length=1)] | None = None
+    keep_ratio: Annotated[Sequence[float], Field(min_length=1)] | None = None
+    local_window: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
+    sinks: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    beside: Sequence[GridAxes] = ()
+
+
+AXES = ("keep_ratio", "local_window", "budget", "question", "sinks")
+
+
+def build_policies(config: DictConfig) -> list[Policy]:
+    """Make every policy of the grid and of the grids beside it, or the one policy where there is no grid.
+
+    The composed `policy` gives the settings that all policies of a grid share (keep_ratio, local_window, budget, rows,
+    every, question, sinks), so that they hold the same memory. A shared setting that the composed policy leaves at
+    null, and all other settings, come from each policy's own YAML.
+    """
+    grid = build(GridAxes, "grid", config.grid)
+    return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
+
+
+def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
+    """The product of one grid's axes."""
+    composed = plain(config.policy)
+    _refuse_two_sizes(composed, grid, config)
+    if any(inner.beside for inner in grid.beside):
+        raise UserError("grid.beside names a grid that has a beside of its own: list all grids in the outer one.")
+    axes = {a: v for a in AXES if (v := getattr(grid, a)) is not None}
+    for name in grid.policy or [composed["name"]]:
+        values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
+        for point in itertools.product(*axes.values()):
+            setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
+            yield build_target("policy", _sized({**values, **setting}))
+
+
+def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
+    if composed.get("rows") is None and composed.get("every") is None:
+        return
+    usual = _policy_section("base/budget", config)
+    for name in ("keep_ratio", "budget"):
+        axis = getattr(grid, name)
+        given = f"grid.{name}={axis}" if axis else f"policy.{name}={composed[name]}"
+        if axis or composed[name] not in (None, usual[name]):
+            both = "contradicts policy.rows and policy.every, which say the same"
+            raise UserError(f"{given} {both}: leave one of them out.")
+
+
+def _sized(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a policy, with keep_ratio and budget in place of rows and every, where those are given."""
+    rest = dict(settings)
+    given = {name: value for name in ("rows", "every") if (value := rest.pop(name, None)) is not None}
+    if not given:
+        return rest
+    if len(given) == 1:
+        raise UserError(f"policy.{next(iter(given))} is given alone: policy.rows and policy.every go together.")
+    given["local_window"] = rest["local_window"]
+    sizes = {name: whole_number(f"policy.{name}", value, least=1) for name, value in given.items()}
+    try:
+        return {**rest, **size_of(**sizes)}
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _policy_of_grid(name: str, config: DictConfig, composed: Mapping[str, Any]) -> dict[str, Any]:
+    if name not in choices("policy"):
+        raise UserError(unknown_choice("policy", name, "grid.policy"))
+    values = plain(_policy_section(name, config))
+    return values | {k: composed[k] for k in BudgetPolicy.SHARED if composed.get(k) is not None and k in values}
+
+
+def _policy_section(name: str, config: DictConfig) -> DictConfig:
+    """A policy's section within the configuration, so that ${model.predictor} and the like find what they name."""
+    rest = OmegaConf.masked_copy(config, ["model", "benchmark", "results_dir"])
+    return OmegaConf.unsafe_merge(rest, {"policy": policy_file(name)}).policy
+
+
+def policy_file(name: str) -> DictConfig:
+    """A policy's YAML over the files that its defaults list names, as Hydra composes it."""
+    own = OmegaConf.load(conf_files("policy").get(name, CONF / "policy" / f"{name}.yaml"))
+    assert isinstance(own, DictConfig)
+    bases = [base for base in own.pop("defaults", []) if base != "_self_"]
+    return OmegaConf.unsafe_merge(*map(policy_file, bases), own)  # type: ignore[return-value]

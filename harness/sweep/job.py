@@ -1,0 +1,307 @@
+"""From a composed Hydra configuration to a checked, frozen Job: the edge of the program, which refuses any mistake."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import DictConfig
+from pydantic import Field
+
+from kvsweep.compression import artifacts
+from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.errors import UserError
+from kvsweep.escape import folder_below
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.benchmarks.load import Benchmark, load_problems
+from kvsweep.harness.decode.request import DecodingConfig, build_decoding
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import BYTES, read_spec
+from kvsweep.harness.provenance import command_line
+from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_number
+from kvsweep.harness.sweep.cell import Cell, is_done, stored_scores
+from kvsweep.harness.sweep.grid import build_policies, policy_file
+from kvsweep.kernels.implementation import Implementation, check_installed
+from kvsweep.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, read_provenance
+from kvsweep.tasks import CellProgress, State, TaskStatus, policy_label, task_name
+
+Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """The report's settings that a sequential sweep needs: a setting holds if it costs fewer points than `margin`."""
+
+    margin: Annotated[float, Field(gt=0, lt=100, description="a number of points")] = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackerConfig:
+    """The tracker of a job; `conf/tracker/wandb.yaml` describes each field. A missing package raises a UserError."""
+
+    kind: Literal["none", "wandb", "trackio", "mlflow"] = "none"
+    project: str = "kvsweep"
+    interval_s: Seconds = 15.0
+    patience_s: Seconds = 20.0
+
+    def __post_init__(self) -> None:
+        if self.kind != "none" and find_spec(self.kind) is None:
+            missing = f"tracker={self.kind} needs the package {self.kind}, which is not installed"
+            raise UserError(f"{missing}: pip install 'kvsweep[{self.kind}]', or tracker=none.")
+
+
+UNTRACKED = TrackerConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The work of one process: the cells of one grid, on one model and one benchmark.
+
+    Attributes:
+        decoding, seed, impl, cache: those of every cell.
+        draws: completions per problem; in a round of a sequential job, those until the end of the round.
+        rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
+        margin: points of Pass@1 that a cell may cost and still hold; None unless the job is sequential.
+        finish: whether the cells that a round has decided get the other draws after the last round.
+        slots: sequences decoded at once, None for as many as fit.
+        invariant: whether completions must not depend on the batch, bit for bit; None for the device's default.
+        resolved: the whole configuration, for provenance.
+        inputs: the files of weights that the cells' ids were made of, each with its hash (`input_files`).
+    """
+
+    model: ModelConfig
+    benchmark: Benchmark
+    cells: tuple[Cell, ...]
+    decoding: DecodingConfig
+    seed: int
+    impl: Implementation
+    draws: int
+    slots: int | None
+    run_directory: Path
+    resolved: Mapping[str, Any]
+    invariant: bool | None = None
+    cache: CacheConfig = UNPACKED
+    shard: Shard = WHOLE
+    rounds: tuple[int, ...] = ()
+    margin: float | None = None
+    finish: bool = False
+    inputs: Mapping[Path, str] = field(default_factory=dict)
+    command: str = "kvsweep"
+    tracker: TrackerConfig = UNTRACKED
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name} {self.benchmark.name}{self.cache.title}"
+
+    @property
+    def rows_file(self) -> str:
+        return COMPLETIONS_FILE
+
+    @property
+    def problem_ids(self) -> list[str]:
+        return [problem.id for problem in self.benchmark.problems]
+
+    @property
+    def own_pairs(self) -> list[Pair]:
+        """(problem_id, draw) of the completions of this job's shard, to which a pair belongs whatever `draws` is."""
+        own = set(self.shard.of([(name, draw) for draw in range(self.draws) for name in self.problem_ids]))
+        return [pair for name in self.problem_ids for draw in range(self.draws) if (pair := (name, draw)) in own]
+
+    @property
+    def is_last_round(self) -> bool:
+        return self.draws >= max(self.rounds, default=0)
+
+    def check_inputs(self) -> None:
+        """Refuse to write rows under ids that were made of other files."""
+        found = input_files(self.model, [cell.policy for cell in self.cells])
+        # A part of a job has some of the job's policies, and needs none of the others' artifacts.
+        for path in sorted({*found, *(path for path in self.inputs if not path.exists())}):
+            if found.get(path) != self.inputs.get(path):
+                changed = f"{path} has changed since the cells of {self.name} were planned"
+                raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
+
+    def unfinished_cells(self) -> list[Cell]:
+        """The cells without a DONE for this job's completions; before the last round those that lack a grade."""
+        found = [c for c in self.cells if not is_done(self.run_directory, c, self.problem_ids, self.draws)]
+        return found if self.is_last_round else [cell for cell in found if np.isnan(self.scores(cell)).any()]
+
+    def scores(self, cell: Cell) -> NDArray[np.float64]:
+        """The stored grades of one of this job's cells, [problems, draws]: 1 right, 0 not, NaN without a grade."""
+        return stored_scores(self.run_directory / cell.cell_id, self.problem_ids, self.draws)
+
+    def status(self, state: State) -> TaskStatus:
+        """A status of this job in which no completion is counted yet."""
+        model, benchmark, shard = self.model.name, self.benchmark.name, str(self.shard)
+        whole: dict[str, Any] = {"model": model, "benchmark": benchmark, "random_weights": self.model.random_weights}
+        whole |= {"finished": 0, "expected": len(self.own_pairs)}
+        cells = {c.cell_id: CellProgress(policy=policy_label(c.policy.identity()), **whole) for c in self.cells}
+        name = task_name(model, benchmark, cells, shard)
+        return TaskStatus(task=name, state=state, shard=shard, command=self.command, cells=cells)
+
+
+def make_job(config: DictConfig) -> Job:
+    """Check a composed configuration and make its job. The checks that take longest come last."""
+    model = build(ModelConfig, "model", config.model)
+    benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
+    decoding = build_decoding(config.decoding)
+    cache = build(CacheConfig, "cache", config.get("cache", {}))
+    seed = whole_number("seed", config.seed, least=0)
+    draws = whole_number("draws", config.draws, least=1)
+    slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
+    invariant = None if config.invariant == "auto" else config.invariant
+    if config.invariant != "auto" and not isinstance(invariant, bool):
+        known = "true, false or auto, which is true on the CPU alone"
+        raise UserError(f"invariant={invariant} is unknown: choose {known}.")
+    shard = Shard.parse(str(config.shard))
+    tracker = build(TrackerConfig, "tracker", config.tracker)
+    # Not check_available: the machine that submits a job to SLURM need not have a GPU.
+    impl = checked_implementation(config.impl, check_installed)
+    policies = build_policies(config)
+    margin = build(ReportConfig, "report", config.get("report", {})).margin
+    rounds = rounds_until(config.get("until"), draws, policies)
+    finish = config.get("finish", False)
+    if not isinstance(finish, bool) or (finish and not rounds):
+        goes_with = "goes with until=decided, as true or false"
+        raise UserError(f"finish={finish} {goes_with}: add until=decided or leave it out.")
+    if rounds and cache.is_packed:
+        compared = "until=decided compares cells with the full cache of unpacked rows"
+        no_full = f"which a job of{cache.title} does not decode"
+        raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
+    benchmark = load_problems(benchmark_config)
+    inputs = input_files(model, policies)
+    check_predictors(model, policies)
+    check_cache(model, cache, impl, policies, decoding.max_new_tokens)
+    shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": seed, "impl": impl, "cache": cache}
+    problems: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
+    cells = [Cell(policy=policy, **problems, **shared) for policy in policies]
+    job = Job(
+        benchmark=benchmark,
+        cells=tuple({cell.cell_id: cell for cell in cells}.values()),
+        draws=draws,
+        rounds=rounds,
+        margin=margin if rounds else None,
+        finish=finish,
+        slots=slots,
+        invariant=invariant,
+        run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
+        resolved=plain(config),
+        shard=shard,
+        inputs=inputs,
+        command=command_line(),
+        tracker=tracker,
+        **shared,
+    )
+    job.check_inputs()
+    return job
+
+
+def stored_config(path: Path) -> dict[str, Any]:
+    """The configuration of a provenance file, which may come from a stranger, without anything that could act.
+
+    The policy's class is that of this installation's YAML of the same name. Of the settings of model and policy those
+    remain that ModelConfig and that YAML have. Weights that another installation embedded are taken from this one.
+    """
+    try:
+        stored = dict(read_provenance(path)["config"])
+        model, policy, name = dict(stored["model"]), dict(stored["policy"]), str(stored["policy"]["name"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{path} names no model and policy: run the cell again.") from error
+    if name not in choices("policy"):
+        raise UserError(f"{path} names the policy {name}, and this kvsweep has {', '.join(choices('policy'))}.")
+    own, known = policy_file(name), {field.name for field in fields(ModelConfig)}
+    policy = {k: _embedded_here(v) for k, v in policy.items() if k in own} | {"_target_": None, "name": name}
+    model = {k: _embedded_here(v) for k, v in model.items() if k in known}
+    found = {**stored, "model": model, "policy": policy}
+    found.pop("launcher", None)
+    if "${" in json.dumps(found):
+        raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
+    policy["_target_"] = own["_target_"]
+    return found
+
+
+def _embedded_here(value: Any) -> Any:
+    """A path into another installation's embedded weights, which is no longer there, as this one has it."""
+    name = str(value).rpartition("/harness/toy/weights/")[2]
+    is_lost = name != str(value) and not Path(value).exists() and (WEIGHTS / name).exists()
+    return str(WEIGHTS / name) if is_lost else value
+
+
+def input_files(model: ModelConfig, policies: Sequence[Policy]) -> dict[Path, str]:
+    """The files of weights on this disk that the outputs depend on, each with its hash."""
+    return model.files() | {path: digest for policy in policies for path, digest in policy.files().items()}
+
+
+def rounds_until(until: Any, draws: int, policies: Sequence[Policy]) -> tuple[int, ...]:
+    """The draws per problem until the end of each round, 2, 4, 8, ..., `draws`; none where all cells get all draws."""
+    if until is None:
+        return ()
+    if until != "decided":
+        raise UserError(f"until={until} is unknown: choose decided, or null for all draws of every cell.")
+    if draws < 2:
+        raise UserError(f"until=decided has no rounds with draws={draws}: give draws=2 or more, or until=null.")
+    names = {policy.name for policy in policies}
+    if "full" not in names or len(names) < 2:
+        alone = f"compares cells with the full cache, and the grid has {', '.join(sorted(names))} alone"
+        raise UserError(f"until=decided {alone}: let grid.policy name full and another policy, or give until=null.")
+    return doubled(draws)
+
+
+def doubled(draws: int) -> tuple[int, ...]:
+    """2, 4, 8, ... and at last `draws`, of which there are at least 2."""
+    return (*(2**power for power in range(1, (draws - 1).bit_length())), draws)
+
+
+def checked_implementation(name: Any, check: Callable[[str], None]) -> Implementation:
+    """The name, if `check` of kvsweep.kernels.implementation accepts it; else its ValueError becomes a UserError."""
+    try:
+        check(str(name))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return name
+
+
+def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
+    """Check the model, and the policies' artifacts, which were made for a model."""
+    for policy in policies:
+        if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
+            untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
+            raise UserError(f"{untagged}: name the tag that closes the model's thinking, or choose another policy.")
+    hidden_size = read_spec(model).hidden_size
+    for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
+        card, weights, other = artifacts.read_card(kind, place), model.identity()["weights"], ""
+        made_for = card.get("model_weights", weights)
+        if card["hidden_size"] != hidden_size:
+            other = f"hidden size {card['hidden_size']}, but model={model.name} has {hidden_size}"
+        # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
+        elif made_for != weights and ("@" in made_for) == ("@" in weights):
+            other = f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
+        if other:
+            raise UserError(f"policy.{kind}={place} was made for {other}: give one made for this model.")
+
+
+def check_cache(
+    model: ModelConfig, cache: CacheConfig, impl: Implementation, policies: Sequence[Policy], max_new_tokens: int
+) -> None:
+    """Refuse policies without a layer to evict from, and a precision that rows cannot have or that saves nothing."""
+    spec = read_spec(model)
+    evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
+    if not spec.layers and evicting:
+        no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
+        raise UserError(f"model={model.name} has {no_rows}: choose policy=full.")
+    sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
+    try:
+        cache.forms(spec.head_dim)
+        cache.check_implementation(impl)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for policy in policies if cache.is_packed else ():
+        rows = policy.capacity(1, max_new_tokens)
+        if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
+            saves_nothing = f"the {rows} rows of policy={policy.name} then take no less memory than unpacked"
+            out_of_range = f"cache.residual={cache.residual} is out of range"
+            raise UserError(f"{out_of_range}: with{cache.title} {saves_nothing}; choose a smaller residual.")

@@ -1,0 +1,320 @@
+"""The start of a sweep's tasks, in this process (`launcher=inline`) or in several (`launcher=local`)."""
+
+import io
+import os
+import platform
+import shutil
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import submitit
+from pydantic import Field
+from submitit.helpers import Checkpointable
+
+from kvsweep.command_line import FAILED, counted, guard_streams
+from kvsweep.errors import UserError, plain_disk_errors
+from kvsweep.files import make_folder, open_file
+from kvsweep.harness.provenance import VISIBLE, visible_gpus
+from kvsweep.harness.sweep.board import Board
+from kvsweep.harness.sweep.estimate import TokensLeft
+from kvsweep.harness.sweep.job import Job, checked_implementation
+from kvsweep.harness.sweep.store import allow_open_cells
+from kvsweep.kernels.implementation import check_available
+from kvsweep.records import Shard
+from kvsweep.tasks import TaskStatus, job_file, note_job, noted_jobs, tasks_now, waiting_jobs
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+# The jobs that one process works through.
+Task = Sequence[Job]
+# What a process does with its jobs; returns the errors of the jobs that failed.
+Work = Callable[[Any], list[Exception]]
+
+
+class FailedTasksError(UserError):
+    """Tasks failed, each with an error in its status file."""
+
+    exit_code = FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher(ABC):
+    """How the tasks of a sweep are started. A YAML of conf/launcher names the class and describes its settings.
+
+    `waits` says whether the tasks have ended when `start` returns. Each of a job's `shards` is a task, which takes
+    further jobs until it has `cells_per_task` cells; None puts each job into its own task.
+    """
+
+    waits: ClassVar[bool] = True
+    shards: AtLeastOne = 1
+    cells_per_task: AtLeastOne | None = None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse jobs that this machine cannot start; nothing has been written yet."""
+        for job in jobs:
+            checked_implementation(job.impl, check_available)
+
+    @abstractmethod
+    def start(self, tasks: Sequence[Task], work: Work) -> None:
+        """Mark the tasks as queued, and start them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inline(Launcher):
+    """Runs the jobs in this process."""
+
+    def start(self, tasks: Sequence[Task], work: Work) -> None:
+        """Run all jobs, then raise the error of the first one that failed."""
+        queue(tasks)
+        if failures := work([job for task in tasks for job in task]):
+            raise failures[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Launcher):
+    """Runs `parallel` tasks at once (one a GPU, else one a core), each in a process, with one GPU if any."""
+
+    parallel: AtLeastOne | None = None
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        super().check(jobs)
+        cuda = [job.model.device for job in jobs if job.model.device.startswith("cuda")]
+        if cuda and not visible_gpus():
+            unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
+            raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
+
+    def start(self, tasks: Sequence[Task], work: Work) -> None:
+        """Run the tasks; raises a FailedTasksError after the last one if any failed."""
+        queue(tasks)
+        with Board([job for task in tasks for job in task]):
+            failed = self._run(tasks, work)
+        if failed:
+            raise FailedTasksError(f"{failed} of {len(tasks)} tasks failed: kvsweep status says which.")
+
+    def _run(self, tasks: Sequence[Task], work: Work) -> int:
+        """Run the tasks; return how many failed."""
+        executor = submitit.LocalExecutor(folder=logs(tasks))
+        executor.update_parameters(timeout_min=60 * 24 * 365)
+        waiting, running, failed = list(tasks), dict[submitit.Job[None], str | None](), 0
+        gpus = visible_gpus()
+        parallel = self.parallel or len(gpus) or os.cpu_count() or 1
+        if gpus:
+            print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
+        # The processes share the cores; a process with more threads than cores is many times slower than one thread.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // min(parallel, len(tasks)))))
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    gpu = min(gpus, key=list(running.values()).count, default=None)
+                    with _stderr_in(logs(tasks) / "launcher.err"):
+                        running[executor.submit(RunJobs(work, gpu), waiting.pop(0))] = gpu
+                for process in [process for process in running if process.done()]:
+                    del running[process]
+                    if process.exception() is not None:
+                        failed += 1
+                        print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
+                time.sleep(0.2)
+        except BaseException:
+            for process in running:
+                process.cancel()
+            raise
+        return failed
+
+
+@contextmanager
+def _stderr_in(path: Path) -> Iterator[None]:
+    """Send errors of the processes that submitit starts meanwhile to a file: at Ctrl-C each would print a traceback."""
+    terminal = os.dup(2)
+    with open_file(path, "ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+
+
+class RunJobs(Checkpointable):
+    """The function of one task, which sees `gpu` alone if given; a task that the time limit stops is queued again."""
+
+    def __init__(self, work: Work, gpu: str | None = None) -> None:
+        self.work, self.gpu = work, gpu
+
+    def __call__(self, jobs: Task) -> None:
+        if self.gpu is not None:
+            os.environ[VISIBLE] = self.gpu  # before torch is imported
+        guard_streams()
+        if failed := self.work(jobs):
+            raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
+
+
+def start(jobs: Sequence[Job], launcher: Launcher, work: Work) -> bool:
+    """Start the tasks that lack something; False if none does. An error of the launcher passes."""
+    if not any(job.unfinished_cells() for job in jobs):
+        return False
+    launcher.check(jobs)
+    tasks = [task for task in split(jobs, launcher) if any(job.unfinished_cells() for job in task)]
+    launcher.start(tasks, work)
+    return True
+
+
+def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) -> None:
+    """Print a table of each run's results, or the command that shows the progress."""
+    for directory in dict.fromkeys(job.run_directory for job in jobs):
+        if are_there and table:
+            from kvsweep.analysis.report.tables import summary_table  # imports pandas
+
+            print(summary_table(directory))
+        print(f"results: {directory}" if are_there else f"progress: kvsweep status {directory} --watch")
+        print(f"report:  kvsweep report {directory}")
+
+
+def split(jobs: Sequence[Job], launcher: Launcher) -> Sequence[Task]:
+    """Every job's shards as tasks, small jobs together if so asked; a job of too many cells becomes several."""
+    tasks: list[list[Job]] = [[]]
+    most = allow_open_cells()
+    for job in jobs:
+        shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
+        if job.shard.count > 1:
+            if len(shards) > 1:
+                both = f"shard={job.shard} and launcher.shards={launcher.shards}"
+                raise UserError(f"{both} both split the cells: give one of them.")
+            shards = [job.shard]
+        if job.rounds and len(job.cells) > most:
+            needed = f"with {len(job.cells)} cells needs a file open for each, and the limit allows {most}"
+            mend = "raise `ulimit -n`, make the grid smaller, or leave out until=decided"
+            raise UserError(f"until=decided {needed}: {mend}.")
+        parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
+        for part, shard in product(parts, shards):
+            tasks[-1].append(replace(part, shard=shard))
+            if sum(len(one.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
+                tasks.append([])
+    return [task for task in tasks if task]
+
+
+def queue(tasks: Sequence[Task]) -> list[Path]:
+    """Write the status that each job is queued, unless it runs already or is finished; the files that were written."""
+    written = []
+    for job in (job for task in tasks for job in task if job.unfinished_cells()):
+        status = job.status("queued")
+        if not status.replays:
+            status.tokens_left = int(TokensLeft(job, {cell.cell_id: () for cell in job.unfinished_cells()}))
+        status.host, status.pid = platform.node(), os.getpid()
+        path = TaskStatus.path(job.run_directory, status.task)
+        with suppress(OSError, ValueError):
+            if TaskStatus.read(path).seen(time.time()) == "running":
+                continue
+        with plain_disk_errors(job.run_directory):
+            job_file(job.run_directory, status.task).unlink(missing_ok=True)
+            status.write(job.run_directory)
+        written.append(path)
+    return written
+
+
+def logs(tasks: Sequence[Task]) -> Path:
+    """The folder in which submitit keeps its scripts, pickles and outputs."""
+    return make_folder(tasks[0][0].run_directory / "logs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm(Launcher):
+    """Submits an array of tasks; conf/launcher/slurm.yaml describes each setting."""
+
+    waits: ClassVar[bool] = False
+    parallel: AtLeastOne | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpus: Annotated[int, Field(ge=0)] = 0
+    cpus: AtLeastOne = 1
+    memory_gb: Annotated[float, Field(gt=0, description="a number of gigabytes")] | None = None
+    timeout_min: AtLeastOne = 240
+    max_requeues: Annotated[int, Field(ge=0)] = 20
+    signal_delay_s: AtLeastOne = 120
+    setup: Sequence[str] = ()
+    additional: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.signal_delay_s >= self.timeout_min * 60:
+            limit = f"the time limit of {self.timeout_min} minutes (launcher.timeout_min)"
+            too_long = f"launcher.signal_delay_s={self.signal_delay_s} is not below {limit}"
+            raise UserError(f"{too_long}: a task would be stopped as it starts.")
+
+    def check(self, jobs: Sequence[Job]) -> None:
+        """Refuse a machine that cannot submit; the machine that runs the tasks checks their implementation."""
+        for directory in {job.run_directory.absolute() for job in jobs}:
+            if {"%", "\\"} & set(str(directory)):
+                raise UserError(f"SLURM reads % and \\ in results_dir={directory.parent} as a pattern: take another.")
+        if shutil.which("srun") is None:
+            mend = "submit from a login node of a SLURM cluster"
+            raise UserError(f"launcher=slurm finds no srun on this machine: {mend}.")
+
+    def start(self, tasks: Sequence[Task], work: Work) -> None:
+        ahead = _jobs_ahead([job for task in tasks for job in task])
+        queued = queue(tasks)
+        try:
+            submitted = self._submit(tasks, work, ahead)
+        except BaseException:
+            for path in queued:
+                path.unlink(missing_ok=True)
+            raise
+        print(f"submitted {counted(len(tasks), 'task')} as job {submitted[0].job_id.partition('_')[0]}")
+
+    def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:
+        """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`."""
+        additional = dict(self.additional)
+        if ahead:
+            own = [str(additional["dependency"])] if "dependency" in additional else []
+            additional["dependency"] = ",".join([*own, f"afterany:{':'.join(ahead)}"])
+        parameters: dict[str, Any] = {
+            **{name: getattr(self, name) for name in ("partition", "account", "qos", "signal_delay_s")},
+            "job_name": "kvsweep",
+            "gpus_per_node": self.gpus or None,
+            "cpus_per_task": self.cpus,
+            "mem": None if self.memory_gb is None else f"{ceil(self.memory_gb * 1024)}M",
+            "time": self.timeout_min,
+            "array_parallelism": self.parallel or 1000,
+            "setup": list(self.setup) or None,
+            "additional_parameters": additional or None,
+        }
+        executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues)
+        executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
+        errors = submitit.core.utils
+        try:
+            with redirect_stderr(io.StringIO()):  # submitit prints what sbatch says, and so does the error
+                submitted = executor.map_array(RunJobs(work), [list(task) for task in tasks])
+        except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
+            raise UserError(f"launcher=slurm cannot submit: {error}") from error
+        for task, entry in zip(tasks, submitted, strict=True):
+            for job in task:
+                note_job(job.run_directory, job.status("queued").task, entry.job_id)
+        return submitted
+
+
+def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:
+    """The SLURM jobs that wait or run with cells of these jobs; prints a note of what happens to them."""
+    ahead: dict[str, None] = {}
+    ask = cache(waiting_jobs)
+    for directory in dict.fromkeys(job.run_directory for job in jobs):
+        cells = {cell.cell_id for job in jobs if job.run_directory == directory for cell in job.cells}
+        for task in tasks_now(directory, ask):
+            if task.state in ("queued", "running") and cells & task.cells.keys():
+                if task.scheduler_job is None:
+                    ahead[f"process {task.pid} on {task.host}"] = None
+                    continue
+                waiting = [job for job in noted_jobs(directory, task.task) if job in (ask() or {})]
+                ahead |= dict.fromkeys(job.partition("_")[0] for job in waiting or [task.scheduler_job])
+    found = [job for job in ahead if job.isdigit()]
+    if found:
+        print(f"note: job {', '.join(found)} works on the same cells; the new tasks wait until it has ended.")
+    if other := ", ".join(place for place in ahead if not place.isdigit()):
+        print(f"note: {other} works on the same cells; tasks that meet it there will fail: submit again then.")
+    return found

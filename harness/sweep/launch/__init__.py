@@ -1,1 +1,0 @@
-"""Start jobs: in this process, in several processes, on a cluster."""

@@ -1,1 +1,0 @@
-"""Decode, store and grade the cells of a job."""

@@ -1,0 +1,374 @@
+"""The progress of a sweep, read from its tasks' status files; the command `kvsweep status`.
+
+Each task writes its state to a small file every few seconds, because SLURM calls a task that raised an error
+"completed". The command reads these files, the cells' DONE and the cells' grades. It reads no completion.
+"""
+
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kvsweep import records
+from kvsweep.analysis.notation import percent, percent_pm
+from kvsweep.analysis.statistics.pass_at_1 import Score, read_score
+from kvsweep.command_line import FAILED, counted
+from kvsweep.errors import BrokenCell, UserError
+from kvsweep.escape import visible
+from kvsweep.files import read_file
+from kvsweep.tasks import CellProgress, State, TaskStatus, policy_label, tasks_now
+
+# A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
+WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")
+AT_WORK: tuple[State, ...] = ("running", "queued")
+
+
+class CellStatus(CellProgress, kw_only=True):
+    """One cell's progress, all shards together: `graded` completions have a grade, `error` is `pass_at_1`'s own."""
+
+    cell_id: str
+    state: State
+    graded: int = 0
+    pass_at_1: float | None = None
+    error: float | None = None
+
+    @property
+    def ungraded(self) -> int:
+        return 0 if self.random_weights else self.finished - min(self.graded, self.finished)
+
+
+@dataclass(kw_only=True)
+class SweepStatus:
+    """All cells and tasks of a run directory, the tasks as seen from outside.
+
+    Attributes:
+        state: running or queued if a task is; else done if all cells are, else stopped.
+        replayed, to_replay: numbers of rows of replayed texts that are stored, and that there will be.
+        tokens_per_second: live tokens of the tasks that run now, over the last minute.
+        seconds: the time during which at least one task worked, of each task's last start.
+        seconds_left: time for what the tasks that run or wait have still to decode and to replay, at the pace of those
+            that run now (see `_pace`); None without such a pace.
+        failed: tasks that failed or stopped before all their cells were done, where no newer task took the cells over.
+        retry: the commands that go on with what nothing works on.
+    """
+
+    directory: Path
+    state: State
+    cells: list[CellStatus]
+    tasks: list[TaskStatus]
+    finished: int
+    expected: int
+    replayed: int
+    to_replay: int
+    tokens_per_second: float
+    seconds: float
+    seconds_left: float | None
+    failed: list[TaskStatus]
+    retry: list[str]
+
+
+def read_sweep(directory: Path, only: Collection[str] | None = None) -> SweepStatus:
+    """Read the progress of a run directory's cells, of all or of those with these ids."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is no folder; give the folder of a run, such as results/runs/demo.")
+    tasks = [task for task in tasks_now(directory) if only is None or not task.cells.keys().isdisjoint(only)]
+    replaying = [task for task in tasks if task.replays]
+    cells = _cells_of_tasks(directory, [task for task in tasks if not task.replays])
+    # A cell that is replayed and not decoded expects no completion; its state is that of its replay.
+    for cell_id, cell in _cells_of_tasks(directory, replaying).items():
+        state = cell.state if cell.finished < cell.expected else "done"
+        cells.setdefault(cell_id, replace(cell, state=state, finished=0, expected=0))
+    for path in directory.glob(f"*/{records.CELL_FILE}"):
+        if path.parent.name not in cells and (only is None or path.parent.name in only):
+            with suppress(BrokenCell, OSError, KeyError, TypeError):
+                cells[path.parent.name] = _cell_without_task(path.parent)
+    if only is not None:
+        cells = {cell_id: cell for cell_id, cell in cells.items() if cell_id in only}
+    if not cells:
+        raise UserError(f"{directory} holds no cell and no status of one; give the folder of a run that has begun.")
+    for cell in cells.values():
+        _add_grades(cell, directory / cell.cell_id)
+    finished, expected = _counts(cells.values())
+    replayed, to_replay = _counts([row for task in replaying for row in task.cells.values()])
+    tokens_per_second, seconds_left = _pace(tasks)
+
+    newest = {
+        (task.replays, task.shard, cell_id): task for task in sorted(tasks, key=_last_sign) for cell_id in task.cells
+    }
+
+    def lacks_rows(task: TaskStatus) -> bool:
+        rows = {c: row for c, row in task.cells.items() if newest[task.replays, task.shard, c] is task}
+        if task.replays:
+            return any(row.finished < row.expected for row in rows.values())
+        return any(cells[cell_id].state != "done" for cell_id in rows)
+
+    lacking = [task for task in tasks if task.state not in AT_WORK and lacks_rows(task)]
+    state = _state({c.state for c in cells.values()} | {t.state for t in replaying}.intersection(AT_WORK))
+    failed = [task for task in lacking if task.state != "done"]
+    return SweepStatus(
+        directory=directory,
+        state=state,
+        cells=sorted(cells.values(), key=lambda c: (c.model, c.benchmark, c.policy != "full", c.policy, c.cell_id)),
+        tasks=tasks,
+        finished=finished,
+        expected=expected,
+        replayed=replayed,
+        to_replay=to_replay,
+        tokens_per_second=tokens_per_second,
+        seconds=_seconds_at_work(tasks),
+        seconds_left=seconds_left,
+        failed=failed,
+        # Between two rounds of draws nothing has failed, and the same command goes on.
+        retry=sorted({task.command for task in (failed if state in AT_WORK else lacking)}),
+    )
+
+
+def _pace(tasks: Sequence[TaskStatus]) -> tuple[float, float | None]:
+    """The tokens per second of the tasks that run now, and the seconds until all tasks end; None without a pace.
+
+    A task that has just begun counts for the time left with the mean pace of the tasks before it.
+    """
+    known = [task.pace for task in tasks if task.pace]
+    going = [task for task in tasks if task.state in ("running", "queued")]
+    running = [task for task in going if task.state == "running"]
+    tokens = sum(task.pace for task in running)
+    assumed = sum(task.pace or fmean(known) for task in running if not task.replays) if known else 0.0
+    rows = sum(task.made / max(task.heartbeat - task.started, 1e-9) for task in running if task.replays)
+    replayed, to_replay = _counts([row for task in going if task.replays for row in task.cells.values()])
+    seconds = 0.0
+    for left, pace in ((sum(task.tokens_left for task in going), assumed), (to_replay - replayed, rows)):
+        if left > 0 and not pace:
+            return tokens, None
+        seconds += left / pace if left > 0 else 0.0
+    return tokens, seconds
+
+
+def _counts(rows: Collection[CellProgress]) -> tuple[int, int]:
+    return sum(row.finished for row in rows), sum(row.expected for row in rows)
+
+
+def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, CellStatus]:
+    by_cell: dict[str, list[TaskStatus]] = defaultdict(list)
+    for task in tasks:
+        for cell_id in task.cells:
+            by_cell[cell_id].append(task)
+    cells = {}
+    for cell_id, entries in by_cell.items():
+        # After a sweep was split in another way there are status files of both; the newest shows the present one.
+        newest = max(entries, key=lambda task: task.heartbeat)
+        parts = [t for t in entries if t.shard.partition("/")[2] == newest.shard.partition("/")[2]]
+        done = (directory / cell_id / records.DONE_FILE).exists()
+        states = {task.state for task in parts}
+        # Several experiments may share a cell; they count its completions each.
+        finished, expected = Counter[str](), Counter[str]()
+        for task in parts:
+            finished |= {task.shard: task.cells[cell_id].finished}
+            expected |= {task.shard: task.cells[cell_id].expected}
+        state = "done" if done else next((state for state in WORST_FIRST if state in states), "stopped")
+        named = msgspec.structs.asdict(newest.cells[cell_id])
+        named |= {"finished": (expected if done else finished).total(), "expected": expected.total(), "state": state}
+        cells[cell_id] = CellStatus(cell_id=cell_id, **named)
+    return cells
+
+
+def _cell_without_task(folder: Path) -> CellStatus:
+    settings, done, count = records.read_cell(folder), folder / records.DONE_FILE, 0
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        count = int(json.loads(read_file(done))["completions"])
+    named = {name: settings[name]["name"] for name in ("model", "benchmark")}
+    named |= {"policy": policy_label(settings["policy"]), "state": "done" if done.exists() else "stopped"}
+    named["random_weights"] = bool(settings["model"].get("random_weights"))
+    return CellStatus(cell_id=folder.name, finished=count, expected=count, **named)
+
+
+def _add_grades(cell: CellStatus, folder: Path) -> None:
+    """Fill in Pass@1 so far. A task that was killed has stored and graded more than its status file says."""
+    files = records.shard_files(folder, records.GRADES_FILE).values()
+    score = _score(folder, tuple((path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    cell.graded = score.graded
+    cell.finished = max(cell.finished, min(cell.graded, cell.expected))
+    if not cell.random_weights:
+        cell.pass_at_1, cell.error = score.pass_at_1, score.error
+
+
+@lru_cache(maxsize=10_000)
+def _score(folder: Path, stamps: tuple[tuple[int, int], ...]) -> Score:
+    """A cell's score; `stamps` are the sizes and times of its grades' files, so that --watch reads them again."""
+    return read_score(folder)
+
+
+def _last_sign(task: TaskStatus) -> float:
+    """The time of a task's last sign of life; a task that waits is newer than all others."""
+    return task.heartbeat or math.inf
+
+
+def _state(states: set[State]) -> State:
+    return next((state for state in AT_WORK if state in states), "done" if states == {"done"} else "stopped")
+
+
+def _seconds_at_work(tasks: Sequence[TaskStatus]) -> float:
+    total = until = 0.0
+    for task in sorted(tasks, key=lambda task: task.started):
+        if task.started:
+            total += max(0.0, task.heartbeat - max(task.started, until))
+            until = max(until, task.heartbeat)
+    return total
+
+
+def show(directory: Path, *, cells: bool, watch: bool, interval: float, as_json: bool) -> int:
+    """Print the progress of a run directory; returns the exit code, FAILED if a task failed or stopped."""
+    sweep = read_sweep(directory)
+    if as_json:
+        print(json.dumps(to_json(sweep), indent=2))
+    else:
+        console = VisibleConsole()
+        if watch:
+            sweep = _watch(console, directory, interval, per_cell=cells)
+        else:
+            console.print(f"{sweep.directory}: {sweep.state}", soft_wrap=True)  # so that people can copy a long path
+            console.print(render(sweep, per_cell=cells))
+        _print_failures(sweep)
+    return FAILED if sweep.failed else 0
+
+
+class VisibleConsole(Console):
+    """A console that shows every text as it is: without markup, and with escapes for control characters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **{**options, "markup": False, "emoji": False})
+
+
+def _watch(console: Console, directory: Path, interval: float, *, per_cell: bool) -> SweepStatus:
+    with Live(console=console, refresh_per_second=4) as live:
+        while True:
+            sweep = read_sweep(directory)
+            live.update(Group(f"{sweep.directory}: {sweep.state}", render(sweep, per_cell=per_cell)))
+            if sweep.state not in AT_WORK:
+                return sweep
+            time.sleep(interval)
+
+
+def to_json(sweep: SweepStatus) -> dict[str, Any]:
+    values = msgspec.to_builtins(sweep, enc_hook=str)
+    values["states"] = dict(Counter(cell.state for cell in sweep.cells))
+    del values["failed"]
+    return values
+
+
+def render(sweep: SweepStatus, *, per_cell: bool = False) -> Group:
+    """The sweep as a bar, and a table with one line for each model and benchmark, or for each cell."""
+    states = Counter(cell.state for cell in sweep.cells)
+    counts = [f"{states['done']} of {counted(len(sweep.cells), 'cell')} done"]
+    panels = [{cell.state for cell in panel} == {"done"} for _, panel in _panels(sweep.cells)]
+    if len(panels) > 1:
+        counts.insert(0, f"{sum(panels)} of {len(panels)} panels")
+    counts += [f"{states[state]} {state}" for state in ("running", "queued", "stopped", "failed") if states[state]]
+    if sweep.to_replay:
+        counts.append(f"{sweep.replayed} of {counted(sweep.to_replay, 'text')} replayed")
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(ProgressBar(total=max(sweep.expected, 1), completed=sweep.finished, width=30), _share(sweep))
+    return Group(
+        bar,
+        ", ".join(counts),
+        f"elapsed {timedelta(seconds=round(sweep.seconds))}, {_left(sweep)}",
+        _cell_table(sweep.cells) if per_cell else _panel_table(sweep.cells),
+    )
+
+
+def sentence(sweep: SweepStatus) -> str:
+    """The sweep in one line, with the Pass@1 so far of each model and benchmark."""
+    said = [(names, ", ".join(filter(None, _scores(panel)))) for names, panel in _panels(sweep.cells)]
+    scores = [f"{' '.join(names)} {score}" for names, score in said if score]
+    return visible("; ".join([f"{_share(sweep)}, {_left(sweep)}", *scores]))
+
+
+def _share(sweep: SweepStatus) -> str:
+    share = percent(sweep.finished / max(sweep.expected, 1))
+    return f"{share}%, {sweep.finished} of {counted(sweep.expected, 'completion')}"
+
+
+def _left(sweep: SweepStatus) -> str:
+    left = "unknown" if sweep.seconds_left is None else timedelta(seconds=round(sweep.seconds_left))
+    return f"left {left}" + (f", {sweep.tokens_per_second:.0f} tokens/s" if sweep.tokens_per_second else "")
+
+
+def _scores(panel: Sequence[CellStatus]) -> tuple[str, str]:
+    """Pass@1 so far of a panel's full cache, and the lowest and the highest one of its other cells."""
+    full = ", ".join(filter(None, (_percent(cell) for cell in panel if cell.policy == "full")))
+    others = [cell.pass_at_1 for cell in panel if cell.policy != "full" and cell.pass_at_1 is not None]
+    return full, f"{percent(min(others))} to {percent(max(others))}" if others else ""
+
+
+def _cell_table(cells: Sequence[CellStatus]) -> Table:
+    table = _table("policy", "state", "completions", "Pass@1 so far", "cell")
+    for names, panel in _panels(cells):
+        table.add_row(" ".join(names), style="bold")
+        for cell in panel:
+            state = cell.state + ", replayed alone" * (not cell.expected)
+            table.add_row(cell.policy, state, f"{cell.finished}/{cell.expected}", _percent(cell), cell.cell_id)
+    return table
+
+
+def _panel_table(cells: Sequence[CellStatus]) -> Table:
+    table = _table("model", "benchmark", "cells", "completions", "full cache", "other cells")
+    for names, panel in _panels(cells):
+        done, (finished, expected) = sum(cell.state == "done" for cell in panel), _counts(panel)
+        table.add_row(*names, f"{done}/{len(panel)}", f"{finished}/{expected}", *_scores(panel))
+    if any(cell.pass_at_1 is not None for cell in cells):
+        table.caption = "full cache, other cells: Pass@1 so far in %; --cells shows each"
+    return table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption_justify="left")
+    for head in heads:
+        names = head in ("model", "benchmark", "policy", "state", "cell")
+        table.add_column(head, justify="left" if names else "right", overflow="fold")
+    return table
+
+
+def _panels(cells: Sequence[CellStatus]) -> Iterator[tuple[tuple[str, str], list[CellStatus]]]:
+    """The names and the cells of each model and benchmark; the cells come in this order."""
+    return ((names, list(panel)) for names, panel in groupby(cells, key=lambda cell: (cell.model, cell.benchmark)))
+
+
+def _percent(cell: CellStatus) -> str:
+    if cell.pass_at_1 is None:
+        return "no grade" if cell.ungraded else ""
+    return percent_pm(cell.pass_at_1, float("nan") if cell.error is None else cell.error)
+
+
+def _print_failures(sweep: SweepStatus) -> None:
+    ungraded = sum(cell.ungraded for cell in sweep.cells)
+    if ungraded and sweep.state in ("stopped", "done"):
+        print(f"\nNot graded yet: {counted(ungraded, 'completion')}. This command grades the rest:")
+        print(f"    kvsweep grade {sweep.directory}")
+    waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
+    held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
+    for (job, reason), count in held.items():
+        print(f"\n{count} queued as job {job}, {reason}")
+    for task in sweep.failed:
+        job = f", job {task.scheduler_job}" if task.scheduler_job else ""
+        print(f"\n{task.task} {task.state} (process {task.pid} on {task.host}{job})")
+        if task.error:
+            print("\n".join(f"    {line}" for line in task.error.splitlines()))
+    for command in sweep.retry:
+        print(f"\nGo on with (finished work is not repeated):\n    {command}")

@@ -1,0 +1,273 @@
+"""The files of one cell: rows are appended, everything else is replaced whole, DONE comes last.
+
+docs/files.md describes the files of `<results_dir>/<run_name>/<cell_id>/`. Each shard writes files of its own, such as
+completions-1of4.jsonl, and a reader takes the files of all shards together.
+
+Locks are `flock` locks, which end with their process, however it ends. Over NFS they need version 4 (or 3 with lockd),
+on Lustre the mount option `flock`. A file system without such locks cannot keep two writers apart.
+"""
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import yaml
+from filelock import FileLock, Timeout
+
+from kvsweep import records
+from kvsweep.command_line import LOCKED, counted
+from kvsweep.errors import BrokenCell, UserError, plain_disk_errors
+from kvsweep.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
+from kvsweep.harness.sweep.cell import Cell, Done, file_sizes, stored_pairs
+from kvsweep.harness.sweep.estimate import TokensLeft
+from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.tracker import tracked
+from kvsweep.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
+from kvsweep.tasks import Reporter, last_lines
+
+LOCK_FILE = ".lock"
+
+# The most files that a process opens, and how many of them are not locks of cells.
+_MOST_FILES, _OTHER_FILES = 1 << 16, 96
+
+# A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
+_SYNC_SECONDS = 1.0
+
+
+class CellLockedError(UserError):
+    """Another process writes the cell."""
+
+    exit_code = LOCKED
+
+
+class CellStore:
+    """One cell's folder, for one shard's process; entering it raises CellLockedError where another process holds it."""
+
+    def __init__(
+        self, run: Path, cell: Cell, problems: Sequence[Problem], shard: Shard = WHOLE, rows: str = COMPLETIONS_FILE
+    ) -> None:
+        self.cell, self.problems, self.shard = cell, problems, shard
+        self.directory = run / cell.cell_id
+        self.finished_pairs: set[Pair] = set()
+        self._rows, self._path = rows, self.directory / shard.file(rows)
+        self._lock = FileLock(self.directory / shard.file(LOCK_FILE), timeout=0)
+        self._synced = 0.0
+        self.listener: Callable[[Any], object] = lambda row: None  # gets every row that was appended
+
+    @classmethod
+    def of(cls, job: Job, cell: Cell) -> Self:
+        return cls(job.run_directory, cell, job.benchmark.problems, job.shard, job.rows_file)
+
+    def __enter__(self) -> Self:
+        with plain_disk_errors(self.directory):
+            make_folder(self.directory)
+            self._take_lock()
+            try:
+                self._open()
+            except BaseException:
+                self._lock.release()
+                raise
+        return self
+
+    def _open(self) -> None:
+        with suppress(FileNotFoundError, BrokenCell):  # a broken file is written anew, one of another schema refused
+            records.read_cell(self.directory)
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # both write the same bytes
+        replace_text(self.directory / records.CELL_FILE, yaml.dump(self.cell.describe(), None, dumper, sort_keys=False))
+        problems = [problem.to_line(self.directory).encode() for problem in self.problems]
+        path = self.directory / records.PROBLEMS_FILE
+        # A smaller limit takes the first of the same problems; the stored rows still need the other problems.
+        if not (path.exists() and [*islice(read_lines(path), len(problems))] == problems):
+            replace_text(path, b"".join(problems).decode())
+        records.drop_torn_line(self._path)
+        quarantine_broken_lines(self._path)
+        open_file(self._path, "ab").close()
+        self.finished_pairs = stored_pairs(self.directory, self._rows)
+
+    def read_completions(self, wanted: Collection[Pair], kind: type[Any] = Completion) -> Iterator[Any]:
+        """Yield the wanted pairs' completions of all shards, as `kind`; no file is read if none is wanted."""
+        if not wanted:
+            return iter(())
+        rows = records.read_shards(self.directory, COMPLETIONS_FILE, kind, on_bad=records.ignore)
+        return (row for row in rows if row.key in wanted)
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            with plain_disk_errors(self.directory):
+                self._sync()
+        finally:
+            self._lock.release()
+
+    def append(self, row: PairRow) -> None:
+        """Add one row as one line. It survives a kill at once, and a crash of the machine after a second."""
+        assert self._lock.is_locked, "enter the store first"
+        assert row.key not in self.finished_pairs, f"{row.key} written twice"
+        with plain_disk_errors(self.directory):
+            records.append_row(self._path, row)
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                self._sync()
+        self.finished_pairs.add(row.key)
+        self.listener(row)
+
+    def _sync(self) -> None:
+        with open_file(self._path) as file:
+            os.fsync(file.fileno())
+        self._synced = time.monotonic()
+
+    def append_grade(self, grade: Grade) -> None:
+        path = self.directory / self.shard.file(records.GRADES_FILE)
+        with plain_disk_errors(self.directory), locked(path):
+            records.append_row(path, grade)
+
+    def append_row(self, name: str, row: StoredRow) -> None:
+        with plain_disk_errors(self.directory):
+            records.append_row(self.directory / self.shard.file(name), row)
+
+    def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> None:
+        """Record where the rows to come are from, beside the earlier decoding passes, and delete DONE."""
+        path = self.directory / self.shard.file(records.PROVENANCE_FILE)
+        with plain_disk_errors(self.directory):
+            passes = [*_earlier_passes(path), decoding_pass]
+            (self.directory / records.DONE_FILE).unlink(missing_ok=True)
+            whole = {"schema": records.SCHEMA, **provenance, "decoding_passes": passes}
+            replace_text(path, json.dumps(whole, indent=2) + "\n")
+
+    def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
+        """Write DONE if the shards have stored all these draws of all these problems, else delete DONE."""
+        pairs = {(problem_id, draw) for problem_id in problem_ids for draw in range(draws)}
+        path = self.directory / records.DONE_FILE
+        # Read anew, because another shard's file may have lost rows since this process opened the cell.
+        self.finished_pairs = stored_pairs(self.directory)
+        with plain_disk_errors(self.directory):
+            if not pairs <= self.finished_pairs:
+                path.unlink(missing_ok=True)
+                return False
+            files, rule = file_sizes(self.directory), records.grading_rule(self.cell.describe())
+            done = Done(completions=len(pairs), draws=draws, problems=list(problem_ids), files=files, rule=rule)
+            replace_text(path, json.dumps(msgspec.to_builtins(done)) + "\n")
+        return True
+
+    def _take_lock(self) -> None:
+        try:
+            self._lock.acquire()
+            for other in _locks_of_other_counts(self.directory, self.shard):
+                with other:
+                    pass
+        except Timeout as held:
+            self._lock.release()
+            owner = "another process"
+            with suppress(OSError):
+                owner = read_file(Path(f"{held.lock_file}.owner")).decode(errors="replace")
+            mend = "wait for it to end, stop it, or split the cell with shard=i/n, the same n for all"
+            name = f"cell {self.cell.cell_id}, shard {self.shard}"
+            raise CellLockedError(f"{name}, is being written by {owner}: {mend}.") from None
+        replace_text(Path(f"{self._lock.lock_file}.owner"), f"process {os.getpid()} on {platform.node()}")
+
+
+def _earlier_passes(path: Path) -> list[Any]:
+    """The decoding passes of a provenance file; a damaged file is moved aside, with a note."""
+    if not path.exists():
+        return []
+    try:
+        return records.read_provenance(path)["decoding_passes"]
+    except (ValueError, KeyError, RecursionError):
+        aside = path.replace(path.with_name(f"{path.name}.quarantine"))
+        print(f"note: {path} cannot be read; it is {aside.name} now, and a new one begins.", file=sys.stderr)
+        return []
+
+
+def allow_open_cells() -> int:
+    """Raise this process's limit of open files; return how many cells, each with a lock, it then can hold open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(1, most - _OTHER_FILES)
+
+
+def _locks_of_other_counts(directory: Path, shard: Shard) -> Iterator[FileLock]:
+    """The locks of shards of another count, whose writers could write the same pairs."""
+    for path in directory.glob(f"{LOCK_FILE}*"):
+        part = path.name.removeprefix(f"{LOCK_FILE}-").partition("of")[2] if path.name != LOCK_FILE else "1"
+        if part.isdigit() and int(part) != shard.count:
+            yield FileLock(path, timeout=0)
+
+
+def quarantine_broken_lines(path: Path) -> None:
+    """Move lines that are no rows of a pair to `<file>.quarantine`, and print a note that they are made again."""
+    bad: list[records.BadLine] = []
+    deque(records.read_rows(path, PairRow, on_bad=bad.append), maxlen=0)
+    if not bad:
+        return
+    quarantine = path.with_name(f"{path.name}.quarantine")
+    with open_file(quarantine, "ab") as file:
+        file.writelines(line.text for line in bad)
+    numbers = {line.number for line in bad}
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.writelines(line for number, line in enumerate(read_lines(path), start=1) if number not in numbers)
+    moved = f"{counted(len(bad), 'broken line')} (first: line {bad[0].number}), now in {quarantine.name}"
+    print(f"note: {path} had {moved}; the run makes their completions again.", file=sys.stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCells:
+    """The unfinished cells of one job, open for writing: their files by cell_id, status file, tokens to come."""
+
+    job: Job
+    stores: Mapping[str, CellStore]
+    reporter: Reporter
+    left: TokensLeft | None  # None in a replay
+
+    def lacks(self, cell_id: str, pair: Pair) -> bool:
+        return pair not in self.stores[cell_id].finished_pairs
+
+    def know(self, pair: Pair, tokens: int) -> None:
+        """Note the length of a text that another cell or an earlier pass has stored."""
+        if self.left is not None:
+            self.left.know(pair, tokens)
+
+    def append(self, cell_id: str, row: PairRow) -> None:
+        self.stores[cell_id].append(row)
+        self.reporter.stored(cell_id)
+        if self.left is not None and isinstance(row, Completion):
+            self.left.store(cell_id, row.key, row.num_tokens)
+
+
+@contextmanager
+def open_cells(job: Job, cells: Sequence[Cell]) -> Iterator[OpenCells]:
+    """Open the files of some of a job's cells, and keep the status up to date, while the block runs.
+
+    A cell that another process writes raises a CellLockedError; weights that have changed since the job was planned,
+    and a file that cannot be written, raise a UserError.
+    """
+    status = job.status("running")
+    with ExitStack() as stack:
+        try:
+            job.check_inputs()
+            stores = {cell.cell_id: stack.enter_context(CellStore.of(job, cell)) for cell in cells}
+        except CellLockedError:
+            raise  # the status file belongs to the process that holds the lock
+        except Exception as error:
+            status.state, status.error = "failed", last_lines(error)
+            with suppress(OSError):
+                status.write(job.run_directory)
+            raise
+        own_pairs = job.own_pairs
+        for cell_id, store in stores.items():
+            status.cells[cell_id].finished = len(store.finished_pairs.intersection(own_pairs))
+        stack.enter_context(tracked(job.tracker, job.run_directory, status, stores))
+        reporter, left = Reporter(job.run_directory, status), None
+        if not status.replays:
+            left = TokensLeft(job, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
+            reporter.tokens_left = left.__int__
+        yield OpenCells(job=job, stores=stores, reporter=stack.enter_context(reporter), left=left)

@@ -1,0 +1,147 @@
+"""Progress and results of each cell for Weights & Biases, trackio or MLflow; off unless asked for (`tracker=`).
+
+A thread beside the decoding tells the tracker what the task's status says. An error of the tracker ends the thread with
+a note, and the end of the job waits `patience_s` for the last values, so that no tracker can stop or hold up a job.
+"""
+
+import contextvars
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvsweep import records
+from kvsweep.analysis.statistics.pass_at_1 import read_score
+from kvsweep.escape import visible
+from kvsweep.harness.sweep.job import TrackerConfig
+from kvsweep.tasks import TaskStatus
+
+# MLflow's server refuses a longer value of a parameter.
+MLFLOW_CHARACTERS = 6000
+
+
+@contextmanager
+def tracked(config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: Collection[str]) -> Iterator[None]:
+    """Let a tracker follow a task's status in the block, with a run for each cell_id; enter this before `Reporter`."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_follow, args=(config, run_directory, status, list(cells), ended), daemon=True)
+    if config.kind != "none":
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.ident is not None:
+            thread.join(config.patience_s)
+        if thread.is_alive():
+            _print_note(config.kind, f"not finished after {config.patience_s:g} s")
+
+
+def _print_note(kind: str, reason: str) -> None:
+    note = f"note: tracker={kind} gets no more values ({' '.join(reason.split())}); the run goes on."
+    print(visible(note), file=sys.stderr, flush=True)
+
+
+def _follow(
+    config: TrackerConfig, run_directory: Path, status: TaskStatus, cells: list[str], ended: threading.Event
+) -> None:
+    try:
+        runs = {cell_id: _open(config, run_directory, status, cell_id) for cell_id in cells}
+        step = 1
+        while True:
+            for cell_id, run in runs.items():
+                run.log(_progress(status, cell_id), step)
+            step += 1
+            if ended.wait(config.interval_s):
+                break
+        for cell_id, run in runs.items():
+            result = cell_result(run_directory / cell_id, records.Shard.parse(status.shard))
+            run.log({**_progress(status, cell_id), **result}, step)
+            run.finish(status.state == "done")
+    except (Exception, SystemExit) as error:
+        _print_note(config.kind, f"{type(error).__name__}: {error}")
+
+
+def _open(config: TrackerConfig, run_directory: Path, status: TaskStatus, cell_id: str) -> "TrackerRun":
+    settings = {**records.read_cell(run_directory / cell_id), "shard": status.shard, "command": status.command}
+    cell = status.cells[cell_id]
+    part = "" if status.shard == str(records.WHOLE) else f" {status.shard}"
+    name = f"{cell.model} {cell.benchmark} {cell.policy}{part}"
+    return TRACKERS[config.kind](project=config.project, group=run_directory.name, name=name, config=settings)
+
+
+def _progress(status: TaskStatus, cell_id: str) -> dict[str, float]:
+    cell = status.cells[cell_id]
+    speed = status.tokens / max(status.heartbeat - status.started, 1e-9)
+    return {"completions": cell.finished, "progress": cell.finished / cell.expected, "tokens_per_second": speed}
+
+
+class TrackerRun(NamedTuple):
+    """One cell's run at a tracker: `log(values, step)` with ascending steps, then `finish(ok)`."""
+
+    log: Callable[[dict[str, float], int], object]
+    finish: Callable[[bool], object]
+
+
+def wandb_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    import wandb
+
+    # Twenty cells would record the console and the machine twenty times.
+    settings = {"console": "off", "silent": True, "x_disable_stats": True}
+    run = wandb.init(project=project, group=group, name=name, config=config, reinit="create_new", settings=settings)
+    return TrackerRun(log=run.log, finish=lambda ok: run.finish(exit_code=0 if ok else 1))
+
+
+def trackio_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of trackio, which has no failed runs."""
+    import trackio
+
+    # In one context a second `init` would end the run before it.
+    run = contextvars.Context().run(trackio.init, project=project, group=group, name=name, config=config, embed=False)
+    return TrackerRun(log=lambda values, step: run.log(values, step=step), finish=lambda ok: run.finish())
+
+
+def mlflow_run(*, project: str, group: str, name: str, config: dict[str, Any]) -> TrackerRun:
+    """Open a run of MLflow by its client, because the fluent functions know only one open run."""
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    found = client.get_experiment_by_name(project)
+    experiment = client.create_experiment(project) if found is None else found.experiment_id
+    run_id = client.create_run(experiment, run_name=name, tags={"group": group}).info.run_id
+    for name, value in records.leaves(config):
+        client.log_param(run_id, name, str(value)[:MLFLOW_CHARACTERS])
+
+    def log(values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            client.log_metric(run_id, key, value, step=step)
+
+    return TrackerRun(log=log, finish=lambda ok: client.set_terminated(run_id, "FINISHED" if ok else "FAILED"))
+
+
+TRACKERS: Mapping[str, Callable[..., TrackerRun]] = {"wandb": wandb_run, "trackio": trackio_run, "mlflow": mlflow_run}
+
+
+_Lengths = records.view(records.Completion, "num_tokens", "prompt_tokens", "peak_length")
+
+
+def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
+    """One cell's results so far, of one shard, with columns as in cells.csv; empty without grades."""
+    grades = Counter(row.outcome for row in records.read_grades(folder, shard=shard, on_bad=records.ignore))
+    if not grades:
+        return {}
+    values: dict[str, float] = {name: grades[name] / grades.total() for name in records.OUTCOMES if name != "correct"}
+    score = read_score(folder, shard).pass_at_1
+    if score is not None and not records.read_cell(folder)["model"].get("random_weights"):
+        values["pass_at_1"] = score
+    rows = list(records.latest_rows([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths, on_bad=records.ignore))
+    sizes = records.read_provenance(folder / shard.file(records.PROVENANCE_FILE)).get("bytes", {})
+    fixed = len(rows) * sizes.get("fixed_rows", 0)
+    peak = fixed + sum(row.peak_length for row in rows)
+    full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
+    passes = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)
+    allocated = max((row.kv_bytes_allocated for row in passes), default=0)
+    return {**values, "kept_memory_own": min(peak / full, 1.0), "kv_bytes_allocated": allocated}

@@ -1,1 +1,0 @@
-"""What a sweep says of itself while it runs."""

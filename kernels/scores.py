@@ -1,0 +1,182 @@
+"""Pooled observation-window scores: the Triton kernel of `kernels.reference.observation_scores`."""
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvsweep.kernels.tiles import padded, row_tile, stages, upcast
+
+BLOCK = 64
+
+
+def observation_scores(
+    queries: Tensor,
+    keys: Tensor,
+    *,
+    scaling: float,
+    past_only: bool = False,
+    pool_logits: bool = False,
+    pooling: int = 1,
+    pool: Literal["mean", "max"] = "mean",
+) -> Tensor:
+    """The reference's operation, without a window x length matrix."""
+    kv_heads, length, head_dim = keys.shape
+    queries, window = queries.contiguous(), queries.shape[1]
+    group, past = queries.shape[0] // kv_heads, length - window
+    members = 1 if pool_logits else group
+    norm = torch.empty(kv_heads, members, window, dtype=torch.float32, device=keys.device)
+    scores = torch.empty(kv_heads, members, past, dtype=torch.float32, device=keys.device)
+    if not past:
+        return scores
+    how = {**row_tile(keys.dtype, head_dim), "WINDOW": window, "WINDOW_PADDED": padded(window), "BLOCK": BLOCK}
+    how |= {"GROUP": group, "MERGED": group if pool_logits else 1, "UPCAST": upcast(keys.dtype)}
+    how |= {"num_warps": 4, "num_stages": stages(keys.dtype)}
+    _window_norms[(kv_heads, members)](
+        queries, keys, norm, scaling, length, *keys.stride()[:2], PAST_ONLY=past_only, **how
+    )
+    _pooled_scores[(kv_heads, members, triton.cdiv(past, BLOCK))](
+        queries, keys, norm, scores, scaling, past, *keys.stride()[:2], POOLING=pooling, LARGEST=pool == "max", **how
+    )
+    return scores
+
+
+@triton.jit
+def _logits(
+    queries, keys, head, member, cols, seen, scaling, stride_head, stride_row,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Logits [window, cols] of one query head, or the largest over the query heads of a group."""
+    steps = tl.arange(0, WINDOW_PADDED)
+    k_at = head.to(tl.int64) * stride_head + cols.to(tl.int64)[:, None] * stride_row
+    logits = tl.full([WINDOW_PADDED, BLOCK], float("-inf"), tl.float32)
+    for other in range(MERGED):
+        q_at = ((head * GROUP + member + other) * WINDOW + steps)[:, None] * DIM
+        product = tl.zeros([WINDOW_PADDED, BLOCK], tl.float32)
+        for start in range(0, DIM_PADDED, DEPTH):
+            dims = start + tl.arange(0, DEPTH)
+            wide = dims < DIM
+            q = tl.load(queries + q_at + dims, mask=(steps < WINDOW)[:, None] & wide, other=0.0)
+            k = tl.load(keys + k_at + dims, mask=seen[:, None] & wide, other=0.0)
+            if UPCAST:
+                q, k = q.to(tl.float32), k.to(tl.float32)
+            product = tl.dot(q, tl.trans(k), product, input_precision="ieee")
+        logits = tl.maximum(logits, product * scaling)
+    return logits
+
+
+@triton.jit
+def _window_norms(
+    queries, keys, norm, scaling, length, stride_head, stride_row, PAST_ONLY: tl.constexpr,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    head, member = tl.program_id(0), tl.program_id(1)
+    steps = tl.arange(0, WINDOW_PADDED)
+    past = length - WINDOW
+    top = tl.full([WINDOW_PADDED], float("-inf"), tl.float32)
+    weight = tl.zeros([WINDOW_PADDED], tl.float32)
+    end = past if PAST_ONLY else length
+    for first in range(0, end, BLOCK):
+        cols = first + tl.arange(0, BLOCK)
+        logits = _logits(
+            queries, keys, head, member, cols, cols < end, scaling, stride_head, stride_row,
+            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
+        )  # fmt: skip
+        seen = (cols < end)[None, :] & (cols[None, :] <= past + steps[:, None])
+        logits = tl.where(seen, logits, float("-inf"))
+        above = tl.maximum(top, tl.max(logits, 1))
+        weight = weight * tl.exp(top - above) + tl.sum(tl.exp(logits - above[:, None]), 1)
+        top = above
+    row = (head * tl.num_programs(1) + member) * WINDOW
+    tl.store(norm + row + steps, top + tl.log(weight), mask=steps < WINDOW)
+
+
+@triton.jit
+def _pooled_scores(
+    queries, keys, norm, scores, scaling, past, stride_head, stride_row,
+    POOLING: tl.constexpr, LARGEST: tl.constexpr,
+    WINDOW: tl.constexpr, WINDOW_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    DEPTH: tl.constexpr, GROUP: tl.constexpr, MERGED: tl.constexpr, BLOCK: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    head, member = tl.program_id(0), tl.program_id(1)
+    steps = tl.arange(0, WINDOW_PADDED)
+    row = head * tl.num_programs(1) + member
+    its_norm = tl.load(norm + row * WINDOW + steps, mask=steps < WINDOW, other=float("inf"))
+    cols = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    pooled = tl.zeros([BLOCK], tl.float32)
+    # Tiles cannot be shifted, so each neighbour's score is computed anew, from keys that are still in the GPU's cache.
+    for shift in range(-(POOLING // 2), POOLING // 2 + 1):
+        near = cols + shift
+        seen = (near >= 0) & (near < past)
+        logits = _logits(
+            queries, keys, head, member, near, seen, scaling, stride_head, stride_row,
+            WINDOW, WINDOW_PADDED, DIM, DIM_PADDED, DEPTH, GROUP, MERGED, BLOCK, UPCAST,
+        )  # fmt: skip
+        weights = tl.where(seen[None, :] & (steps < WINDOW)[:, None], tl.exp(logits - its_norm[:, None]), 0.0)
+        score = tl.sum(weights, 0) / WINDOW
+        if LARGEST:
+            pooled = tl.maximum(pooled, score)
+        else:
+            pooled += score / POOLING
+    tl.store(scores + row.to(tl.int64) * past + cols, pooled, mask=cols < past)
+
+
+def redundancy(keys: Tensor, *, threshold: float) -> Tensor:
+    heads, length, head_dim = keys.shape
+    unit = torch.nn.functional.normalize(keys.float(), dim=-1, eps=1e-8).contiguous()
+    last = torch.empty(heads, length, dtype=torch.int32, device=keys.device)
+    lost, taken = (torch.empty(heads, length, dtype=torch.float32, device=keys.device) for _ in range(2))
+    grid = (triton.cdiv(length, BLOCK), heads)
+    how = {**row_tile(unit.dtype, head_dim), "BLOCK": BLOCK, "num_warps": 8, "num_stages": 1}
+    _last_similar[grid](unit, last, lost, threshold, length, **how)
+    _sum_lost[grid](last, lost, taken, length, BLOCK=BLOCK, num_warps=4, num_stages=1)
+    received = torch.einsum("hld,hd->hl", unit, unit.sum(dim=1)) - unit.square().sum(dim=-1)
+    return ((received - taken) / length).softmax(dim=-1)
+
+
+@triton.jit
+def _last_similar(
+    unit, last, lost, threshold, length,
+    DIM: tl.constexpr, DIM_PADDED: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1).to(tl.int64) * length
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = rows < length
+    found, cosine = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
+    first = (tl.cdiv(length, BLOCK) - 1) * BLOCK
+    while first >= 0:
+        cols = first + tl.arange(0, BLOCK)
+        cosines = tl.zeros([BLOCK, BLOCK], tl.float32)
+        for start in range(0, DIM_PADDED, DEPTH):
+            dims = start + tl.arange(0, DEPTH)
+            wide = dims < DIM
+            row = tl.load(unit + (head + rows)[:, None] * DIM + dims, mask=real[:, None] & wide, other=0.0)
+            col = tl.load(unit + (head + cols)[:, None] * DIM + dims, mask=(cols < length)[:, None] & wide, other=0.0)
+            cosines = tl.dot(row, tl.trans(col), cosines, input_precision="ieee")
+        cosines = tl.where(rows[:, None] == cols[None, :], 0.0, cosines)
+        similar = (cosines > threshold) & (cols < length)[None, :]
+        best = tl.max(tl.where(similar, cols[None, :], 0), 1)
+        # A row that has found no similar key by the first block loses column 0, whatever its cosine.
+        new = (found == 0) & ((best > 0) | (first == 0))
+        value = tl.sum(tl.where(cols[None, :] == best[:, None], cosines, 0.0), 1)
+        found, cosine = tl.where(new, best, found), tl.where(new, value, cosine)
+        first = tl.where(tl.min(tl.where(real, found, 1), 0) > 0, -1, first - BLOCK)
+    tl.store(last + head + rows, found, mask=real)
+    tl.store(lost + head + rows, cosine, mask=real)
+
+
+@triton.jit
+def _sum_lost(last, lost, taken, length, BLOCK: tl.constexpr):
+    head = tl.program_id(1).to(tl.int64) * length
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, length, BLOCK):
+        rows = first + tl.arange(0, BLOCK)
+        at = tl.load(last + head + rows, mask=rows < length, other=-1)
+        value = tl.load(lost + head + rows, mask=rows < length, other=0.0)
+        total += tl.sum(tl.where(at[:, None] == cols[None, :], value[:, None], 0.0), 0)
+    tl.store(taken + head + cols, total, mask=cols < length)

@@ -1,0 +1,302 @@
+"""The program `kvsweep`: KEY=VALUE words start a sweep, and a first word such as `report` names another command.
+
+Each command imports its code when it runs, so that `--help` and Tab need neither torch nor pandas.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, shell_complete
+
+from kvsweep.command_line import GOES_ON, one_sentence
+from kvsweep.errors import UserError
+
+COMPLETE = "_KVSWEEP_COMPLETE"
+# The commands that go on where they stopped; "" is the sweep.
+_GO_ON = ("", "predictor", "replay")
+_DIR = "DIR"
+_HEAD = """\
+kvsweep -m experiment=demo launcher=local    a sweep of the embedded models, about a minute
+kvsweep report results/runs/demo             its heatmaps and numbers, one HTML file
+kvsweep init DIR                             a folder of your own: a policy, problems and a sweep to change
+
+A sweep:
+  kvsweep KEY=VALUE ...                one cell; lists under grid. make a whole grid in one job
+  kvsweep -m experiment=NAME ...       a sweep; -m KEY=A,B makes one job for each value
+  kvsweep ... --dry-run                an estimate of time and memory; nothing is run
+  kvsweep ... --cfg job                every key with its value; --info defaults-tree says where from
+"""
+_GROUPS = ("experiment", "model", "benchmark", "policy", "decoding", "launcher", "tracker")
+_KEYS = """\
+Keys (KEY=VALUE), some of them:
+  policy.keep_ratio policy.local_window policy.budget         what the cache keeps, and when it evicts
+  policy.question policy.sinks grid.question grid.sinks       free, pinned or on_top; first tokens kept
+  grid.policy grid.keep_ratio grid.local_window grid.budget   lists, as 'grid.keep_ratio=[0.1,0.2]'
+  cache.bits cache.scheme cache.group cache.residual          how rows are stored; -m cache.bits=16,8,4
+  draws seed decoding.max_new_tokens benchmark.limit          how many completions, and how long
+  until=decided finish decoding.stop_on_loop replay screen    when a cell, or a text, needs no more
+  model.path model.dtype model.random_weights benchmark.path  weights and problems from elsewhere
+  slots invariant impl shard=i/n launcher.shards              how the work is divided
+  results_dir run_name                                        cells lie in results_dir/run_name/
+Exit status: 0 done, 1 a job failed, 2 bad input, 3 another process comes first, 130, 143 interrupted.
+Tab completion: docs/sweep.md; Hydra's own flags: --hydra-help.
+"""
+
+
+class Program(click.Group):
+    """The commands beside the sweep; the help and Tab know the sweep's words too."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from kvsweep.harness.settings import wrapped_choices
+
+        formatter.write(_HEAD)
+        self.format_commands(ctx, formatter)
+        choices = "".join(f"  {group:<10} {wrapped_choices(group)}\n" for group in _GROUPS)
+        formatter.write(f"\nChoices (GROUP=NAME):\n{choices}{_KEYS}")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from kvsweep.harness.settings import completions
+
+        own = [] if "=" in incomplete else super().shell_complete(ctx, incomplete)
+        return own + [CompletionItem(word) for word in completions(_GROUPS, incomplete)]
+
+
+@click.group(cls=Program, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+def program() -> None:
+    """Sweeps of KV-cache compression for reasoning models."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program with these words, or with those of the command line; docs/sweep.md has the exit codes."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETE in os.environ:
+        sys.exit(shell_complete(program, {}, "kvsweep", COMPLETE, os.environ[COMPLETE]))
+    name = words[0] if words and words[0] in program.commands else ""
+    with one_sentence(f"kvsweep {name}".rstrip(), GOES_ON if name in _GO_ON else "interrupted."):
+        if not name and not {"-h", "--help"} & set(words):
+            from kvsweep.harness.command import sweep
+
+            sweep(words)
+            return
+        try:
+            with program.make_context("kvsweep", words if name else ["--help"]) as context:
+                program.invoke(context)
+        except click.exceptions.Exit as end:
+            sys.exit(end.exit_code)
+        except click.ClickException as error:
+            raise UserError(error.format_message()) from error
+
+
+def option(*names: str, **settings: Any) -> Callable[..., Any]:
+    """An option whose help names its default, unless the option is a switch or has no default."""
+    return click.option(*names, **{"show_default": settings.get("default") not in (None, (), False), **settings})
+
+
+_directory = click.argument("directory", metavar=_DIR, type=click.Path(path_type=Path))
+_overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+_above_0 = click.IntRange(min=1)
+
+
+@program.command()
+@_directory
+@option("--output", metavar=_DIR, type=Path, help="The report's folder; by default DIR/report, for a CSV NAME_report.")
+@option("--completions", metavar="N", type=click.IntRange(0), default=200_000, help="The most that the page shows.")
+@option("--scale", type=click.Choice(["own", "shared", "diff_from_full"]), default="own", help="Heatmaps' colours.")
+@option("--interval", is_flag=True, help="Write the 95% interval under each value of the heatmaps.")
+@option("--columns", metavar="N", type=_above_0, help="Heatmaps in a row; by default as many as fit.")
+@option("--width", metavar="INCHES", type=click.FloatRange(3, 60), default=7.08, help="Width of the figures.")
+@option("--map", metavar="NAME", help="A colour map of matplotlib; by default YlGnBu, safe for colour-blind readers.")
+@option(
+    "--margin",
+    metavar="POINTS",
+    type=click.FloatRange(0, 100, min_open=True, max_open=True),
+    help="A setting holds if it loses less than so many points; by default the run's report.margin, else 5.",
+)
+@option(
+    "--watch",
+    metavar="SECONDS",
+    type=click.FloatRange(1, 86_400),
+    is_flag=False,
+    flag_value=30.0,
+    help="While the sweep runs, make the page again every so many seconds (30) if rows have come.",
+)
+def report(**options: Any) -> None:
+    """Heatmaps, numbers and one HTML page.
+
+    They lie under DIR/report. DIR is a run's folder, such as results/runs/demo, or a CSV of scores alone, such as
+    results/reference/dynts_heatmaps.csv.
+    """
+    from kvsweep.analysis.report.build import report
+
+    report(**options)
+
+
+@program.command()
+@_directory
+@option("--cells", is_flag=True, help="One line per cell, with its id.")
+@option("--watch", is_flag=True, help="Keep showing it until nothing runs or waits.")
+@option("--interval", metavar="SECONDS", type=click.FloatRange(0.1), default=2.0, help="Time between two looks.")
+@option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+def status(**options: Any) -> None:
+    """How far the sweep in DIR has come. The exit status is 1 if a task failed or stopped."""
+    from kvsweep.harness.sweep.status import show
+
+    sys.exit(show(**options))
+
+
+@program.command()
+@_directory
+@option("--workers", metavar="N", type=_above_0, default=2, help="Grading processes.")
+@option("--timeout", metavar="SECONDS", type=click.FloatRange(0, min_open=True), default=5.0, help="A row's time.")
+@option("--all", "regrade", is_flag=True, help="Grade again the rows that have a grade.")
+@option("--lenient", is_flag=True, help="Grade truncated texts and last numbers too, into a file no report reads.")
+@option("--why", metavar="PROBLEM", help="Grade nothing; show what decided each completion of this problem.")
+def grade(**options: Any) -> None:
+    """Grade stored completions, without a model.
+
+    DIR is a run's folder or one cell's.
+    """
+    from kvsweep.harness.grading.grader import grade
+
+    grade(**options)
+
+
+@program.command()
+@click.argument("first", metavar="A", type=click.Path(path_type=Path))
+@click.argument("second", metavar="B", type=click.Path(path_type=Path))
+@option("--csv", metavar="FILE", type=Path, help="Write a row per cell, all of them, as CSV.")
+def compare(**options: Any) -> None:
+    """Two runs compared cell by cell, B minus A."""
+    from kvsweep.analysis.compare import compare_runs
+
+    compare_runs(**options)
+
+
+@program.command()
+@_directory
+@option("--output", metavar=_DIR, type=Path, help="The dataset's folder; by default DIR/export.")
+@option("--cell", "cells", metavar="ID", multiple=True, help="Only this cell; repeatable.")
+@option("--token-ids", "ids", is_flag=True, help="The generated tokens as well.")
+@option("--with-problems", "problems", is_flag=True, help="Texts of gated problems too; their terms may forbid it.")
+@option("--push-to-hub", metavar="NAME", help="Upload it as this dataset, private unless --public.")
+@option("--public", is_flag=True, help="With --push-to-hub: for everybody to see.")
+def export(**options: Any) -> None:
+    """Completions and grades as a Hugging Face dataset.
+
+    The folder holds Parquet files and a card, and datasets.load_dataset reads it.
+    """
+    from kvsweep.analysis.export import export_run
+
+    export_run(**options)
+
+
+@program.command()
+@_directory
+@_overrides
+@option("--time", "timed", is_flag=True, help="Seconds instead: each cell alone decodes the texts, in rounds.")
+def replay(**options: Any) -> None:
+    """How near each cell stays to the full cache.
+
+    Known texts are fed again through every cell of the run in DIR, which evicts as in decoding. KL, log-likelihood and
+    most likely tokens are compared, and no token is drawn. The same command goes on where it stopped. The numbers say
+    how near a cell stays to the full cache, not whether it solves problems.
+
+    \b
+    texts=FILE      lines with id, problem and text; without it the texts that the full cache wrote
+    limit=20        texts, from the first; null for all
+    tokens=N        tokens of each text, from the first; null for all
+    shard=i/n       only every n-th text, from the i-th
+    launcher=local, launcher.KEY=VALUE   as for kvsweep
+    slots=8         with --time: texts side by side in the second batch; the first has one
+    memory_gb=G     with --time: a third batch, of as many texts as this memory holds keys and values of
+    rounds=3        with --time: rounds, of which the median counts
+    """
+    from kvsweep.harness.replay.command import replay
+
+    replay(**options)
+
+
+@program.command()
+@click.argument("stage", type=click.Choice(["traces", "labels", "train", "eval", "all", "oracle", "statistics"]))
+@_overrides
+def predictor(**options: Any) -> None:
+    """Make an importance head for a model.
+
+    The head learns from the model's own correct texts. Each stage goes on where it stopped.
+
+    \b
+    traces      correct completions of the model, or texts from elsewhere (recipe.import_from=DIR|FILE)
+    labels      how much later tokens attend to each token, and the hidden state of each token
+    train       fit the head
+    eval        how well the head ranks the tokens of held-out texts
+    all         these four stages
+    oracle      write the labels for policy=oracle_answer and policy=oracle_far_max
+    statistics  write the mean queries for policy=triattention, from recipe.text=FILE or the traces
+    \b
+    recipe=toy|r1         settings for the embedded models, or the paper's (conf/predictor/)
+    recipe.out=DIR        folder of the traces, labels and heads
+    recipe.label=[answer] kinds of label: answer, far_max, later; of several kinds the head learns the sum
+    model=NAME, model.KEY=VALUE, benchmark=NAME, benchmark.path=FILE, decoding.KEY=VALUE   as for kvsweep
+    """
+    from kvsweep.harness.predictor.command import make
+
+    make(**options)
+
+
+@program.command()
+@click.argument("source", metavar="DIR|FILE|live")
+@_overrides
+@option("--problem", metavar="ID", help="The problem; by default the first one.")
+@option("--draw", metavar="N", type=int, default=0, help="The draw of the problem.")
+@option("--question", metavar="TEXT", help="live: ask this question instead of a benchmark's problem.")
+@option(
+    "--show",
+    type=click.Choice(["importance", "attribution", "kept", "retention", "all"]),
+    default="importance",
+    help="The picture; retention is one of a run's folder.",
+)
+@option("--label", multiple=True, metavar="KIND", help="A strip of true labels: answer, far_max, later (answer).")
+@option("--head", multiple=True, metavar=_DIR, type=Path, help="A strip of a predictor's scores.")
+@option("--scores", multiple=True, metavar="POLICY", help="A strip of a policy's scores.")
+@option("--min-distance", metavar="N", type=_above_0, default=32, help="From a token to what counts; R1: 512.")
+@option("--by", type=click.Choice(["token", "step"]), default="token", help="Strips of tokens, or of steps' means.")
+@option("--split", metavar="REGEX", help="What separates the steps: model.split, else blank lines, else equations.")
+@option("--steps", metavar="A-B,C-D", help="First and last token of each step, counted in the thinking from 0.")
+@option("--find", metavar="REGEX", help="The steps to attribute; by default equations with what they state.")
+@option("--map", metavar="NAME", help="attribution: a colour map of matplotlib (RdBu; RdYlGn is the paper's).")
+@option("--method", type=click.Choice(["removal", "grad_x_input"]), default="removal", help="attribution: the method.")
+@option("--slots", metavar="N", type=_above_0, default=32, help="attribution: steps removed at once.")
+@option("--rows", is_flag=True, help="kept: repeat the text after each eviction.")
+@option("--limit", metavar="N", type=_above_0, default=20, help="retention: evicted completions of each cell.")
+@option("--out", metavar=_DIR, type=Path, default=Path("trace"), help="Folder for the files.")
+def trace(**options: Any) -> None:
+    """Pictures of one completion, with its numbers.
+
+    The source is a cell's folder, a JSONL of texts, or live, to write a completion now. KEY=VALUE words say for a
+    folder where the model lies now, for a file which model, and for live all settings of a sweep but its grid. --label,
+    --head and --scores can be repeated.
+    """
+    from kvsweep.harness.inspect.command import trace
+
+    trace(SimpleNamespace(**options))
+
+
+@program.command()
+@click.argument("folder", metavar=_DIR, type=click.Path(path_type=Path))
+def init(folder: Path) -> None:
+    """A folder of your own, to change.
+
+    It gets a policy, problems and a sweep, and conf/ for more of them.
+    """
+    from kvsweep.harness.command import init
+
+    init(folder)
+
+
+if __name__ == "__main__":
+    main()

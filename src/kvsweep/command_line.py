@@ -1,0 +1,121 @@
+"""How every command of the project ends and prints: exit codes, one sentence for a traceback, no control characters."""
+
+import difflib
+import errno
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TextIO
+
+from kvsweep.errors import UserError
+from kvsweep.escape import visible
+
+FAILED, BAD_INPUT, LOCKED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
+# What Ctrl-C and SIGTERM print for a command that stores its work.
+GOES_ON = "interrupted; the same command goes on where this one stopped."
+# Faults of a disk or a folder, which a user can mend and no program can.
+_MENDABLE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG),
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR),
+}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
+@contextmanager
+def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[None]:
+    """End the process with one sentence on stderr and an exit code where the body of a command raises an error.
+
+    A UserError has its own sentence and its `exit_code`, else BAD_INPUT. A disk that is full or may not be written to
+    has BAD_INPUT, and memory that does not suffice FAILED. Ctrl-C has the sentence `interrupted` and INTERRUPTED,
+    SIGTERM the same sentence and TERMINATED. A closed stdout has FAILED and no sentence. Other errors pass.
+    """
+    guard_streams()
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter writes what is left in stdout as it exits, and would complain about the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except Terminated:
+        _end(program, interrupted, TERMINATED)
+    except KeyboardInterrupt:
+        _end(program, interrupted, INTERRUPTED)
+    except UserError as error:
+        _end(program, str(error), getattr(error, "exit_code", BAD_INPUT))
+    except OSError as error:
+        if error.errno not in _MENDABLE:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        mend = "mend that or name another folder, then run the same command again."
+        _end(program, f"{place}{error.strerror}: {mend}", BAD_INPUT)
+    except MemoryError:
+        _end(program, "the memory does not suffice; what is stored stays.", FAILED)
+
+
+def _end(program: str, sentence: str, code: int) -> NoReturn:
+    print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def counted(count: int | str, noun: str) -> str:
+    """The count, a number or a number's text, and its noun: "1 cell", "2 cells"."""
+    return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The question whether the nearest of the names was meant, a space behind it; "" where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+class VisibleStream:
+    """A text stream that writes `visible` text to another stream, and is that stream in every other respect.
+
+    A carriage return stays only at the start of a write, where a progress bar has it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def rich_proxied_file(self) -> TextIO:
+        """The stream that `rich` draws its tables to, with control characters of its own; its texts come `visible`."""
+        return self._stream
+
+    def write(self, text: str) -> int:
+        start = "\r" if text.startswith("\r") else ""
+        self._stream.write(start + visible(text.removeprefix(start)))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+def guard_streams() -> None:
+    """Put a `VisibleStream` around stdout and stderr of this process, where there is none yet.
+
+    Characters that the encoding of a terminal or a file lacks are written as escapes too.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        if stream is not None and not isinstance(stream, VisibleStream):
+            setattr(sys, name, VisibleStream(stream))

@@ -1,0 +1,43 @@
+"""The errors that a user can mend, each one sentence: the value, what is allowed, the way out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+
+class UserError(Exception):
+    """A mistake that the user can mend. The message is one sentence: the value, what is allowed, the way out."""
+
+    def __init__(self, message: str) -> None:
+        # A value may hold a line break; the sentence that names the value stays on one line.
+        super().__init__(" ".join(message.splitlines()))
+
+
+class UnusableFileError(UserError, OSError):
+    """Something other than a plain file of a usable size where kvsweep reads or writes a file."""
+
+
+class BrokenCell(UserError, yaml.YAMLError):
+    """A cell.yaml that describes no cell, or another cell than its folder is named after."""
+
+
+class OtherSchemaError(UserError):
+    """A file of another schema than the one that this version reads."""
+
+
+@contextmanager
+def plain_disk_errors(directory: Path) -> Iterator[None]:
+    """Turn a disk that cannot be written to into one sentence."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        place = directory
+        if isinstance(error, IsADirectoryError):  # a folder stands where the file belongs
+            place = error.filename2 or error.filename or directory
+        mend = "make room or set results_dir= elsewhere, then run the same command again"
+        stays = "what is stored stays and is not made anew"
+        raise UserError(f"{place} cannot be written to ({error.strerror}): {mend}; {stays}.") from error

@@ -1,0 +1,579 @@
+"""The files of a run: their names, the rows in them, the one reader and the one writer.
+
+The harness writes what is declared here and the analysis reads it. docs/files.md describes the files.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, overload
+
+import msgspec
+import yaml
+
+from kvsweep.errors import BrokenCell, OtherSchemaError, UserError
+from kvsweep.files import open_file, read_file, read_lines
+
+# This layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread raises it.
+SCHEMA = 1
+StopReason = Literal["stop", "length", "loop"]
+Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+# The number of the grader's rules; a change that changes a verdict raises it, and all grades are made again.
+GRADER = 3
+CELL_FILE = "cell.yaml"
+PROVENANCE_FILE = "provenance.json"
+PROBLEMS_FILE = "problems.jsonl"
+COMPLETIONS_FILE = "completions.jsonl"
+GRADES_FILE = "grades.jsonl"
+STATS_FILE = "stats.jsonl"
+REPLAY_FILE = "replay.jsonl"
+SECONDS_FILE = "seconds.jsonl"
+SCREEN_FILE = "screen.json"
+DONE_FILE = "DONE"
+Pair = tuple[str, int]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Shard:
+    """The part of a cell's (problem, draw) pairs that one writer takes: every `count`-th, from `index` (1, 2, ...).
+
+    Each shard writes files of its own. Readers take all of a cell's files together, so nothing is merged.
+    """
+
+    index: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.count:
+            raise UserError(f"shard={self} is out of range: of i/n, i must lie between 1 and n, as in shard=1/4.")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
+        if match is None:
+            raise UserError(f"shard={text} cannot be read: write it as i/n, the i-th of n parts, as in shard=1/4.")
+        return cls(index=int(match[1]), count=int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def of(self, items: Sequence[_T]) -> list[_T]:
+        """This shard's part of the items; each item belongs to exactly one shard of the same count."""
+        return list(items[self.index - 1 :: self.count])
+
+    def file(self, name: str) -> str:
+        """This shard's name for a cell's file: `completions.jsonl`, or `completions-1of4.jsonl`."""
+        if self.count == 1:
+            return name
+        stem, _, suffix = name.rpartition(".")
+        return f"{stem}-{self.index}of{self.count}.{suffix}" if stem else f"{name}-{self.index}of{self.count}"
+
+
+WHOLE = Shard()
+
+
+def shard_files(directory: Path, name: str) -> dict[Shard, Path]:
+    """The files that hold a cell's `name`: the whole cell's (`completions.jsonl`) first, then the shards'."""
+    stem, _, suffix = name.rpartition(".")
+    found = {}
+    for path in directory.glob(f"{stem}-*of*.{suffix}"):
+        match = re.fullmatch(r"-(\d+)of(\d+)", path.name[len(stem) : -len(suffix) - 1])
+        if match is not None and 1 <= int(match[1]) <= int(match[2]):
+            found[Shard(index=int(match[1]), count=int(match[2]))] = path
+    if (directory / name).exists():
+        found[WHOLE] = directory / name
+    return dict(sorted(found.items(), key=lambda item: (item[0].count, item[0].index)))
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------
+
+
+# No text has more tokens, no cache more rows, and no problem more draws; no count of bytes or tokens is larger.
+MOST_TOKENS = (1 << 31) - 1
+MOST = (1 << 53) - 1
+# No picture is drawn of a longer text.
+MOST_POSITIONS = 1 << 22
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A JSON object. A reader ignores fields that this version does not know."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return msgspec.to_builtins(self)
+
+
+class StoredRow(Row, frozen=True, kw_only=True, tag_field="schema", tag=SCHEMA):
+    """A row with a line of its own, which begins with the schema's number.
+
+    Attributes:
+        sealed: True for a row of a cell. Its line ends with a check of contents and cell, so that a line that was
+            edited, or lies in another cell's folder, is no row. Rows that other programs wrote may have no check.
+    """
+
+    sealed: ClassVar[bool] = True
+
+    def to_line(self, folder: Path | None = None) -> str:
+        """The row as one line of ASCII; sealed, where its file's folder is given."""
+        body = json.dumps(self.to_dict(), separators=(",", ":"))[:-1]
+        end = _seal(body.encode(), _cell_of(folder)).decode() if folder and self.sealed else "}"
+        return f"{body}{end}\n"
+
+
+def _cell_of(folder: Path) -> str:
+    """The name of a folder itself, whatever link or path leads to it."""
+    plain = folder.name not in ("", "..") and not folder.is_symlink()
+    return folder.name if plain else folder.resolve().name
+
+
+def _seal(body: bytes, cell: str) -> bytes:
+    """The end of the line that begins with `body`, in a file of the folder named `cell`."""
+    return b',"check":"%s"}' % hashlib.sha256(os.fsencode(cell) + b"\n" + body).hexdigest()[:16].encode()
+
+
+class PairRow(StoredRow, frozen=True, kw_only=True):
+    """A row that belongs to one (problem, draw) pair of its cell."""
+
+    problem_id: str
+    draw: Tokens
+
+    @property
+    def key(self) -> Pair:
+        return (self.problem_id, self.draw)
+
+
+class Problem(StoredRow, frozen=True, kw_only=True):
+    """One benchmark item. `prompt` is the user message, `gold` the reference answer as text."""
+
+    id: str
+    prompt: str
+    gold: str
+
+
+class Eviction(Row, frozen=True, kw_only=True):
+    """One eviction: cache lengths in tokens before and after it. `step` counts the generated tokens fed so far.
+
+    `held` says which tokens the cache holds after the eviction: see `held_percents`.
+    """
+
+    step: Tokens
+    length_before: Tokens
+    length_after: Tokens
+    held: list[Tokens]
+
+    def __post_init__(self) -> None:
+        if sum(self.held[1::2]) > MOST_POSITIONS:
+            raise ValueError(f"held counts more than {MOST_POSITIONS:,} positions")
+
+
+class Completion(PairRow, frozen=True, kw_only=True):
+    """One generation: `token_ids` after the prompt, the stop token included. Lengths are in tokens.
+
+    `stop_reason` is "stop" for a text that the model ended, "length" for one cut at the token limit, "loop" for one cut
+    because it had begun to loop (`kvsweep.loops.find_loop`). Until `fork_step`, its first eviction's step (None without
+    one), a completion is the one that every cell of its grid writes.
+    """
+
+    text: str
+    token_ids: list[Tokens]
+    num_tokens: Tokens
+    prompt_tokens: Tokens
+    thinking_tokens: Tokens
+    stop_reason: StopReason
+    evictions: list[Eviction]
+    fork_step: Tokens | None
+    peak_length: Tokens
+    seed: Count
+
+    @property
+    def shared_ids(self) -> list[int]:
+        """The tokens that every cell of the grid writes: all, or those drawn by the end of the first evicting step."""
+        return self.token_ids[: self.evictions[0].step + 1] if self.evictions else self.token_ids
+
+
+class Grade(PairRow, frozen=True, kw_only=True):
+    """The verdict on one completion. `correct` is 1 for the outcome "correct" and 0 for the others.
+
+    `rule` is the `grading_rule` that the completion was judged by; None in rows that other programs wrote.
+    """
+
+    answer: str | None
+    gold: str
+    outcome: Outcome
+    correct: Literal[0, 1]
+    rule: str | None = None
+
+
+class DecodeStats(StoredRow, frozen=True, kw_only=True):
+    """The cost of one call of the engine: seconds, decoded tokens (of texts that had not ended), bytes of the KV cache.
+
+    `decode_seconds` is the engine's time without `prefill_seconds`: forward, sampling, scoring, eviction and host
+    together. `first_token_seconds` is the time until the end of the first step. One call may decode several cells:
+    `cells` is their number, `tokens` counts this cell's tokens and `tokens_total` those of all cells.
+    """
+
+    wall_seconds: Seconds
+    prefill_seconds: Seconds
+    decode_seconds: Seconds
+    forward_seconds: Seconds
+    sampling_seconds: Seconds
+    scoring_seconds: Seconds
+    eviction_seconds: Seconds
+    host_seconds: Seconds
+    first_token_seconds: Seconds
+    tokens: Count
+    tokens_total: Count
+    cells: Count
+    completions: Count
+    slots: Count
+    steps: Count
+    kv_bytes_allocated: Count
+    kv_bytes_analytic: Count
+
+
+class ReplayBin(Row, frozen=True, kw_only=True):
+    """Sums over some tokens of a replayed text: their number, KL, change of log-likelihood, equal top-1 tokens."""
+
+    tokens: Tokens
+    kl: float
+    change: float
+    top1: Tokens
+
+
+class Replay(PairRow, frozen=True, kw_only=True):
+    """One known text read through a cell's cache, beside the full cache that reads the same tokens. Nats throughout.
+
+    KL is that of the cell's next-token distribution from the full cache's. `change` is the text's log-likelihood minus
+    that with the full cache; `answer_change` the same of the tokens behind the closing thinking tag, None without them.
+    `top1` is the share of tokens with equal most likely tokens, and `first_other` the first without. `by_distance` has
+    a bin for each of REPLAY_DISTANCES, tokens since the last eviction (0: before the first one), `by_entropy` one for
+    each of REPLAY_ENTROPIES, the full cache's entropy.
+    """
+
+    tokens: Tokens
+    prompt_tokens: Tokens
+    evictions: Tokens
+    kl_mean: float
+    kl_median: float
+    kl_p99: float
+    loglik: float
+    change: float
+    top1: float
+    first_other: Tokens | None
+    answer_tokens: Tokens
+    answer_loglik: float | None
+    answer_change: float | None
+    by_distance: list[ReplayBin]
+    by_entropy: list[ReplayBin]
+
+
+# The lower bounds of the bins.
+REPLAY_DISTANCES = (0, 1, 9, 33, 129)
+REPLAY_ENTROPIES = (0.0, 0.01, 0.1, 1.0)
+
+
+class Screened(Row, frozen=True, kw_only=True):
+    """Why a sweep did not decode a cell: the screen's rule, and means over its replayed texts, per token."""
+
+    rule: str
+    texts: Count
+    kl: float
+    loss: float
+
+
+class Timing(StoredRow, frozen=True, kw_only=True):
+    """A cell's round of decoding `slots` whole known texts alone, token by token; `why` says what chose `slots`.
+
+    `seconds` is wall time without prefill, `eviction_seconds` the part for choosing and moving rows. `by_length` has
+    for each of some numbers of rows in the longest slot [rows, steps, seconds].
+    """
+
+    why: Literal["one", "given", "memory"]
+    round: Count
+    slots: Count
+    tokens: Tokens
+    seconds: Seconds
+    cpu_seconds: Seconds
+    eviction_seconds: Seconds
+    kv_bytes: Count
+    peak_bytes: Count | None
+    by_length: list[tuple[Tokens, Count, Seconds]]
+
+
+def view(kind: type[Row], *names: str, **types: Any) -> Any:
+    """A row type with the named fields of `kind`, and with `problem_id` and `draw` if it is a row of a pair.
+
+    A reader skips the others, which is faster. `types` gives fields another type, such as a view of the inner row.
+    """
+    new: Any = msgspec.field  # its declared type allows one kind of default alone, NODEFAULT counted
+    fields = [
+        (f.name, types.get(f.name, f.type), new(default=f.default, default_factory=f.default_factory))
+        for f in msgspec.structs.fields(kind)
+        if f.name in {*names, *types}
+    ]
+    base = next(base for base in (PairRow, StoredRow, Row) if issubclass(kind, base))
+    return msgspec.defstruct(kind.__name__, fields, bases=(base,), frozen=True, kw_only=True)
+
+
+def held_percents(held: Sequence[int]) -> list[int]:
+    """Decode `Eviction.held`, runs `[percent, count, percent, count, ...]`: one entry per text position from 0 on.
+
+    An entry is the percent of (layer, kv head) pairs that still hold the position, rounded to a multiple of 10.
+    """
+    return [percent for percent, count in zip(held[::2], held[1::2], strict=True) for _ in range(count)]
+
+
+def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested dictionaries, each with the names that lead to it: "a.b"."""
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from leaves(item, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", item
+
+
+def content_hash(value: object) -> str:
+    """Sixteen hex digits of the SHA-256 of the value's canonical JSON: the same on every machine and in every run."""
+    canonical = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+# --- The one reader -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadLine:
+    """A line that is no row, or number 0 for lines that are rows of something else, and what mends it.
+
+    As text it begins a sentence, which names the file, the line and the reason.
+    """
+
+    path: Path
+    number: int
+    text: bytes
+    reason: str
+    mend: str = "delete that line and run again to make its row anew"
+
+    def __str__(self) -> str:
+        if not self.number:
+            return f"{self.path}: {self.reason}"
+        try:
+            row = json.loads(self.text)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            return f"{self.path}:{self.number} is not a JSON object"
+        pair = f" ({row['problem_id']!r}, draw {row.get('draw')!r})" if "problem_id" in row else ""
+        return f"{self.path} row {self.number}{pair} is broken ({self.reason})"
+
+
+_P = TypeVar("_P", bound=PairRow)
+# How each line of this schema begins, as `StoredRow.to_line` writes it.
+_BEGIN = f'{{"schema":{SCHEMA},'.encode()
+_CHECK = re.compile(rb'"check"\s*:')
+OnBad = Callable[[BadLine], object]
+
+
+def ignore(line: BadLine) -> None:
+    """Pass over a bad line in silence; for `on_bad`."""
+
+
+def refuse(line: BadLine) -> None:
+    """Raise a UserError that names the bad line; for `on_bad`."""
+    raise UserError(f"{line}: {line.mend}.")
+
+
+@overload
+def read_rows(path: Path, kind: type[_T], *, on_bad: OnBad = refuse) -> Iterator[_T]: ...
+@overload
+def read_rows(path: Path, *, on_bad: OnBad = refuse) -> Iterator[dict[str, Any]]: ...
+def read_rows(path: Path, kind: Any = dict[str, Any], *, on_bad: OnBad = refuse) -> Iterator[Any]:
+    """Yield the rows of a file of lines as `kind`; a missing file yields none, and an empty line is no row.
+
+    A broken line goes to `on_bad`. A broken last line without a newline is passed over in silence: its writer still
+    writes it, or has died, and the row will be made again.
+    """
+    return (row for _, row in _numbered_rows(path, kind, on_bad))
+
+
+def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container[int] = ()) -> Iterator[tuple[int, _T]]:
+    """Yield the rows with the numbers of their lines; the lines of the numbers in `checked` are known to be whole."""
+    if not os.path.lexists(path):
+        return
+    is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
+    cell = _cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
+    for number, line in enumerate(read_lines(path), start=1):
+        if is_stored and not line.startswith(_BEGIN):
+            with suppress(ValueError, RecursionError):  # a line that is no JSON object is left to the decoder
+                if isinstance(row := json.loads(line), dict):
+                    check_schema(row, f"{path}:{number}")
+        try:
+            row = decode(line, kind)
+            if cell is not None and number not in checked and _CHECK.search(line):
+                body = line.rpartition(b',"check":')[0]
+                if line.rstrip(b"\n") != body + _seal(body, cell):
+                    raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
+        except (ValueError, RecursionError) as error:
+            if not line.endswith(b"\n"):
+                return
+            if line.strip():
+                on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
+            continue
+        yield number, row
+
+
+def check_schema(found: Mapping[str, Any], where: object) -> None:
+    """Raise an OtherSchemaError for contents of a file that name another schema than this version's, or none."""
+    schema = found.get("schema")
+    if type(schema) is int and schema == SCHEMA:
+        return
+    named = "no schema" if schema is None else f"schema {schema}"
+    way_out = "an older kvsweep wrote it; run the sweep again under another run_name"
+    if type(schema) is int and schema > SCHEMA:
+        way_out = "install the kvsweep that wrote it, or a newer one"
+    raise OtherSchemaError(f"{where} has {named} and this kvsweep reads schema {SCHEMA}: {way_out}.")
+
+
+def latest_rows(paths: Iterable[Path], kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
+    """Yield the rows of several files, each (problem, draw) pair once: of repeated rows the last one counts.
+
+    Every reader's rule, in the order of `shard_files`. Files are read twice: one row at a time is in memory.
+    """
+    paths = list(paths)
+    last: dict[Pair, tuple[Path, int]] = {}
+    for path in paths:
+        last |= {row.key: (path, number) for number, row in _numbered_rows(path, PairRow, ignore)}
+    for path in paths:
+        whole = {number for where, number in last.values() if where == path}
+        for number, row in _numbered_rows(path, kind, on_bad, whole):
+            if number in whole:
+                yield row
+
+
+def read_shards(directory: Path, name: str, kind: type[_P], *, on_bad: OnBad = refuse) -> Iterator[_P]:
+    return latest_rows(shard_files(directory, name).values(), kind, on_bad=on_bad)
+
+
+def grading_rule(cell: Mapping[str, Any]) -> str:
+    """A hash of all that decides the verdicts on a cell's completions beside their golds; `cell` is its cell.yaml."""
+    benchmark, model = (found if isinstance(found := cell.get(name), dict) else {} for name in ("benchmark", "model"))
+    names = [(benchmark, "answer_kind"), (benchmark, "answer_from"), (model, "think_start"), (model, "think_end")]
+    return content_hash([GRADER, *(str(section.get(name)) for section, name in names)])
+
+
+def read_grades(
+    folder: Path, kind: type[Any] = Grade, *, shard: Shard | None = None, on_bad: OnBad = refuse
+) -> Iterator[Any]:
+    """Yield a cell's grades, of one shard or all, each pair once; grades by another rule than cell.yaml's are bad.
+
+    `kind` is `Grade` or a view of it that has `rule`.
+    """
+    files = [path for part, path in shard_files(folder, GRADES_FILE).items() if shard in (None, part)]
+    rule, others = None, 0
+    for row in latest_rows(files, kind, on_bad=on_bad):
+        if row.rule is not None and rule is None:
+            rule = grading_rule(read_cell(folder))
+        if row.rule in (rule, None):
+            yield row
+        else:
+            others += 1
+    if others:
+        reason = f"{others} of its grades are by another rule than {CELL_FILE} names"
+        mend = "grade the cell again with kvsweep grade"
+        on_bad(BadLine(path=files[0], number=0, text=b"", reason=reason, mend=mend))
+
+
+def decode(data: bytes, kind: type[_T]) -> _T:
+    """Read one JSON value as `kind`; raises ValueError where the data hold none."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # A model may write half a surrogate pair, which is no text to msgspec; Python reads it.
+        return msgspec.convert(json.loads(data), kind)
+
+
+# What `Cell.describe` writes, beside the check.
+_CELL_FIELDS = {"schema", "cell_id", "condition", "model", "benchmark", "dataset_hash", "policy", "decoding", "impl"}
+_CELL_FIELDS |= {"seed", "cache"}
+
+
+def read_cell(folder: Path) -> Any:
+    """The contents of a cell's cell.yaml, a dictionary; a file that describes no cell raises BrokenCell."""
+    path = folder / CELL_FILE
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        text = read_file(path, 1 << 20).decode()
+        # Names for parts of a file let a short file describe more than any memory holds; no cell has them.
+        named = "&" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader))
+        cell = None if named else yaml.load(text, loader)
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError):
+        cell = None
+    if not isinstance(cell, dict):
+        raise BrokenCell(f"{path} describes no cell: restore the file, or delete its folder and run the cell again.")
+    check_schema(cell, path)
+    # A name that no cell has may be the one of the check.
+    is_whole = "check" not in cell or cell.pop("check") == content_hash([_cell_of(folder), cell])
+    if not is_whole or not cell.keys() <= _CELL_FIELDS:
+        raise BrokenCell(f"{path} was edited, or is another cell's: restore it, or delete it and run the cell again.")
+    return cell
+
+
+def read_cells(run_directory: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each cell's folder and contents, but no broken cell's; another schema raises an OtherSchemaError."""
+    for path in sorted(run_directory.glob(f"*/{CELL_FILE}")):
+        try:
+            cell = read_cell(path.parent)
+        except (OSError, BrokenCell):
+            continue
+        yield path.parent, cell
+
+
+def read_screen(directory: Path) -> dict[str, Screened]:
+    """The cells of a run directory that a screen left out, by cell_id; a broken file raises a UserError."""
+    path = directory / SCREEN_FILE
+    try:
+        return decode(read_file(path), dict[str, Screened])
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        reason = f"{path} names no screened cells ({error})"
+        raise UserError(f"{reason}: delete the file, and run the sweep with its screen= again.") from error
+
+
+def read_provenance(path: Path) -> dict[str, Any]:
+    """The contents of a provenance file; a file that holds no JSON object raises a ValueError."""
+    found = decode(read_file(path), dict[str, Any])
+    check_schema(found, path)
+    return found
+
+
+# --- The one writer -----------------------------------------------------------------------------------------
+
+
+def append_row(path: Path, row: StoredRow) -> None:
+    drop_torn_line(path)
+    with open_file(path, "ab") as file:
+        file.write(row.to_line(path.parent).encode())
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line without a newline: its writer died."""
+    if not os.path.lexists(path) or not path.stat().st_size:
+        return
+    with open_file(path, "rb+") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            size, end = len(data), data.rfind(b"\n") + 1
+        if end < size:
+            file.truncate(end)

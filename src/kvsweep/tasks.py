@@ -1,0 +1,300 @@
+"""The status files of a sweep's tasks, `<run_directory>/status/<task>.json`: their one writer and their one reader."""
+
+import getpass
+import json
+import os
+import platform
+import subprocess
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from kvsweep.errors import UserError
+from kvsweep.escape import file_name
+from kvsweep.files import make_folder, read_file, replace_text
+from kvsweep.records import Count, Seconds, content_hash, decode
+
+State = Literal["queued", "running", "done", "failed", "stopped"]
+STATUS_FOLDER = "status"
+# A file system shared over a network may show a change half a minute late.
+LOST_AFTER_S = 60.0
+HEARTBEAT_S = 5.0
+# Signs of life over which the pace is measured: a minute.
+_BEATS = 12
+
+
+class CellProgress(msgspec.Struct, kw_only=True):
+    """One cell within a task: its names for people, and how many of its completions are stored.
+
+    `random_weights`: no Pass@1, because the answers mean nothing.
+    """
+
+    model: str
+    benchmark: str
+    policy: str
+    finished: Count
+    expected: Count
+    random_weights: bool = False
+
+
+class TaskStatus(msgspec.Struct, kw_only=True):
+    """The status file of one task, `<run_directory>/status/<task>.json`.
+
+    Attributes:
+        state: as the task wrote it last; a task that was killed still says "running".
+        heartbeat: seconds since the epoch at the last sign of life.
+        tokens: live tokens decoded since `started`.
+        pace: live tokens per second over the last minute.
+        made: completions, or rows of replayed texts, stored since `started`.
+        tokens_left: an estimate of the tokens to decode until all completions are stored.
+        error: the last lines of the error that ended the task.
+        replays: whether the task replays texts, which are counted in place of completions.
+        command: the command that tries again; finished work is not repeated.
+    """
+
+    task: str
+    state: State
+    shard: str
+    command: str
+    cells: dict[str, CellProgress]
+    started: Seconds = 0.0
+    heartbeat: Seconds = 0.0
+    host: str = ""
+    pid: Count = 0
+    scheduler_job: str | None = None
+    tokens: Count = 0
+    pace: Seconds = 0.0
+    tokens_left: Count = 0
+    made: Count = 0
+    error: str | None = None
+    replays: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read one task's file; raises ValueError where it is none."""
+        return decode(read_file(path), cls)
+
+    def write(self, run_directory: Path) -> None:
+        path = self.path(run_directory, self.task)
+        make_folder(path.parent)
+        replace_text(path, json.dumps(msgspec.to_builtins(self)) + "\n")
+
+    @staticmethod
+    def path(run_directory: Path, task: str) -> Path:
+        return run_directory / STATUS_FOLDER / f"{task}.json"
+
+    @property
+    def is_gone(self) -> bool:
+        """True if the process that wrote this status ran on this machine and has ended."""
+        return bool(self.pid) and self.host == platform.node() and not is_alive(self.pid)
+
+    def seen(self, now: float) -> State:
+        """The state seen from outside: a task that says "running" without a sign of life has stopped."""
+        if self.state != "running":
+            return self.state
+        return "stopped" if self.is_gone or now - self.heartbeat >= LOST_AFTER_S else "running"
+
+
+def task_name(model: str, benchmark: str, cell_ids: Iterable[str], shard: str) -> str:
+    """The name of a task's file. A rerun of the same cells and shard has the same name, and replaces the old file."""
+    names = (file_name(model), file_name(benchmark), shard.replace("/", "of"))
+    return "-".join([*names, content_hash([sorted(cell_ids), shard])[:8]])
+
+
+def policy_label(settings: Mapping[str, Any]) -> str:
+    """A policy's name and the settings that tell a grid's cells apart: `dynts 0.3 w64 b5000`."""
+    prefixes = {"keep_ratio": "", "local_window": "w", "budget": "b"}
+    values = [f"{prefix}{settings[key]}" for key, prefix in prefixes.items() if settings.get(key) is not None]
+    return " ".join([str(settings["name"]), *values])
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
+
+
+def read_tasks(run_directory: Path, on_bad: Callable[[Path], object] = lambda path: None) -> list[TaskStatus]:
+    """The tasks of a run directory, each with its state as seen from outside; a file that is none goes to `on_bad`.
+
+    A task that waits has stopped if the command that queued it has ended on this machine without submitting it.
+    """
+    now, tasks = time.time(), []
+    for path in sorted((run_directory / STATUS_FOLDER).glob("*.json")):
+        try:
+            task = TaskStatus.read(path)
+        except (ValueError, OSError, RecursionError):
+            on_bad(path)
+            continue
+        task.state = task.seen(now)
+        if task.state == "queued" and task.is_gone and not scheduler_jobs(run_directory, task):
+            task.state, task.error = "stopped", "the command that queued this task ended before the task began."
+        tasks.append(task)
+    return tasks
+
+
+def job_file(run_directory: Path, task: str) -> Path:
+    """The file that names a task's SLURM jobs, a line each; in a sequential sweep a job for each round."""
+    return TaskStatus.path(run_directory, task).with_suffix(".job")
+
+
+def noted_jobs(run_directory: Path, task: str) -> list[str]:
+    """The SLURM jobs that were submitted for a task, in the order in which they work on the task."""
+    with suppress(OSError, UnicodeDecodeError):
+        return read_file(job_file(run_directory, task)).decode().split()
+    return []
+
+
+def scheduler_jobs(run_directory: Path, task: TaskStatus) -> list[str]:
+    """The SLURM jobs of a task: those that were submitted for it, else the one that it runs in."""
+    # The file is newer than what the last run of the same task left in its status.
+    noted = noted_jobs(run_directory, task.task) if task.state == "queued" or task.scheduler_job is None else []
+    return noted or [job for job in [task.scheduler_job] if job]
+
+
+class Reporter:
+    """Keeps a task's status file up to date while the task runs, and writes how the task ended. A context manager.
+
+    A status that cannot be written stops no task. Each of `counters` returns an engine's live tokens so far, and
+    `tokens_left` the tokens to come.
+    """
+
+    def __init__(self, run_directory: Path, status: TaskStatus) -> None:
+        self.status, self._run_directory = status, run_directory
+        self.counters: list[Callable[[], int]] = []
+        self.tokens_left: Callable[[], int] = lambda: 0
+        self._beats: deque[tuple[float, int]] = deque(maxlen=_BEATS)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.status.state, self.status.error = "running", None
+        self.status.host, self.status.pid = platform.node(), os.getpid()
+        array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+        # As squeue names the job.
+        self.status.scheduler_job = f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+        self.status.started = time.time()
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._end.set()
+        self._thread.join()
+        if error is None:
+            self.status.state = "done"
+        elif isinstance(error, Exception):
+            self.status.state, self.status.error = "failed", last_lines(error)
+        else:
+            self.status.state = "stopped"
+        self._write()
+
+    def stored(self, cell_id: str) -> None:
+        self.status.cells[cell_id].finished += 1
+        self.status.made += 1
+
+    def _beat(self) -> None:
+        while not self._end.wait(HEARTBEAT_S):
+            self._write()
+
+    def _write(self) -> None:
+        self.status.heartbeat, self.status.tokens = time.time(), sum(count() for count in self.counters)
+        self.status.tokens_left = self.tokens_left()
+        if self.counters:
+            self._beats.append((self.status.heartbeat, self.status.tokens))
+            (then, before), (now, tokens) = self._beats[0], self._beats[-1]
+            self.status.pace = (tokens - before) / (now - then) if now > then else 0.0
+        with suppress(OSError):
+            self.status.write(self._run_directory)
+
+
+def last_lines(error: BaseException) -> str:
+    """The text to show of an error: one sentence for a user's mistake, the end of the traceback for any other error."""
+    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
+    return str(error) if isinstance(error, UserError) else "\n".join(lines[-12:])
+
+
+# SLURM's reasons in words that a user can act on; its other reasons are shown as they are.
+REASONS = {
+    "Resources": "no processors, memory or GPUs are free yet",
+    "Priority": "other jobs go first",
+    "Dependency": "the job that works on the same cells goes first",
+    "JobArrayTaskLimit": "other tasks of the array go first (launcher.parallel)",
+    "BeginTime": "SLURM has queued the task again, and the task goes on from its files",
+    "Nodes required for job are DOWN": "the nodes that it needs are down, drained or taken; the task goes on by itself",
+    "NodeDown": "the node is down; the task goes on when a node is there",
+    "ReqNodeNotAvail": "the node is down or reserved; the task goes on when it is back",
+    "PartitionDown": "the partition is down: wait, or scancel and submit with another launcher.partition",
+    "PartitionInactive": "the partition is inactive: wait, or scancel and submit with another launcher.partition",
+    "PartitionTimeLimit": "the partition allows less time: scancel, and submit with a lower launcher.timeout_min",
+    "PartitionNodeLimit": "the partition has no node that is large enough: scancel, and ask for less",
+    "BadConstraints": "no node can serve the task: scancel, and ask for less",
+    "DependencyNeverSatisfied": "the job that it waits for failed: scancel and submit again",
+    "JobHeldUser": "the job is held: scontrol release lets it go",
+    "launch failed requeued held": "the node failed to start the task: scontrol release lets it go",
+    "JobHeldAdmin": "an administrator holds the job: ask there",
+}
+
+
+Queue = dict[str, tuple[str, str]]
+
+
+def waiting_jobs() -> Queue | None:
+    """This user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
+    try:
+        asked = ["squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={getpass.getuser()}"]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, KeyError, subprocess.SubprocessError):
+        return None
+    rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
+    return {job: (state, reason) for job, state, reason in rows}
+
+
+def note_job(run_directory: Path, task: str, job: str) -> None:
+    noted = [*noted_jobs(run_directory, task), job]
+    replace_text(job_file(run_directory, task), "".join(f"{one}\n" for one in noted))
+
+
+def tasks_now(run_directory: Path, ask: Callable[[], Queue | None] = waiting_jobs) -> list[TaskStatus]:
+    """Read the tasks of a run directory, and correct the state of those under SLURM by its queue, which `ask` returns.
+
+    A task that waits has the reason in `error`. A task whose job has left the queue has stopped.
+    """
+    tasks = read_tasks(run_directory)
+    unfinished = [task for task in tasks if task.state not in ("done", "failed")]
+    jobs = {task.task: found for task in unfinished if (found := scheduler_jobs(run_directory, task))}
+    queue = ask() if jobs else None
+    for task in unfinished:
+        if noted := jobs.get(task.task):
+            task.scheduler_job = next((job for job in noted if job in (queue or {})), noted[-1])
+            if queue is not None:
+                _correct(run_directory, task, task.scheduler_job, queue.get(task.scheduler_job))
+    return tasks
+
+
+def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, str] | None) -> None:
+    if found is None:
+        with suppress(ValueError, OSError):  # the task may have ended since its file was read
+            if (now := TaskStatus.read(TaskStatus.path(run_directory, task.task))).state not in ("queued", "running"):
+                task.state, task.error = now.state, now.error
+                return
+        began = "while it ran" if task.started else "before it began"
+        reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
+        task.state, task.error = "stopped", reason
+    elif found[0] == "SUSPENDED":
+        task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
+    elif found[0] in ("PENDING", "REQUEUED") and task.state != "running":
+        state, reason = found
+        words = REASONS.get(reason.partition(",")[0].strip("()"), reason)
+        task.state, task.error = "queued", f"{state.lower()} in SLURM: {words}."

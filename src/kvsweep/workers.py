@@ -1,0 +1,110 @@
+"""Worker processes for calls that may hang, crash or fill the memory: each call has a limit of time and of memory."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from kvsweep.command_line import guard_streams
+from kvsweep.errors import UserError
+
+_CALL_BYTES = 4 << 30  # what a call may take of the memory beside what its worker has imported
+_START_LIMIT_S = 60.0
+Result = TypeVar("Result")
+
+
+class Workers:
+    """At most `workers` processes, started by the first call, used for every later call; a context manager.
+
+    A worker imports the module of the function that it calls, and the caller's main module, as
+    `multiprocessing` does. A call has `timeout_s` seconds; then its worker is killed.
+    """
+
+    def __init__(self, *, workers: int = 2, timeout_s: float = 5.0) -> None:
+        if workers < 1:
+            raise UserError(f"workers={workers} must be 1 or more; leave it out for the default of 2.")
+        if not 0 < timeout_s < float("inf"):
+            raise UserError(f"timeout={timeout_s} must be a number of seconds above 0; leave it out for 5.")
+        self._workers, self._timeout_s = workers, timeout_s
+        self._pool: ProcessPool | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+
+    def map(self, function: Callable[..., Result], calls: Sequence[Sequence[Any]]) -> list[Result | None]:
+        """The results of the calls, in their order; None for a call that overran its limits or killed its worker.
+
+        Such a call has a second try after the other calls, because a machine that stood still makes calls overrun too.
+        Several threads may map at once. An error that the function raises is raised here; so is a RuntimeError if no
+        worker starts.
+        """
+        results: dict[int, Result] = {}
+        for _ in range(2):
+            missing = {number: call for number, call in enumerate(calls) if number not in results}
+            if missing:
+                results |= self._try(function, missing)
+        return [results.get(number) for number in range(len(calls))]
+
+    def _try(self, function: Callable[..., Result], calls: Mapping[int, Sequence[Any]]) -> dict[int, Result]:
+        pool, results = self._running_pool(), {}
+        futures = {
+            number: pool.schedule(function, args=call, timeout=self._timeout_s) for number, call in calls.items()
+        }
+        try:
+            for number, future in futures.items():
+                with suppress(TimeoutError, ProcessExpired, BrokenProcessPool, MemoryError):
+                    results[number] = future.result()
+        except BaseException:
+            for future in futures.values():
+                future.cancel()  # kills the worker of a call that runs
+            raise
+        return results
+
+    def _running_pool(self) -> ProcessPool:
+        """The pool; a new one in place of a pool that broke because a worker without a call was killed."""
+        with self._lock:
+            if self._pool is not None and not self._pool.active:
+                self._pool.join()
+                self._pool = None
+            if self._pool is None:
+                context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and locks
+                self._pool = ProcessPool(max_workers=self._workers, initializer=_prepare, context=context)
+                try:
+                    self._pool.schedule(os.getpid).result(_START_LIMIT_S)
+                except (BrokenProcessPool, TimeoutError) as error:
+                    raise RuntimeError("no worker process started; its error is above") from error
+            return self._pool
+
+
+def _prepare() -> None:
+    """Limit a worker's memory, send what libraries print to stderr, and end the worker with its parent."""
+    imported = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = imported + _CALL_BYTES if hard == resource.RLIM_INFINITY else min(imported + _CALL_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    # pebble's handler would wait for the end of a long calculation.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    guard_streams()  # before the next line: Python asks a stdout that was a file for its position
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,141 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+
+from kvsweep.analysis.figures.tradeoffs import pareto_front, series, tradeoff
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.statistics.metrics import cell_metrics
+
+MakeCell = Callable[..., Path]
+
+PLACES = (
+    {"benchmark": "toy_chain", "benchmark_title": "Chain"},
+    {"benchmark": "toy_add", "benchmark_title": "Add"},
+)
+
+
+def read(tmp_path: Path) -> pd.DataFrame:
+    return cell_metrics(load_run(tmp_path / "run"))
+
+
+@pytest.fixture
+def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
+    """Two benchmarks: the full cache, four policies and a variant at one setting, two at another."""
+    for place in PLACES:
+        make_cell([[1], [1], [1], [0]], **place)
+        make_cell([[1], [1], [0], [0]], policy="window", **place)
+        make_cell([[1], [0], [0], [0]], policy="unheard_of", **place)
+        make_cell([[1], [1], [1], [0]], policy="dynts", **place)
+        make_cell([[0], [0]], policy="snapkv", extra={"variant": "dynts_code"}, **place)
+        make_cell([[0], [1]], policy="snapkv", extra={"variant": "original"}, **place)
+        for policy in ("dynts", "window"):
+            make_cell([[1], [1]], policy=policy, keep_ratio=0.5, **place)
+    return read(tmp_path)
+
+
+def points(*pairs: tuple[float, float]) -> pd.DataFrame:
+    return pd.DataFrame(pairs, columns=["mean_cache_length", "pass_at_1"])
+
+
+def test_pareto_front_by_hand() -> None:
+    table = points((100, 0.5), (90, 0.4), (90, 0.3), (95, 0.4), (110, 0.5), (120, 0.9), (80, 0.1))
+    assert pareto_front(table, "mean_cache_length").index.tolist() == [6, 1, 0, 5]
+
+
+def settings_of(*rows: tuple[float, float, float, float]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["budget", "keep_ratio", "local_window", "mean_cache_length"])
+
+
+def test_a_chain_of_settings_is_one_line_and_a_grid_several() -> None:
+    chain = settings_of((128, 0.4, 48, 90), (128, 0.2, 16, 70), (128, 0.3, 16, 80))
+    assert [part["mean_cache_length"].tolist() for part in series(chain)] == [[70, 80, 90]]
+    grid = settings_of(*[(128, r / 10, w, w + r) for w in (16, 48) for r in (3, 2, 1)], (96, 0.3, 48, 40))
+    assert [part["mean_cache_length"].tolist() for part in series(grid)] == [[17, 18, 19], [40], [49, 50, 51]]
+    nan = float("nan")
+    assert len(series(settings_of((nan, nan, nan, 90)))) == 1
+
+
+def curves(figure: Figure) -> dict[Any, tuple[list[float], list[float]]]:
+    containers = figure.axes[0].containers
+    data = {c.get_label(): c.lines[0] for c in containers if isinstance(c, ErrorbarContainer)}
+    return {name: (list(line.get_xdata()), list(line.get_ydata())) for name, line in data.items()}
+
+
+def test_accuracy_against_memory(tmp_path: Path, metrics: pd.DataFrame) -> None:
+    figure = tradeoff("memory", metrics, "toy_qwen")
+    assert figure is not None
+    drawn = curves(figure)
+    # The best first, and with each its best score.
+    scores = ["DynTS  100.0", "window  100.0", "SnapKV  50.0", "unheard_of  25.0", "SnapKV (DynTS code)  0.0"]
+    assert list(drawn) == scores
+    lengths = metrics[(metrics["policy"] == "dynts") & (metrics["benchmark"] == "toy_chain")]["mean_cache_length"]
+    assert sorted(drawn["DynTS  100.0"][0]) == pytest.approx(sorted(lengths))
+    assert sorted(drawn["DynTS  100.0"][1]) == pytest.approx([75, 100])
+    assert drawn["unheard_of  25.0"][1] == pytest.approx([25])
+    (front,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "Pareto front")
+    assert front.get_drawstyle() == "steps-post"
+    # All compressed cells hold the same here, so the best of them is the whole front.
+    assert list(np.asarray(front.get_ydata(), dtype=float)) == pytest.approx([100])
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["full cache: 75.0 ± 17.7 at 140 tokens", "Pareto front", *scores]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["DynTS"]  # the front has one point
+    looks = [(c.lines[0].get_color(), c.lines[0].get_marker()) for c in figure.axes[0].containers]  # type: ignore[attr-defined]
+    assert len(set(looks)) == len(looks)
+
+
+def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCell) -> None:
+    for window in (16, 48):
+        for ratio in (0.1, 0.2, 0.3):
+            make_cell([[1], [0]], policy="dynts", keep_ratio=ratio, local_window=window, done=window == 16, expected=2)
+    figure = tradeoff("memory", read(tmp_path), "toy_qwen")
+    assert figure is not None
+    assert list(curves(figure)) == ["DynTS*, window 16  50.0", "DynTS*, window 48  50.0"]
+    assert figure.get_suptitle().startswith("Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain")
+
+
+def test_the_best_point_of_a_policy_on_the_front_has_its_name(tmp_path: Path, make_cell: MakeCell) -> None:
+    for ratio, right in ((0.2, 1), (0.4, 2)):
+        tokens = {"prompt_tokens": round(100 * ratio), "peak_length": 129}
+        make_cell([[int(k < right)] for k in range(2)], policy="dynts", keep_ratio=ratio, completion=tokens)
+    figure = tradeoff("memory", read(tmp_path), "toy_qwen")
+    assert figure is not None
+    (name,) = figure.axes[0].texts
+    assert (name.get_text(), name.xy[1]) == ("DynTS", 100)  # type: ignore[attr-defined]
+
+
+def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1]])
+    assert tradeoff("memory", read(tmp_path), "toy_qwen") is None
+    make_cell([[None]], policy="dynts")
+    assert tradeoff("memory", read(tmp_path), "toy_qwen") is None
+
+
+def test_budgets(tmp_path: Path, make_cell: MakeCell) -> None:
+    for benchmark in ("toy_chain", "toy_add"):
+        make_cell([[1], [1], [0]], benchmark=benchmark, benchmark_title=benchmark)
+        for budget, right in ((96, 0), (160, 2)):
+            rows = [[int(k < right)] for k in range(3)]
+            make_cell(rows, policy="dynts", budget=budget, benchmark=benchmark, benchmark_title=benchmark)
+    table = cell_metrics(load_run(tmp_path / "run"))
+    figure = tradeoff("budget", table, "toy_qwen")
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == ["mean of 2 benchmarks", "toy_chain", "toy_add"]
+    drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    full = np.asarray(drawn["full cache"].get_ydata(), dtype=float)
+    assert full == pytest.approx([200 / 3] * 2)
+    curve = figure.axes[1].containers[0].lines[0]  # type: ignore[attr-defined]
+    assert list(curve.get_xdata()) == [96, 160]
+    assert list(curve.get_ydata()) == pytest.approx([0, 200 / 3])
+    assert tradeoff("budget", table[table["budget"] != 96], "toy_qwen") is None
+    make_cell([[1]], policy="dynts", budget=128, benchmark="toy_add", benchmark_title="toy_add")
+    lacking = cell_metrics(load_run(tmp_path / "run"))
+    lacking = lacking[(lacking["budget"] != 160) | (lacking["benchmark"] != "toy_add")]
+    figure = tradeoff("budget", lacking, "toy_qwen")
+    assert figure is not None
+    assert all(list(axes.get_xticks()) == [96, 128, 160] for axes in figure.axes)

@@ -1,0 +1,305 @@
+"""The test of non-inferiority: Clopper and Pearson, exact Poisson tails, Holm by statsmodels, monotony, errors."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from kvsweep.analysis.statistics.noninferiority import (
+    Population,
+    decide,
+    decide_grid,
+    decide_rounds,
+    draws_to_hold,
+    hold_in_search,
+    power,
+    problems_to_hold,
+)
+
+POPULATIONS: tuple[Population, ...] = ("these", "like_these")
+
+
+def paired(won: int, lost: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """One draw of `size` problems, of which the cell alone solves `won` and the full cache alone `lost`."""
+    cell, full = np.zeros((2, size, 1))
+    cell[:won] = full[won : won + lost] = 1
+    return cell, full
+
+
+@pytest.mark.parametrize(("lost", "size"), [(0, 30), (1, 30), (3, 60), (0, 100), (2, 198)])
+def test_about_problems_like_these_without_gains_the_interval_is_clopper_and_pearsons(lost: int, size: int) -> None:
+    found = decide(*paired(0, lost, size), population="like_these")
+    assert found.low == pytest.approx(-stats.beta.ppf(0.975, lost + 1, size - lost), abs=1e-5)
+    assert found.p_holds == pytest.approx(stats.beta.sf(0.05, lost + 1, size - lost), abs=1e-5)
+    if lost == 0:
+        assert found.high == pytest.approx(-found.low)
+
+
+def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights() -> None:
+    rng = np.random.default_rng(0)
+    cell, full = (rng.random((2, 40, 4)) < rng.random((40, 1))).astype(float)
+    weights = rng.dirichlet(np.ones(41), 100_000)
+    drawn = weights[:, :40] @ (cell - full).mean(1) - weights[:, 40]
+    found = decide(cell, full, population="like_these", margin=0.1)
+    assert found.p_holds == pytest.approx((drawn <= -0.1).mean(), abs=0.005)
+
+
+@pytest.mark.parametrize("lost", range(6))
+def test_scattered_losses_alone_are_held_against_the_poisson_distribution(lost: int) -> None:
+    full = np.ones((400, 5))
+    cell = full.copy()
+    cell[:lost, 0] = 0
+    low = decide(cell, full).low
+    exact = stats.gamma.ppf(0.975, lost + 1) / 2000
+    assert exact <= -low <= exact * 1.005
+    # A loss that the interval excludes would have left so few losses in at most 2.5% of runs.
+    assert stats.poisson.cdf(lost, -low * 2000) <= 0.0253
+
+
+def test_losses_in_few_problems_are_no_proof_that_little_is_lost() -> None:
+    # One problem lost wholly, and one more answer: the second table is worse and may not look better.
+    full = np.ones((30, 8))
+    wholly = full.copy()
+    wholly[0] = 0
+    more = wholly.copy()
+    more[1, 0] = 0
+    for population in POPULATIONS:
+        first, second = (decide(cell, full, population=population) for cell in (wholly, more))
+        assert second.low < first.low < -0.05
+        assert second.high <= first.high
+    assert decide(wholly, full).label == decide(more, full).label == "loses"
+
+
+def test_one_lucky_problem_is_no_proof_of_a_loss() -> None:
+    # A problem whose two draws are coin flips is lost in both with the chance 1/4.
+    full = np.ones((100, 2))
+    cell = full.copy()
+    cell[0] = 0
+    assert decide(cell, full).label == "holds"
+    assert decide(cell, full).p_loses > 0.125
+
+
+RANK = {"loses": 0, "open": 1, "costs": 2, "holds": 3}
+
+
+@st.composite
+def worsened(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Two cells, the full cache, and the first cell with one more wrong answer; answers may be missing."""
+    problems, draws = draw(st.integers(1, 9)), draw(st.integers(1, 6))
+    answers = st.lists(st.sampled_from([1.0, 1.0, 0.0, np.nan]), min_size=problems * draws, max_size=problems * draws)
+    cell, other, full = (np.array(draw(answers)).reshape(problems, draws) for _ in range(3))
+    place = draw(st.integers(0, problems * draws - 1))
+    cell.flat[place], worse = 1.0, cell.copy()
+    worse.flat[place] = 0.0
+    return cell, worse, other, full
+
+
+@pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_one_more_wrong_answer_never_looks_better(examples: int) -> None:
+    drawn = given(worsened(), st.sampled_from([0.1, 0.025, 0.0008]), st.sampled_from(POPULATIONS))
+    settings(max_examples=examples, deadline=None, derandomize=True)(drawn(never_better))()
+
+
+def never_better(tables: tuple[np.ndarray, ...], level: float, population: Population) -> None:
+    cell, worse, other, full = tables
+    if np.isnan(cell - full).all() or np.isnan(other - full).all():
+        return
+    found = [decide_grid({0: first, 1: other}, full, level=level, population=population) for first in (cell, worse)]
+    before, after = (one[0] for one in found)
+    assert RANK[after.label] <= RANK[before.label]
+    assert after.low <= before.low + 1e-7
+    assert after.high <= before.high + 1e-7
+    assert after.p_holds >= before.p_holds - 1e-6
+    assert hold_in_search({k: v.p_holds for k, v in found[1].items()}, [[0, 1]], level=level) <= hold_in_search(
+        {k: v.p_holds for k, v in found[0].items()}, [[0, 1]], level=level
+    )
+
+
+@pytest.mark.parametrize("shape", [(200, 1), (30, 8), (100, 8)])
+def test_the_first_win_never_looks_worse_than_no_difference(shape: tuple[int, int]) -> None:
+    # The first win is the first sign of a variance, which makes few losses less surprising.
+    right = np.ones(shape)
+    full = right.copy()
+    full[0, 0] = 0
+    none, won = decide(right, right), decide(right, full)
+    assert won.p_holds <= none.p_holds + 1e-9
+    assert won.low >= none.low
+
+
+@pytest.mark.parametrize("population", POPULATIONS)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (3, 2), (30, 1), (60, 8)])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_answers_that_never_differ_have_an_interval(
+    value: float, shape: tuple[int, int], population: Population
+) -> None:
+    same = np.full(shape, value)
+    found = decide(same, same, population=population)
+    assert -1 <= found.low < 0 < found.high <= 1
+    # The rule of three: n pairs that do not differ leave room for a share of 3 / n that does.
+    assert found.low < -3 / (same.size + 3)
+    assert (found.label == "holds") == (shape == (60, 8) and population == "these")
+    assert decide(same, 1 - same, population=population).difference == 2 * value - 1
+
+
+def test_no_pair_is_no_decision() -> None:
+    for population in POPULATIONS:
+        found = decide(np.full((4, 2), np.nan), np.ones((4, 2)), population=population)
+        assert found.label == "open"
+        assert np.isnan([found.difference, found.low, found.high, found.p_holds, found.p_loses]).all()
+
+
+def test_labels_intervals_and_p_of_a_grid_are_one_test_with_holms_correction() -> None:
+    counts = [(0, 9), (2, 13), (1, 9), (4, 14), (3, 9), (5, 5), (9, 2)]
+    full = paired(0, 0, 80)[1]
+    full[:40] = 1
+    cells = {}
+    for name, (won, lost) in enumerate(counts):
+        cells[name] = full.copy()
+        cells[name][:lost] = 0
+        cells[name][40 : 40 + won] = 1
+    alone = [decide(cell, full).p_loses for cell in cells.values()]
+    rejected, adjusted = multipletests(alone, alpha=0.025, method="holm")[:2]
+    assert 0 < rejected.sum() < (np.array(alone) < 0.025).sum()
+    found = decide_grid(cells, full, margin=0.3)
+    assert [found[name].p_loses for name in cells] == pytest.approx(adjusted)
+    assert [found[name].high < 0 for name in cells] == rejected.tolist()
+    assert [found[name].label == "costs" for name in cells] == rejected.tolist()
+    assert [found[name].label for name in cells if rejected[name]] == ["costs"] * rejected.sum()
+    # The p of no loss is that of wins and losses at equal Poisson rates, held against Student's t.
+    skellam = stats.skellam.sf(8, 4.5, 4.5)
+    assert alone[0] == pytest.approx(stats.t.cdf(stats.norm.ppf(skellam), 79), rel=1e-6)
+
+
+def test_the_four_labels() -> None:
+    full = np.ones((100, 8))
+    changed = {"holds": (0, 0), "costs": (20, 0), "open": (110, 90), "loses": (60, 0)}
+    for label, (lost, won) in changed.items():
+        cell, base = full.copy(), full.copy()
+        cell.flat[np.arange(lost) * 7 % 800] = 0
+        base.flat[np.arange(lost, lost + won) * 7 % 800] = 0
+        found = decide(cell, base)
+        assert found.label == label
+        assert (found.low > -0.05) == (found.p_holds < 0.025) == (label in ("holds", "costs"))
+        assert (found.high < 0) == (found.p_loses < 0.025) == (label in ("costs", "loses"))
+
+
+def test_a_search_goes_from_the_largest_cache_down_or_by_holm() -> None:
+    p = {"large": 0.02, "middle": 0.2, "small": 0.012, "tiny": 0.001}
+    assert hold_in_search(p, []) == {"tiny"}
+    assert hold_in_search(p, [["large", "middle", "small"]]) == {"tiny", "large"}
+    assert hold_in_search(p, [["large"], ["small", "tiny"]]) == {"tiny", "small"}
+
+
+def answers(rng: np.random.Generator, problems: int, draws: int, cells: int, loss: float) -> np.ndarray:
+    """The full cache and `cells` cells that lose `loss` on average over the problems, [1 + cells, problems, draws]."""
+    chance = rng.beta(0.6, 0.4, (1, problems)) * np.ones((1 + cells, 1))
+    chance[1:] *= 1 - loss / chance[0].mean()
+    luck = rng.random((problems, draws))
+    own = rng.random((1 + cells, problems, draws))
+    shared = rng.random((1 + cells, problems, draws)) < 0.5  # eviction has not acted yet
+    return (np.where(shared, luck, own) < chance[..., None]).astype(float)
+
+
+def lost_wholly(rng: np.random.Generator, draws: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """One problem of 30 is lost for certain, and the rest of a loss of 5% is spread over the other problems."""
+    full = np.ones((30, draws))
+    while True:
+        cell = (rng.random((30, draws)) > 0.5 / 29).astype(float)
+        cell[0] = 0
+        yield cell, full
+
+
+@pytest.mark.slow  # hundreds of simulated grids
+def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
+    rng = np.random.default_rng(1)
+    holds, holds_early, covered = [], [], []
+    for _ in range(120):
+        full, *cells = answers(rng, 60, 8, 4, 0.05)
+        grid = dict(enumerate(cells))
+        holds += [one.label in ("holds", "costs") for one in decide_grid(grid, full).values()]
+        alone = [decide(cell, full) for cell in cells]
+        covered += [one.low <= -0.05 <= one.high for one in alone]
+        holds_early += [one.low > -0.05 for one in decide_rounds(grid, full, rounds=(2, 4, 8)).values()]
+    assert np.mean(holds) <= 0.04  # 2.5% and two standard errors
+    assert np.mean(holds_early) <= 0.04
+    assert np.mean(covered) >= 0.93
+    assert sum(holds)
+    for draws in (2, 8):
+        tables = lost_wholly(rng, draws)
+        wrong = [decide(*table).low > -0.05 for table, _ in zip(tables, range(250), strict=False)]
+        assert np.mean(wrong) <= 0.04
+
+
+@pytest.mark.slow  # hundreds of simulated cells
+def test_the_power_is_that_of_simulated_cells() -> None:
+    rng = np.random.default_rng(2)
+    for problems, draws in ((30, 5), (60, 8), (100, 4)):
+        held = []
+        for _ in range(250):
+            won = rng.random((problems, draws))
+            held.append(decide((won < 0.95) * 1.0, ((won > 0.05) * 1.0)).low > -0.05)
+        assert np.mean(held) == pytest.approx(power(problems, draws, 0.1), abs=0.06)
+    assert power(30, 5, 0.2) < power(30, 5, 0.1) < power(198, 5, 0.1)
+
+
+def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold() -> None:
+    rng = np.random.default_rng(2)
+    planned, by_draws, by_problems = [], [], []
+    for _ in range(120):
+        full, cell = answers(rng, 60, 4, 1, 0.0)
+        draws, problems = draws_to_hold(cell, full), problems_to_hold(cell, full)
+        planned.append((draws, problems))
+        full, cell = answers(rng, 60, draws, 1, 0.0)
+        by_draws.append(decide(cell, full).label)
+        full, cell = answers(rng, problems, 4, 1, 0.0)
+        by_problems.append(decide(cell, full, population="like_these").label)
+    assert by_draws.count("holds") >= 0.88 * 120
+    assert by_problems.count("holds") >= 0.88 * 120
+    # Half as many would not do, so the plan is no waste.
+    draws = int(np.median(planned, axis=0)[0]) // 2
+    labels = [decide(*answers(rng, 60, draws, 1, 0.0)[::-1]).label for _ in range(120)]
+    assert labels.count("holds") < 0.88 * 120
+
+
+def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
+    rng = np.random.default_rng(3)
+    full, *cells = answers(rng, 100, 8, 8, 0.04)
+    cells[0][:] = 0
+    cells[1] = full.copy()
+    grid = dict(enumerate(cells))
+    whole = decide_rounds(grid, full, rounds=(2, 4, 8))
+    assert (whole[0].label, whole[0].draws, whole[0].settled) == ("loses", 2, True)
+    assert (whole[1].label, whole[1].settled) == ("holds", True)
+    # A cell that stopped has no later draws, and rows of another order give the same.
+    stopped = {name: cell[:, : whole[name].draws] for name, cell in reversed(grid.items())}
+    assert decide_rounds(stopped, full, rounds=(2, 4, 8)) == whole
+    first = decide_rounds({name: cell[:, :4] for name, cell in grid.items()}, full[:, :4], rounds=(2, 4, 8))
+    assert all(whole[name] == one for name, one in first.items() if one.settled)
+    assert all(whole[name].draws == 8 for name, one in first.items() if not one.settled)
+    # One round is no sequential run.
+    assert decide_rounds(grid, full, rounds=(8,)) == decide_grid(grid, full)
+    # A cell that lacks one answer of the first round is decided by no round.
+    cells[1][5, 1] = np.nan
+    assert decide_rounds(grid, full, rounds=(2, 4, 8))[1].label == "open"
+
+
+def test_a_loss_within_the_margin_is_not_the_end() -> None:
+    # After two draws a loss is shown and neither more nor less than the margin; more draws show that it holds.
+    full = np.ones((100, 16))
+    cell = full.copy()
+    cell[np.arange(20), np.arange(20) % 14 + 2] = 0
+    cell[np.arange(9), 0] = 0
+    found = [decide_rounds({0: cell}, full, rounds=rounds)[0] for rounds in ((2,), (2, 16))]
+    assert [(one.label, one.draws) for one in found] == [("loses", 2), ("costs", 16)]
+
+
+def test_the_levels_of_all_rounds_add_up() -> None:
+    full, cell = answers(np.random.default_rng(4), 60, 8, 1, 0.0)
+    looks = decide_grid({0: cell}, full, looks=4)[0]
+    alone = decide(cell, full, level=0.025 / 4)
+    assert (looks.low, looks.high) == (alone.low, alone.high)
+    assert looks.p_holds == pytest.approx(4 * alone.p_holds)

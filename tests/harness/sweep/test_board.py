@@ -1,0 +1,126 @@
+"""The board of a sweep: a picture of all tasks on a terminal, a line a minute elsewhere, one sentence at the end."""
+
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvsweep.harness.sweep import board
+from kvsweep.harness.sweep.board import Board
+from kvsweep.tasks import CellProgress, TaskStatus
+
+
+def write_task(run: Path, name: str, benchmark: str, finished: int, **more: Any) -> None:
+    cells = {
+        f"{name}-{policy}": CellProgress(model="m", benchmark=benchmark, policy=policy, finished=finished, expected=10)
+        for policy in ("full", "h2o")
+    }
+    now = time.time()
+    alive = {"host": os.uname().nodename, "pid": os.getpid(), "started": now - 10, "heartbeat": now}
+    own = {"state": "running", **alive, **more}
+    TaskStatus(task=name, shard="1/1", command="kvsweep", cells=cells, **own).write(run)
+
+
+def jobs(run: Path, *cell_ids: str) -> list[Any]:
+    return [SimpleNamespace(run_directory=run, cells=[SimpleNamespace(cell_id=cell_id) for cell_id in cell_ids])]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> list[Any]:
+    write_task(tmp_path, "a", "chain", 4, pace=100.0, tokens_left=1000)
+    write_task(tmp_path, "b", "groups", 0, state="queued", tokens_left=500)
+    write_task(tmp_path, "other", "not_asked_for", 7, pace=1.0, tokens_left=9)
+    return jobs(tmp_path, "a-full", "a-h2o", "b-full", "b-h2o")
+
+
+def test_a_file_gets_a_line_a_minute(
+    sweep: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(board, "LINE_S", 0.01)
+    with Board(sweep):
+        time.sleep(0.3)
+    first, *_ = capfd.readouterr().err.splitlines()
+    assert first[8:] == " 20.0%, 8 of 40 completions, left 0:00:15, 100 tokens/s; m chain no grade"
+
+
+def test_a_short_sweep_prints_no_line(sweep: list[Any], capfd: pytest.CaptureFixture[str]) -> None:
+    with Board(sweep):
+        pass
+    assert capfd.readouterr().err == ""
+
+
+def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(
+    sweep: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    @contextmanager
+    def terminal() -> Iterator[Terminal]:
+        yield shown
+
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(board, "_terminal", terminal)
+    with Board(sweep):
+        print("a note\x1b[31m")
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
+    assert "a note\\x1b[31m" in text
+    for part in ("20.0%, 8 of 40 completions", "0 of 2 panels, 0 of 4 cells done, 2 running, 2 queued", "left 0:00:15"):
+        assert part in text
+    assert text.index("a note") < text.index("20.0%")
+    assert "not_asked_for" not in text
+
+
+def test_a_run_without_any_status_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "LINE_S", 0.01)
+    with Board(jobs(tmp_path / "nothing", "a")):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_both_signals_end_in_the_same_sentence(number: int, code: int) -> None:
+    program = (
+        # A test in a shell's background begins with a Ctrl-C that is ignored.
+        "import signal\nimport time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from kvsweep.command_line import GOES_ON, one_sentence\n"
+        "with one_sentence('kvsweep', GOES_ON):\n    print('began', flush=True)\n    time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "began\n"
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert said == "kvsweep: error: interrupted; the same command goes on where this one stopped.\n"
+
+
+def test_the_command_draws_it_on_a_terminal(tiny: list[str], tmp_path: Path) -> None:
+    """The whole way once: a real terminal, whose bytes end with the table of results."""
+    program = [sys.executable, "-m", "kvsweep.cli", *tiny, "policy=full", f"results_dir={tmp_path}"]
+    master, slave = pty.openpty()
+    with subprocess.Popen(program, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path) as process:
+        os.close(slave)
+        text = b""
+        while True:
+            try:
+                text += os.read(master, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(master)
+    assert process.returncode == 0, text.decode()
+    said = text.decode()
+    assert said.index("3 slots x") < said.index("100.0%, 3 of 3 completions") < said.index("results: ")

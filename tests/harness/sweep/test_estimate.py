@@ -1,0 +1,146 @@
+"""The estimate of --dry-run against the work that the engine then did."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.policies.baselines import FullCache, Random
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import ModelSpec, read_architecture
+from kvsweep.harness.settings import CONF, WEIGHTS, build, compose_config
+from kvsweep.harness.sweep import estimate
+from kvsweep.harness.sweep.estimate import TokensLeft, first_eviction, forked_tokens, saving
+from kvsweep.harness.sweep.job import make_job
+
+
+def test_forked_tokens_by_hand() -> None:
+    # A text of 10: shared up to step 6, one branch goes on from 6 and one from 4.
+    assert forked_tokens([10], [4, 6]) == 6 + 6 + 4
+    assert forked_tokens([3], [4, 6]) == 3, "ends before any cell evicts"
+    assert forked_tokens([10], [None, None]) == 10
+    assert forked_tokens([10], [4]) == 10, "one cell alone saves nothing"
+    assert saving([10, 3], [4, 6]) == 2 * 13 / 19
+
+
+def test_what_is_stored_already_costs_nothing() -> None:
+    """Of two texts of 10 and 20 tokens and three cells, the full cache and two that fork at 4 and 6."""
+    lacking = np.array([[True, False, True], [False, True, True]])
+    # The first text: the trunk to its end for the full cache, and 4 tokens of the third cell's own.
+    # The second: the trunk to 6, then 16 and 14.
+    assert forked_tokens([10, 20], [None, 4, 6], lacking) == 10 + 4 + 6 + 16 + 14
+    assert forked_tokens([10, 20], [None, 4, 6], np.zeros((2, 3), bool)) == 0
+
+
+def test_the_tokens_left_follow_what_is_stored(compose: Callable[..., Any], tiny: list[str]) -> None:
+    cache = ["policy.budget=64", "policy.local_window=8", "policy.keep_ratio=0.4", "policy.question=on_top"]
+    job = make_job(compose(*tiny, *cache, "benchmark=toy_add", "grid.policy=[full,window]"))
+    full, window = (cell.cell_id for cell in job.cells)
+    left = TokensLeft(job, {full: set(), window: {job.own_pairs[2]}})
+    # Three texts of at most 40 tokens, which end before an eviction: once for both cells.
+    assert int(left) == 3 * 40
+    left.store(full, job.own_pairs[0], 10)
+    assert int(left) == 3 * 10, "the mean of the known lengths in place of the limit; a cell lacks the first text"
+    left.store(window, job.own_pairs[0], 11)
+    assert int(left) == 2 * 10, "a text is as long as the first cell wrote it"
+    left.know(job.own_pairs[1], 30)
+    assert int(left) == 30 + 20
+    for pair in job.own_pairs[1:]:
+        left.store(full, pair, 5)
+    assert int(left) == 30
+    left.store(window, job.own_pairs[1], 30)
+    assert int(left) == 0
+
+
+def test_the_first_eviction_of_a_policy() -> None:
+    policy = Random(name="random", keep_ratio=0.5, local_window=8, budget=50)
+    on_top = Random(name="random", keep_ratio=0.5, local_window=8, budget=50, question="on_top")
+    assert first_eviction(FullCache(name="full"), 20) is None
+    assert first_eviction(policy, 20) == 30
+    assert first_eviction(on_top, 20) == 50
+    never = Random(name="random", keep_ratio=1.0, local_window=8, budget=50)
+    assert first_eviction(never, 20) is None
+
+
+GRID = ["grid.policy=[random,window]", "grid.keep_ratio=[0.3,0.5]", "policy.local_window=16", "policy.budget=128"]
+
+
+def test_the_calculation_agrees_with_the_engine(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    """On the toy model's own texts: decoded tokens as the engine counts them, forks as the rows tell them."""
+    arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", "policy.question=on_top", *GRID]
+    assert kvsweep(*arguments, "decoding.max_new_tokens=200", f"results_dir={tmp_path}").code == 0
+    cells = list((tmp_path / "default").glob("*/cell.yaml"))
+    rows = [[json.loads(line) for line in c.with_name("completions.jsonl").read_text().splitlines()] for c in cells]
+    stats = json.loads(cells[0].with_name("stats.jsonl").read_text())
+    texts: dict[str, list[tuple[int, int | None]]] = {}
+    for row in (row for cell in rows for row in cell):
+        texts.setdefault(row["problem_id"], []).append((row["num_tokens"], row["fork_step"]))
+    expected = 0
+    for branches in texts.values():
+        steps = [length if fork is None else fork for length, fork in branches]
+        assert {fork for _, fork in branches} <= {128, 129, None}
+        expected += max(steps) + sum(length - step for (length, _), step in zip(branches, steps, strict=True))
+    assert stats["tokens_total"] == pytest.approx(expected, rel=0.02)
+    lengths = [max(length for length, _ in branches) for branches in texts.values()]
+    assert forked_tokens(lengths, [128] * 4) == pytest.approx(expected, rel=0.15), "compressed texts differ in length"
+
+
+def test_the_command_runs_nothing(kvsweep: Callable[..., Any], tmp_path: Path, no_model: None) -> None:
+    arguments = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=6", *GRID, f"results_dir={tmp_path}/runs"]
+    ended = kvsweep(*arguments, "--dry-run")
+    assert ended.code == 0
+    for part in ("4 cells (0 done) of 6 completions", "times fewer", "not known until", "3 layers x 2 heads x 32"):
+        assert part in ended.out
+    assert not (tmp_path / "runs").exists()
+    assert kvsweep("--dry-run", *arguments, "policy.budget=-1").code == 2
+
+
+@pytest.mark.parametrize("model", ["toy_qwen", "toy_llama"])
+def test_the_memory_is_the_caches_own(model: str, kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    """The estimate reads config.json by hand; transformers reads the same file, and the cache counts its own bytes."""
+    shape = ModelSpec.of(read_architecture(ModelConfig(name=model, title="", path=str(WEIGHTS / model)))).cache_shape(
+        "bfloat16"
+    )
+    ended = kvsweep(
+        "--dry-run",
+        f"model={model}",
+        "model.dtype=bfloat16",
+        "policy.budget=2000",
+        "decoding.max_new_tokens=9000",
+        f"results_dir={tmp_path}",
+    )
+    assert f"{SlotCache.bytes_per_slot(shape, 2001) / 2**20:.1f} MiB a slot of 2001 tokens" in ended.out
+
+
+def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
+    kvsweep: Callable[..., Any], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    arguments = ["--dry-run", "benchmark=toy_chain", "policy=window", f"results_dir={tmp_path}"]
+    said = kvsweep(*arguments, f"model.path={tiny_model_dir}").out
+    assert f"  model: {tiny_model_dir}, with name, precision, tags and sizes" in said
+    assert "of toy_qwen: choose the nearest with model=" in said
+    for own in ([], ["model.name=tiny", f"model.path={tiny_model_dir}"]):
+        assert "  model: " not in kvsweep(*arguments, *own).out
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_no_shipped_model_borrows_settings(name: str) -> None:
+    model = build(ModelConfig, "model", compose_config(f"model={name}").model)
+    assert estimate._borrowed(Mock(model=model)) == ""
+
+
+def test_the_command_measures_what_is_there(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+    arguments = [*tiny, "policy=full", f"results_dir={tmp_path}"]
+    assert kvsweep(*arguments).code == 0
+    ended = kvsweep(*arguments, "draws=2", "--dry-run")
+    assert "1 cell (0 done) of 6 completions" in ended.out
+    [rows] = tmp_path.glob("default/*/completions.jsonl")
+    written = sum(json.loads(line)["num_tokens"] for line in rows.read_text().splitlines())
+    assert f"left to decode: {float(written):.3g} tokens" in ended.out, "one of two draws is stored"
+    assert "tokens/s; disk:" in ended.out
+    assert "(1 done)" in kvsweep(*arguments, "--dry-run").out

@@ -1,0 +1,99 @@
+"""launcher=local gives each process one of the machine's GPUs; the list of GPUs is faked."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from kvsweep.errors import UserError
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import device_of
+from kvsweep.harness.provenance import VISIBLE, visible_gpus
+from kvsweep.harness.sweep import launch
+from kvsweep.harness.sweep.launch import Local
+
+WHOLE = "GPU 0: NVIDIA H200 (UUID: GPU-aaa)\nGPU 1: NVIDIA H200 (UUID: GPU-bbb)\n"
+DIVIDED = WHOLE.replace("GPU 1", "  MIG 3g.71gb Device 0: (UUID: MIG-c)\n  MIG 3g.71gb Device 1: (UUID: MIG-d)\nGPU 1")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """`machine(listed)`: a machine whose nvidia-smi lists these GPUs, and on which no variable names any."""
+
+    def with_gpus(listed: str) -> None:
+        script = tmp_path / "nvidia-smi"
+        script.write_text(f"#!{sys.executable}\nprint({listed!r}, end='')\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+        monkeypatch.delenv(VISIBLE, raising=False)
+
+    return with_gpus
+
+
+def test_the_gpus_of_a_machine(machine: Any) -> None:
+    machine(WHOLE)
+    assert visible_gpus() == ["GPU-aaa", "GPU-bbb"]
+    machine(DIVIDED)
+    assert visible_gpus() == ["MIG-c", "MIG-d", "GPU-bbb"]
+    machine("")
+    assert visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [("0,1,3", ["0", "1", "3"]), ("GPU-a, MIG-b", ["GPU-a", "MIG-b"]), ("", []), ("-1", []), ("2,-1,3", ["2"])],
+)
+def test_the_gpus_that_a_variable_names(named: str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, named)
+    assert visible_gpus() == found
+
+
+def report(jobs: Any) -> list[Exception]:
+    jobs[0].out.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+    time.sleep(2)  # so that all processes run at once
+    return []
+
+
+def test_each_process_sees_one_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["0", "1", "GPU-aaa", "MIG-b"]
+    monkeypatch.setenv(VISIBLE, ",".join(names))
+    monkeypatch.setattr(launch, "logs", lambda tasks: tmp_path)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    tasks: Any = [[SimpleNamespace(out=tmp_path / f"{number}.txt")] for number in range(4)]
+    try:
+        assert Local(parallel=4)._run(tasks, report) == 0
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert sorted(task[0].out.read_text() for task in tasks) == sorted(names)
+    assert "4 at once on 4 GPUs: 0, 1, GPU-aaa, MIG-b" in capsys.readouterr().out
+
+
+def test_cuda_without_a_gpu_is_refused(machine: Any) -> None:
+    machine("")
+    config = ModelConfig(name="a", title="", path="x", device="cuda")
+    job: Any = SimpleNamespace(model=config, impl="torch")
+    with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and launcher=local sees none"):
+        Local().check([job])
+    with pytest.raises(UserError, match=r"model\.device=cuda needs a GPU, and this process sees none"):
+        device_of(config)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here torch finds a GPU")
+def test_a_gpu_that_was_given_and_is_not_found_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ModelConfig(name="a", title="", path="x")
+    for given in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv(VISIBLE, given)
+        assert device_of(config).type == "cpu"
+    monkeypatch.setenv(VISIBLE, "GPU-aaa")
+    assert device_of(replace(config, device="cpu")).type == "cpu"
+    with pytest.raises(UserError, match=r"given a GPU \(CUDA_VISIBLE_DEVICES=GPU-aaa\), and torch finds none"):
+        device_of(config)

@@ -1,0 +1,234 @@
+"""No row is written under the id of other weights, whenever a file that the outputs depend on changes."""
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvsweep import files
+from kvsweep.analysis.load import load_run
+from kvsweep.compression.artifacts import read_card
+from kvsweep.compression.policies.dynts import save_labels
+from kvsweep.errors import UserError
+from kvsweep.files import digests
+from kvsweep.harness.inspect.text import of_cell
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.settings import WEIGHTS, compose_config
+from kvsweep.harness.sweep.execute import decode_all
+from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.records import COMPLETIONS_FILE, read_grades
+
+IN_EACH_WAY = pytest.mark.slow_unless(rule=lambda name: name in (INPUTS["weights"], INPUTS["oracle labels"]))
+INPUTS = {
+    "weights": "model/model.safetensors",
+    "chat template": "model/chat_template.jinja",
+    "a new file of the checkpoint": "model/added_tokens.json",
+    "predictor": "head/predictor.safetensors",
+    "statistics": "statistics.safetensors",
+    "oracle labels": "oracle/toy_qwen/toy_add/oracle_answer.safetensors",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A model, a predictor and statistics that a test may change."""
+    shutil.copytree(WEIGHTS / "toy_qwen", tmp_path / "model")
+    shutil.copytree(WEIGHTS / "predictors/toy_qwen/answer", tmp_path / "head")
+    for suffix in ("safetensors", "json"):
+        shutil.copy(WEIGHTS / f"statistics/toy_qwen.{suffix}", tmp_path / f"statistics.{suffix}")
+    card = {"hidden_size": read_card("predictor", WEIGHTS / "predictors/toy_qwen/answer")["hidden_size"]}
+    save_labels(str(tmp_path / INPUTS["oracle labels"]), {"none/0": (torch.arange(999), torch.rand(999))}, card)
+    return tmp_path
+
+
+@pytest.fixture
+def settings(place: Path) -> list[str]:
+    own = [
+        f"model.path={place}/model",
+        f"model.predictor={place}/head",
+        f"model.statistics={place}/statistics.safetensors",
+    ]
+    grid = [
+        "grid.policy=[full,dynts,triattention,oracle_answer]",
+        "policy.budget=64",
+        "policy.keep_ratio=0.4",
+        "policy.local_window=16",
+    ]
+    small = ["benchmark=toy_add", "benchmark.limit=2", "decoding.max_new_tokens=24", "slots=2"]
+    return ["model=toy_qwen", *own, *grid, *small, f"results_dir={place}"]
+
+
+def change(path: Path) -> None:
+    """Other contents of the same size, where the file is there; the dates stay."""
+    if not path.exists():
+        path.write_text("{}")
+        return
+    found, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def rows(place: Path) -> list[bytes]:
+    return [line for path in place.glob(f"default/*/{COMPLETIONS_FILE}") for line in path.read_bytes().splitlines()]
+
+
+def shipped(settings: list[str], *more: str) -> Job:
+    """The job as a scheduler hands it to a task: its ids were made earlier, by another process."""
+    return pickle.loads(pickle.dumps(make_job(compose_config(*settings, *more))))
+
+
+@pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
+def test_a_file_that_changes_between_submission_and_start_stops_the_task(
+    place: Path, settings: list[str], name: str
+) -> None:
+    job = shipped(settings)
+    change(place / name)
+    [error] = decode_all([job])
+    assert isinstance(error, UserError)
+    assert str(place / name) in str(error)
+    assert rows(place) == []
+    [status] = (place / "default/status").glob("*.json")
+    assert json.loads(status.read_text())["state"] == "failed"
+
+
+@IN_EACH_WAY
+@pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
+def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, settings: list[str], name: str) -> None:
+    job = shipped(settings, "until=decided", "draws=4")
+    first, second = (replace(job, draws=draws) for draws in job.rounds)
+    assert decode_all([first]) == []
+    stored = rows(place)
+    change(place / name)
+    [error] = decode_all([second])
+    assert str(place / name) in str(error)
+    assert rows(place) == stored
+
+
+@IN_EACH_WAY
+@pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)
+def test_a_file_that_changes_between_resume_and_report_changes_no_row(
+    place: Path, settings: list[str], name: str
+) -> None:
+    job = shipped(settings)
+    assert decode_all([job]) == []
+    assert decode_all([shipped(settings)]) == []
+    stored, before = rows(place), load_run(place / "default")
+    change(place / name)
+    after = load_run(place / "default")
+    assert after.completions.equals(before.completions)
+    assert set(after.cells["cell_id"]) == {cell.cell_id for cell in job.cells}
+    if name.startswith("model/"):  # the head was made for the model as it was
+        with pytest.raises(UserError, match="was made for toy_qwen"):
+            shipped(settings)
+    else:  # the cell that the file has a part in would be another
+        assert len({cell.cell_id for cell in shipped(settings).cells} - {cell.cell_id for cell in job.cells}) == 1
+    assert rows(place) == stored
+
+
+def test_a_resume_with_other_weights_has_cells_of_its_own(place: Path, settings: list[str]) -> None:
+    settings = [*settings, "grid.policy=[full,random]"]
+    before = {cell.cell_id for cell in shipped(settings).cells}
+    assert decode_all([shipped(settings)]) == []
+    stored = rows(place)
+    saved = (place / INPUTS["weights"]).read_bytes()
+    change(place / INPUTS["weights"])
+    assert before.isdisjoint(cell.cell_id for cell in shipped(settings).cells)
+    (place / INPUTS["weights"]).write_bytes(saved)
+    assert {cell.cell_id for cell in shipped(settings).cells} == before
+    assert decode_all([shipped(settings)]) == []
+    assert rows(place) == stored
+    change(place / INPUTS["weights"])  # between the resume and the report, which reads what was written
+    assert set(load_run(place / "default").cells["cell_id"]) == before
+    cell = next(path.parent for path in place.glob("default/*/cell.yaml"))
+    with pytest.raises(UserError, match="holds other weights"):
+        of_cell(cell, None, 0)
+
+
+def test_a_file_that_changes_while_the_model_is_loaded_stops_the_task(
+    place: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvsweep.harness.sweep import decode as decode_cells
+
+    job, load = shipped(settings), decode_cells.load_model
+
+    def slow_load(config: ModelConfig) -> object:
+        model = load(config)
+        change(place / INPUTS["weights"])
+        return model
+
+    monkeypatch.setattr(decode_cells, "load_model", slow_load)
+    decode_cells.loaded.cache_clear()
+    [error] = decode_all([job])
+    assert str(place / INPUTS["weights"]) in str(error)
+    assert rows(place) == []
+
+
+def test_every_byte_of_a_checkpoint_is_in_its_identity(tmp_path: Path) -> None:
+    """A checkpoint of 64 MB of which three quarters change, between the blocks that an identity once sampled."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(64 << 20))
+    model = ModelConfig(name="x", title="x", path=str(tmp_path))
+    before = model.identity()["weights"]
+    with path.open("rb+") as file:
+        for block in range(256):
+            file.seek((block * 4 + 1) << 16)
+            file.write(b"1" * (3 << 16))
+    assert model.identity()["weights"] != before
+
+
+def test_a_large_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(files.MOST_BYTES))
+    aged = files.time.time_ns() + 10**10  # as if ten seconds had passed since the file was written
+    monkeypatch.setattr(files.time, "time_ns", lambda: aged)
+    found = digests([path], named=True)
+    program = (
+        "import sys; from pathlib import Path; from kvsweep import files\n"
+        "files._computed = None\n"
+        "print(files.digests([Path(sys.argv[1])], named=True))"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == str(found)
+    change(path)
+    assert "TypeError" in subprocess.run(command, capture_output=True, text=True).stderr  # it reads the file again
+    assert digests([path], named=True) != found
+
+
+@pytest.mark.parametrize("change", ["benchmark.answer_from=whole_text", "model.think_start=begin"])
+def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
+    place: Path, settings: list[str], change: str
+) -> None:
+    settings = [*settings, "grid.policy=[full]", "decoding.max_new_tokens=400"]
+    first, second = shipped(settings), shipped(settings, change)
+    assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in second.cells]
+    assert decode_all([first]) == []
+    folder, stored = first.run_directory / first.cells[0].cell_id, rows(place)
+    before = [*read_grades(folder)]
+    assert not first.unfinished_cells()
+    assert second.unfinished_cells()
+    assert decode_all([second]) == []
+    after = [*read_grades(folder)]
+    assert rows(place) == stored
+    assert len(after) == len(before) == 2
+    assert {row.rule for row in after}.isdisjoint(row.rule for row in before)
+    assert not second.unfinished_cells()
+
+
+def test_a_prompt_longer_than_the_model_was_made_for_is_refused(place: Path, settings: list[str]) -> None:
+    problems = place / "problems.jsonl"
+    rows_ = [{"id": "short", "problem": "1+1?", "answer": 2}, {"id": "long", "problem": "1 + " * 100_000, "answer": 2}]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows_))
+    own = [f"benchmark.path={problems}", "benchmark.source=file", "grid.policy=[full]"]
+    [error] = decode_all([shipped(settings, *own)])
+    assert isinstance(error, UserError)
+    assert "problem 'long' asks" in str(error)
+    assert rows(place) == []

@@ -1,0 +1,94 @@
+"""A launcher is one class and one YAML; a sweep of several processes ends with its command."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# What CONTRIBUTING says a launcher is: a class, named by `_target_`.
+OWN = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvsweep.harness.sweep.launch import Launcher, queue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed(Launcher):
+    waits = False
+    file: Path
+
+    def start(self, tasks, work):
+        queue(tasks)
+        lines = [f"{job.name} {job.shard}" for task in tasks for job in task]
+        self.file.write_text(" | ".join(lines))
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides that put a launcher of one's own in place of the package's."""
+    (tmp_path / "kvsweep_test_launcher.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return ["launcher._target_=kvsweep_test_launcher.Listed", f"+launcher.file={tmp_path / 'listed'}"]
+
+
+def test_a_launcher_of_ones_own_starts_the_tasks(
+    kvsweep: Callable[..., Any], own: list[str], tiny: list[str], tmp_path: Path, no_model: None
+) -> None:
+    ended = kvsweep("-m", *tiny, *own, "+launcher.shards=2", f"results_dir={tmp_path}", "benchmark=toy_add,toy_chain")
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "listed").read_text() == " | ".join(
+        f"toy_qwen {benchmark} {shard}" for benchmark in ("toy_add", "toy_chain") for shard in ("1/2", "2/2")
+    )
+    states = [json.loads(path.read_text())["state"] for path in (tmp_path / "default/status").glob("*.json")]
+    assert states == ["queued"] * 4
+    assert f"progress: kvsweep status {tmp_path}/default --watch" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("+launcher.nodes=2", "launcher.nodes is not a setting: launcher has shards, cells_per_task, file."),
+        ("+launcher.shards=0", "launcher.shards=0 is out of range: it must be at least 1."),
+    ],
+)
+def test_a_launchers_settings_are_checked(
+    override: str, sentence: str, kvsweep: Callable[..., Any], own: list[str], tiny: list[str]
+) -> None:
+    ended = kvsweep(*tiny, *own, override)
+    assert ended.code == 2
+    assert sentence in ended.err
+
+
+def test_sigterm_ends_the_processes_of_a_local_sweep(
+    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
+) -> None:
+    process = start_kvsweep(*tiny, "launcher=local", "draws=5000", "policy=full", f"results_dir={tmp_path}")
+    deadline, running = time.monotonic() + 240, dict[str, Any]()
+    while running.get("state") != "running" or not running["made"]:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.2)
+        for path in (tmp_path / "default/status").glob("*.json"):
+            running = json.loads(path.read_text())
+    assert running["pid"] != process.pid
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    while is_running(running["pid"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def is_running(pid: int) -> bool:
+    """True if the process lives; one that nobody has waited for is dead."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -1,0 +1,136 @@
+"""The keys of `cache`: identity, refusals, the estimate, a run in shards, the mark where nothing is packed."""
+
+import contextlib
+import io
+import json
+
+import pytest
+import yaml
+
+from kvsweep.analysis.load import load_run
+from kvsweep.analysis.statistics.metrics import cell_metrics
+from kvsweep.compression.cache import SlotCache
+from kvsweep.compression.config import CacheConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.spec import ModelSpec, read_architecture
+from kvsweep.harness.settings import WEIGHTS
+from tests.program import status as main
+
+DECIDED = "until=decided draws=2 grid.policy=[full,dynts]"
+PACKED = ["cache.bits=4", "cache.group=8", "cache.residual=6"]
+
+
+def kvsweep_status(folder, *options):
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), pytest.raises(SystemExit):
+        main([str(folder), *options])
+    return " ".join(told.getvalue().split())
+
+
+def completions(folder):
+    rows = [json.loads(line) for path in folder.glob("completions*.jsonl") for line in path.read_text().splitlines()]
+    return sorted(rows, key=lambda row: (row["problem_id"], row["draw"]))
+
+
+def test_packed_cells_have_ids_of_their_own_and_do_not_depend_on_shards(kvsweep, tiny, tiny_policy, tmp_path):
+    grid = [*tiny, *tiny_policy, "grid.policy=[full,dynts,random_head]", "draws=2"]
+    # At 16 bits the other two settings do nothing, so they name no other cell.
+    assert kvsweep(*grid, f"results_dir={tmp_path}/a", "slots=4").code == 0
+    assert "(3 done)" in kvsweep(*grid, *PACKED[1:], f"results_dir={tmp_path}/a", "--dry-run").out
+    assert kvsweep(*grid, *PACKED, f"results_dir={tmp_path}/a", "slots=4").code == 0
+    for shard in ("2/2", "1/2"):
+        assert kvsweep(*grid, *PACKED, f"results_dir={tmp_path}/b", "slots=1", f"shard={shard}").code == 0
+    cells = {path.parent: yaml.safe_load(path.read_text()) for path in (tmp_path / "a" / "default").glob("*/cell.yaml")}
+    packed = [folder for folder, cell in cells.items() if "cache" in cell]
+    assert (len(cells), len(packed)) == (6, 3)
+    assert len({cell["condition"] for cell in cells.values()}) == 1
+    for folder in packed:
+        assert cells[folder]["cache"] == {"bits": 4, "group": 8, "residual": 6}
+        assert completions(folder) == completions(tmp_path / "b" / "default" / folder.name)
+        stats = json.loads((folder / "stats.jsonl").read_text().splitlines()[0])
+        assert stats["kv_bytes_allocated"] == stats["kv_bytes_analytic"]
+        sizes = json.loads((folder / "provenance.json").read_text())["bytes"]
+        # Two layers of two heads: keys and values of 4 + 4 bytes, and 6 rows of 8 numbers in float32.
+        assert (sizes["row"], sizes["newest"]) == (2 * 2 * 2 * 8, 2 * 2 * 2 * 6 * 32)
+    evicted = [folder for folder in packed if any(row["evictions"] for row in completions(folder))]
+    assert len(evicted) == 2
+    texts = [[row["token_ids"] for row in completions(folder)] for folder, cell in cells.items() if "full" in str(cell)]
+    assert texts[0] != texts[1], "the bits act"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("cache.bits=3", "cache.bits=3 is unknown: choose one of 16, 8, 4, 2."),
+        (
+            "cache.bits=16 cache.key_bits=4",
+            "cache.key_bits=4 and cache.value_bits=None leave one of the two at 16 bits",
+        ),
+        ("cache.key_bits=16", "cache.key_bits=16 is unknown: choose one of 8, 4, 2"),
+        ("cache.scheme=kvi", "cache.scheme=kvi is unknown: choose one of rotated, plain, kivi."),
+        ("cache.scheme=kivi cache.group=2", "cache.group=2 does not fill whole words of 4 bytes with 4 bits a number"),
+        ("cache.scheme=kivi impl=triton", "cache.scheme=kivi has no Triton kernel: give impl=torch"),
+        ("cache.residual=0", "cache.residual=0 is out of range: it is a number of tokens, at least 1."),
+        ("cache.group=5", "cache.group=5 does not divide the 32 numbers of a head: choose a divisor."),
+        ("cache.size=5", "cache.size"),
+        ("cache.residual=230", "cache.residual=230 is out of range: with 4 bits the 257 rows of policy=dynts"),
+        (
+            DECIDED,
+            "until=decided compares cells with the full cache of unpacked rows, which a job of 4 bits does not decode",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(setting, message, kvsweep, tmp_path):
+    ended = kvsweep("cache.bits=4", *setting.split(), f"results_dir={tmp_path}")
+    assert ended.code == 2
+    assert message in ended.err
+
+
+@pytest.mark.parametrize("head_dim", [24, 80, 96])
+def test_a_rotation_needs_heads_of_a_power_of_two(head_dim):
+    config = CacheConfig(bits=8, group=8)
+    with pytest.raises(ValueError, match=rf"cache.scheme=rotated needs heads of a power of two, .* {head_dim} numbers"):
+        config.forms(head_dim)
+    assert CacheConfig(bits=8, group=8, scheme="plain").forms(head_dim)
+
+
+def test_the_short_form_and_the_long_form_name_the_same_cell():
+    short = CacheConfig(bits=4).identity()
+    assert short == {"cache": {"bits": 4, "group": 32, "residual": 128}}
+    assert short == CacheConfig(key_bits=4, value_bits=4).identity()
+    assert CacheConfig(bits=4, value_bits=2).identity() == CacheConfig(key_bits=4, value_bits=2).identity() != short
+    assert CacheConfig(bits=4, scheme="kivi").identity() != CacheConfig(bits=4, scheme="plain").identity() != short
+    assert CacheConfig(scheme="kivi", residual=3).identity() == {}
+
+
+@pytest.mark.parametrize(("scheme", "least"), [("rotated", 17), pytest.param("kivi", 24, marks=pytest.mark.slow)])
+def test_a_cell_in_which_nothing_is_packed_is_marked(scheme, least, kvsweep, tmp_path):
+    """The residual comes with the model; shorter texts than it are not packed, and everything says so."""
+    config = CacheConfig(bits=4, scheme=scheme, group=8, residual=16)
+    assert [config.packs(length) for length in (least - 1, least)] == [False, True]
+    assert CacheConfig(residual=16).packs(1000) is None
+    assert "residual: 16\n" in kvsweep("--cfg", "job", "--resolve", "model=toy_qwen").out
+    assert "residual: 32\n" in kvsweep("--cfg", "job", "--resolve", "model=smollm2_135m").out
+    settings = ["model=toy_qwen", "model.threads=1", "policy=full", "cache.bits=4", "cache.group=8"]
+    settings += ["decoding.max_new_tokens=600"]
+    for residual, marked in ((400, True), (4, False)):
+        overrides = (f"cache.scheme={scheme}", f"cache.residual={residual}", f"results_dir={tmp_path}/{residual}")
+        ended = kvsweep(*settings, *overrides, "benchmark.limit=1")
+        assert ended.code == 0, ended.err
+        run = load_run(tmp_path / str(residual) / "default")
+        assert (run.completions["peak_length"].max() < residual + 1) == marked
+        assert list(cell_metrics(run)["packed"] == 0) == [marked]
+        legend, scores = "§ no row was packed", [line for line in ended.out.splitlines() if "§" in line]
+        assert [legend in line for line in scores] == [False] * marked + [True]
+
+
+def test_the_estimate_counts_the_bytes_of_packed_rows(kvsweep, tmp_path):
+    shape = ModelSpec.of(
+        read_architecture(ModelConfig(name="toy_qwen", title="", path=str(WEIGHTS / "toy_qwen")))
+    ).cache_shape("float32")
+    ended = kvsweep(
+        "--dry-run", "cache.bits=2", "policy.budget=4000", "decoding.max_new_tokens=9000", f"results_dir={tmp_path}"
+    )
+    bytes_ = SlotCache.bytes_per_slot(shape, 4001, CacheConfig(bits=2, residual=16))
+    assert f"{bytes_ / 2**20:.1f} MiB a slot of 4001 tokens" in ended.out
+    assert "3 layers x 2 heads x 24 bytes a token, and 16 rows of 2 x 32 x 4 a slot" in ended.out

@@ -1,0 +1,335 @@
+"""kvsweep status tells every state of a task apart without reading a row."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from kvsweep import tasks
+from kvsweep.analysis.statistics import metrics
+from kvsweep.errors import UserError
+from kvsweep.harness.sweep import status
+from kvsweep.harness.sweep.status import read_sweep
+from kvsweep.records import Grade
+from kvsweep.tasks import CellProgress, Reporter, TaskStatus, policy_label, task_name
+from tests.program import status as main
+
+
+def task(
+    run: Path, state: status.State, *, cells: dict[str, tuple[int, int]], shard: str = "1/1", **more: Any
+) -> TaskStatus:
+    progress = {
+        cell_id: CellProgress(model="m", benchmark="b", policy=cell_id, finished=done, expected=expected)
+        for cell_id, (done, expected) in cells.items()
+    }
+    row = TaskStatus(
+        task=task_name("m", "b", cells, shard), state=state, shard=shard, command="kvsweep x=1", cells=progress, **more
+    )
+    row.write(run)
+    return row
+
+
+def alive(**more: Any) -> dict[str, Any]:
+    now = time.time()
+    return {"host": platform.node(), "pid": os.getpid(), "started": now - 10, "heartbeat": now, **more}
+
+
+def mark_done(run: Path, cell_id: str, completions: int = 5) -> None:
+    (run / cell_id).mkdir(exist_ok=True)
+    (run / cell_id / "DONE").write_text(json.dumps({"completions": completions}))
+
+
+def states(run: Path) -> dict[str, str]:
+    return {cell.cell_id: cell.state for cell in read_sweep(run).cells}
+
+
+def test_every_state_is_told_apart(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (2, 5)}, **alive(tokens=1000, pace=100.0, tokens_left=1500, made=2))
+    task(tmp_path, "queued", cells={"b": (0, 5)}, tokens_left=500)
+    task(tmp_path, "failed", cells={"c": (1, 5)}, error="boom", **alive(pace=7.0, tokens_left=300))
+    task(tmp_path, "running", cells={"d": (1, 5)}, **alive(pid=2**22 + 1, pace=7.0, tokens_left=300))
+    task(tmp_path, "running", cells={"e": (1, 5)}, **alive(host="elsewhere", heartbeat=time.time() - 1000))
+    task(tmp_path, "done", cells={"f": (5, 5)}, **alive())
+    mark_done(tmp_path, "f")
+    sweep = read_sweep(tmp_path)
+    assert states(tmp_path) == dict(
+        zip("abcdef", ["running", "queued", "failed", "stopped", "stopped", "done"], strict=True)
+    )
+    assert (sweep.finished, sweep.expected) == (10, 30)
+    assert sweep.tokens_per_second == 100
+    assert sweep.seconds_left == 20, "of the tasks that run or wait; the stopped ones do not go on"
+    assert sorted(next(iter(t.cells)) for t in sweep.failed) == ["c", "d", "e"]
+
+
+def test_a_done_that_never_came_is_not_done(tmp_path: Path) -> None:
+    """The scheduler's COMPLETED, or our own word: without DONE the cell is not there."""
+    task(tmp_path, "done", cells={"a": (5, 5)}, **alive())
+    assert states(tmp_path) == {"a": "stopped"}
+
+
+def test_shards_add_up(tmp_path: Path) -> None:
+    task(tmp_path, "done", cells={"a": (3, 3)}, shard="1/2", **alive())
+    task(tmp_path, "running", cells={"a": (1, 2)}, shard="2/2", **alive())
+    [cell] = read_sweep(tmp_path).cells
+    assert (cell.state, cell.finished, cell.expected) == ("running", 4, 5)
+    task(tmp_path, "running", cells={"a": (4, 5)}, shard="1/1", **alive(heartbeat=time.time() + 1))
+    [cell] = read_sweep(tmp_path).cells
+    assert (cell.finished, cell.expected) == (4, 5), "split anew: the newest way counts"
+
+
+def test_a_cell_of_several_experiments_is_counted_once(tmp_path: Path) -> None:
+    task(tmp_path, "done", cells={"a": (4, 4), "b": (4, 4)}, **alive())
+    task(tmp_path, "running", cells={"a": (0, 4), "c": (1, 4)}, **alive())
+    task(tmp_path, "queued", cells={"a": (0, 8), "d": (0, 4)})
+    sweep = read_sweep(tmp_path)
+    assert {cell.cell_id: (cell.finished, cell.expected) for cell in sweep.cells} == {
+        "a": (4, 8),
+        "b": (4, 4),
+        "c": (1, 4),
+        "d": (0, 4),
+    }
+    assert (sweep.finished, sweep.expected) == (9, 20)
+
+
+def test_the_time_at_work_counts_tasks_side_by_side_once(tmp_path: Path) -> None:
+    for number, (start, end) in enumerate([(100.0, 160.0), (130.0, 150.0), (140.0, 200.0), (1000.0, 1005.0)]):
+        task(tmp_path, "done", cells={str(number): (1, 1)}, started=start, heartbeat=end)
+    assert read_sweep(tmp_path).seconds == 105
+
+
+def write_grades(folder: Path, grades: Sequence[tuple[str, int, int]], name: str = "grades.jsonl") -> None:
+    folder.mkdir(exist_ok=True)
+    rows = [
+        Grade(problem_id=p, draw=d, answer=None, gold="1", outcome="correct" if right else "wrong", correct=right)
+        for p, d, right in grades
+    ]
+    (folder / name).write_text("".join(row.to_line() for row in rows) + '{"problem_id": "torn')
+
+
+def test_pass_at_1_so_far_is_that_of_the_report(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (7, 12), "b": (1, 12), "c": (0, 12)}, shard="1/2", **alive())
+    task(tmp_path, "running", cells={"a": (2, 12)}, shard="2/2", **alive())
+    first = [("p", 0, 1), ("p", 1, 0), ("q", 0, 1), ("q", 1, 1), ("r", 0, 0), ("r", 1, 0), ("r", 1, 1)]
+    second = [("s", 0, 1), ("s", 1, 0), ("s", 2, 0)]
+    write_grades(tmp_path / "a", first, "grades-1of2.jsonl")
+    write_grades(tmp_path / "a", second, "grades-2of2.jsonl")
+    write_grades(tmp_path / "b", first[:1])
+    rows = pd.DataFrame([*first[:5], *first[6:], *second], columns=["problem_id", "draw", "correct"])
+    expected = metrics.pass_at_1(rows.assign(cell_id="a")).loc["a"]
+    found = {cell.cell_id: cell for cell in read_sweep(tmp_path).cells}
+    assert found["a"].graded == expected["graded"] == 9
+    assert found["a"].pass_at_1 == pytest.approx(expected["pass_at_1"], abs=1e-12)
+    assert found["a"].error == pytest.approx(expected["se"], abs=1e-12)
+    assert (found["b"].pass_at_1, found["b"].error) == (1, None)
+    assert (found["c"].pass_at_1, found["c"].error) == (None, None)
+
+
+def test_replayed_rows_have_a_pace_of_their_own(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (2, 6), "b": (0, 4)}, replays=True, **alive(made=4))
+    assert read_sweep(tmp_path).seconds_left == pytest.approx(8 / 0.4, rel=0.05)
+    task(tmp_path, "queued", cells={"c": (0, 4)}, tokens_left=100)
+    assert read_sweep(tmp_path).seconds_left is None, "no task decodes yet"
+
+
+def test_a_task_that_has_just_begun_has_the_pace_of_those_before_it(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (0, 5)}, **alive(tokens_left=600))
+    assert read_sweep(tmp_path).seconds_left is None, "nothing was measured yet"
+    task(tmp_path, "done", cells={"b": (5, 5)}, **alive(pace=100.0))
+    task(tmp_path, "done", cells={"c": (5, 5)}, **alive(pace=300.0))
+    sweep = read_sweep(tmp_path)
+    assert (sweep.seconds_left, sweep.tokens_per_second) == (3, 0)
+    task(tmp_path, "running", cells={"d": (0, 5)}, **alive(pace=400.0, tokens_left=600))
+    assert read_sweep(tmp_path).seconds_left == pytest.approx(1200 / (400 + 800 / 3))
+
+
+def test_some_cells_of_a_run(tmp_path: Path) -> None:
+    task(tmp_path, "running", cells={"a": (2, 5), "b": (1, 5)}, **alive())
+    task(tmp_path, "failed", cells={"c": (0, 5)}, error="boom")
+    sweep = read_sweep(tmp_path, {"b"})
+    assert [cell.cell_id for cell in sweep.cells] == ["b"]
+    assert (sweep.finished, sweep.expected, sweep.failed) == (1, 5, [])
+
+
+def test_a_killed_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive(pid=2**22 + 1))
+    write_grades(tmp_path / "full", [("p", 0, 1), ("q", 0, 0), ("r", 0, 1), ("s", 0, 1)])
+    sweep = read_sweep(tmp_path)
+    assert (sweep.state, sweep.finished) == ("stopped", 10), "the status file was written before the fourth grade"
+    assert ended(str(tmp_path), "--cells") == 1
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: stopped" in out
+    [line] = [line for line in out.splitlines() if "75.0 ± 25.0" in line]
+    assert line.split() == ["full", "stopped", "4/5", "75.0", "±", "25.0", "full"], "policy first, the cell's id last"
+    assert out.count("no grade") == 2
+    assert f"Not graded yet: 6 completions. This command grades the rest:\n    kvsweep grade {tmp_path}\n" in out
+    task(tmp_path, "running", cells={"full": (3, 5), "a": (2, 5), "b": (4, 5)}, **alive())
+    ended(str(tmp_path))
+    out = capsys.readouterr().out
+    assert f"{tmp_path}: running" in out
+    assert "kvsweep grade" not in out
+
+
+def test_random_weights_have_no_score(tmp_path: Path) -> None:
+    row = task(tmp_path, "done", cells={"a": (1, 1)}, **alive())
+    row.cells["a"].random_weights = True
+    row.write(tmp_path)
+    write_grades(tmp_path / "a", [("p", 0, 0)])
+    [cell] = read_sweep(tmp_path).cells
+    assert (cell.graded, cell.pass_at_1, cell.ungraded) == (1, None, 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--cells"]])
+def test_long_names_fit_80_columns_and_are_not_cut(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["a_model_" + "m" * 40, "a_benchmark_" + "b" * 40, "a_policy_" + "p" * 70 + " 0.3 w64 b5000"]
+    for number in (1, 2):
+        row = task(tmp_path, "running", cells={str(number): (12345, 67890)}, **alive())
+        row.cells[str(number)].model, row.cells[str(number)].benchmark, row.cells[str(number)].policy = names
+        row.write(tmp_path)
+        write_grades(tmp_path / str(number), [(str(i), 0, i % 2) for i in range(50)])
+    ended(str(tmp_path), *options)
+    _, *lines = capsys.readouterr().out.splitlines()  # the first line has the folder's path, which stays whole
+    assert max(map(len, lines)) <= 80
+    said = "".join("".join(lines).split())
+    for part in ("12345/67890", "50.0±7.1") if options else ("24690/135780", "50.0to50.0"):
+        assert part in said
+    for letter, count in {"m": 40, "b": 40, "p": 70}.items() if options else {"m": 40, "b": 40}.items():
+        assert sum(line.count(letter) for line in lines) >= count
+    assert "…" not in said
+
+
+def test_a_failure_that_a_later_run_mended_is_not_told(tmp_path: Path) -> None:
+    task(tmp_path, "failed", cells={"a": (1, 5)}, error="boom", **alive())
+    mark_done(tmp_path, "a")
+    assert read_sweep(tmp_path).failed == []
+
+
+def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:
+    for cell_id in ("a", "b"):
+        (tmp_path / cell_id).mkdir()
+        described = {"schema": 1, "model": {"name": "m"}, "benchmark": {"name": "b"}}
+        described["policy"] = {"name": "dynts", "keep_ratio": 0.3}
+        (tmp_path / cell_id / "cell.yaml").write_text(yaml.safe_dump(described))
+    mark_done(tmp_path, "a", 7)
+    first, second = read_sweep(tmp_path).cells
+    assert (first.policy, first.state, first.finished, first.expected) == ("dynts 0.3", "done", 7, 7)
+    assert (second.state, second.finished) == ("stopped", 0)
+
+
+def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "HEARTBEAT_S", 0.01)
+    row = task(tmp_path, "queued", cells={"a": (0, 2)})
+    path = tmp_path / "status" / f"{row.task}.json"
+    with Reporter(tmp_path, row) as reporter:
+        reporter.counters.append(lambda: 42)
+        reporter.tokens_left = lambda: 7
+        reporter.stored("a")
+        begun = TaskStatus.read(path).heartbeat
+        while TaskStatus.read(path).tokens != 42 or TaskStatus.read(path).heartbeat == begun:
+            time.sleep(0.005)
+        assert TaskStatus.read(path).seen(time.time()) == "running"
+        assert TaskStatus.read(path).cells["a"].finished == 1
+        assert (TaskStatus.read(path).tokens_left, TaskStatus.read(path).pace) == (7, 0)
+    ended = time.monotonic()
+    with Reporter(tmp_path, row) as reporter:
+        reporter.counters.append(lambda: round(1e6 * (time.monotonic() - ended)))
+        while not 0.9e6 < TaskStatus.read(path).pace < 1.1e6:
+            assert time.monotonic() < ended + 10
+            time.sleep(0.005)
+    assert TaskStatus.read(path).state == "done"
+    for error, state, said in (
+        (ZeroDivisionError("1/0"), "failed", "ZeroDivisionError: 1/0"),
+        (UserError("too much."), "failed", "too much."),
+        (KeyboardInterrupt(), "stopped", None),
+    ):
+        with pytest.raises(type(error)), Reporter(tmp_path, row):
+            raise error
+        assert TaskStatus.read(path).state == state
+        assert (said is None) or str(TaskStatus.read(path).error).endswith(said)
+
+
+def test_a_status_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    row = task(tmp_path, "queued", cells={"a": (0, 2)})
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with Reporter(blocked, row):
+        pass
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"task": 1}'])
+def test_a_damaged_status_file_is_passed_over(damage: str, tmp_path: Path) -> None:
+    task(tmp_path, "queued", cells={"a": (0, 5)})
+    (tmp_path / "status" / "broken.json").write_text(damage)
+    assert states(tmp_path) == {"a": "queued"}
+
+
+def test_labels_name_what_tells_cells_apart() -> None:
+    settings = {"name": "dynts", "keep_ratio": 0.3, "local_window": 64, "budget": 5000}
+    assert policy_label(settings) == "dynts 0.3 w64 b5000"
+    assert policy_label({"name": "full"}) == "full"
+
+
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--cells"]])
+def test_a_long_path_is_told_in_one_piece(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = tmp_path / "a folder of a long name, in words" / ("with a name [bold] that goes on" * 4)
+    run.mkdir(parents=True)
+    task(run, "done", cells={"a": (5, 5)}, **alive())
+    mark_done(run, "a")
+    assert ended(str(run), *options) == 0
+    out = capsys.readouterr().out
+    assert f"{run}: done\n" in out
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task(tmp_path, "failed", cells={"a": (1, 5)}, error="line one\nboom", scheduler_job="7_3", **alive())
+    mark_done(tmp_path, "b")
+    task(tmp_path, "done", cells={"b": (5, 5)}, **alive())
+    assert ended(str(tmp_path)) == 1
+    out = capsys.readouterr().out
+    for part in ("1 of 2 cells done", "6 of 10 completions", "boom", "job 7_3", "kvsweep x=1"):
+        assert part in out
+    assert ended(str(tmp_path), "--cells") == 1
+    assert "failed" in capsys.readouterr().out
+    assert ended(str(tmp_path), "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["states"] == {"failed": 1, "done": 1}
+    assert told["retry"] == ["kvsweep x=1"]
+    mark_done(tmp_path, "a")
+    assert ended(str(tmp_path), "--watch", "--interval", "0.1") == 0
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_nothing_to_show_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert ended(str(tmp_path / name)) == 2
+    assert capsys.readouterr().err.startswith("kvsweep status: error: ")
+
+
+def test_a_run_leaves_its_status(kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path) -> None:
+    arguments = [*tiny, "policy=full", "decoding.max_new_tokens=4", "benchmark.limit=3", f"results_dir={tmp_path}"]
+    assert kvsweep(*arguments, "shard=1/2").code == 0
+    run = tmp_path / "default"
+    assert [(c.state, c.finished, c.expected) for c in read_sweep(run).cells] == [("stopped", 2, 2)]
+    assert kvsweep(*arguments, "shard=2/2").code == 0
+    sweep = read_sweep(run)
+    assert [(c.state, c.finished, c.expected) for c in sweep.cells] == [("done", 3, 3)]
+    assert sweep.failed == []
+    assert all(t.command.startswith("kvsweep ") and "shard=" in t.command for t in sweep.tasks)

@@ -1,0 +1,554 @@
+"""Stored rows stay, once each: after a kill, a full disk, a torn line, and while a second writer tries to write."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from kvsweep import records
+from kvsweep.analysis.export import export
+from kvsweep.analysis.load import load_run, load_texts
+from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.errors import OtherSchemaError, UserError
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.decode.request import DecodingConfig
+from kvsweep.harness.decode.sampling import SamplingConfig
+from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.sweep.cell import Cell, is_done
+from kvsweep.harness.sweep.status import read_sweep
+from kvsweep.harness.sweep.store import CellLockedError, CellStore
+from kvsweep.records import (
+    STATS_FILE,
+    Completion,
+    DecodeStats,
+    Eviction,
+    Grade,
+    PairRow,
+    Problem,
+    Shard,
+    drop_torn_line,
+    read_rows,
+    read_shards,
+)
+
+PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
+CELL = Cell(
+    model=ModelConfig(name="m", title="M", path="owner/model"),
+    benchmark=BenchmarkConfig(name="b", title="B", source="toy", task="add"),
+    dataset_hash="0" * 16,
+    policy=FullCache(name="full"),
+    decoding=DecodingConfig(name="d", max_new_tokens=4, sampling=SamplingConfig(temperature=0.6)),
+    seed=0,
+)
+
+
+def completion(problem_id: str = "a", draw: int = 0, text: str = "so 1") -> Completion:
+    return Completion(
+        problem_id=problem_id,
+        draw=draw,
+        text=text,
+        token_ids=[5, 6, 2],
+        num_tokens=3,
+        prompt_tokens=4,
+        thinking_tokens=3,
+        stop_reason="stop",
+        evictions=[Eviction(step=1, length_before=5, length_after=2, held=[])],
+        fork_step=1,
+        peak_length=5,
+        seed=0,
+    )
+
+
+def stats(**changes: Any) -> DecodeStats:
+    numbers = dict.fromkeys(DecodeStats.__struct_fields__, 1)
+    return DecodeStats(**{**numbers, **changes})
+
+
+def pairs(path: Path) -> list[tuple[str, int]]:
+    return [row.key for row in read_rows(path, PairRow)]
+
+
+def store(run: Path, problems: list[Problem] = PROBLEMS) -> CellStore:
+    return CellStore(run, CELL, problems)
+
+
+# --- One cell's files ---------------------------------------------------------------------------------------
+
+
+def test_rows_are_found_again(tmp_path: Path) -> None:
+    with store(tmp_path) as first:
+        assert first.finished_pairs == set()
+        first.append(completion("a", 0))
+        first.append(completion("b", 1))
+    with store(tmp_path) as second:
+        assert second.finished_pairs == {("a", 0), ("b", 1)}
+        second.append(completion("a", 1))
+    rows = list(read_rows(first.directory / "completions.jsonl"))
+    assert [msgspec.convert(row, Completion) for row in rows] == [
+        completion("a"),
+        completion("b", 1),
+        completion("a", 1),
+    ]
+
+
+def test_a_row_is_in_the_file_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        for draw in range(5):
+            opened.append(completion(draw=draw))
+            assert len((opened.directory / "completions.jsonl").read_bytes().splitlines()) == draw + 1
+
+
+def test_a_pair_is_never_written_twice(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion())
+        with pytest.raises(AssertionError, match="twice"):
+            opened.append(completion())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["two\nlines\r\n", "\u2028\u2029\x85\x0b\x0c\x1e", "half \ud800 a pair \udfff", "\x00", "\\\"'{}", "\U0001f600"],
+    ids=ascii,
+)
+def test_any_text_is_one_row(text: str, tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion("a", text=text))
+        opened.append(completion("b"))
+    path = opened.directory / "completions.jsonl"
+    assert path.read_bytes().isascii()
+    assert path.read_bytes().count(b"\n") == 2
+    assert [row["text"] for row in read_rows(path)] == [text, "so 1"]
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("a", 0), ("b", 0)}
+
+
+@pytest.mark.parametrize("tail", [b"{", b'{"problem_id": "c", "draw"', b"\xff\xfe", b"x" * 200_000, b'{"a": 1}'])
+def test_a_torn_last_line_is_cut(tail: bytes, tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion())
+    path = opened.directory / "completions.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("a", 0)}
+        assert path.read_bytes() == whole
+        again.append(completion("b"))
+    assert pairs(path) == [("a", 0), ("b", 0)]
+
+
+def test_a_file_of_one_torn_line_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"problem')
+    drop_torn_line(path)
+    assert path.read_bytes() == b""
+    drop_torn_line(path)
+    drop_torn_line(tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_torn_line_of_statistics_spoils_none_after_it(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append_row(STATS_FILE, stats(tokens=1))
+        path = opened.directory / "stats.jsonl"
+        path.write_bytes(path.read_bytes() + b'{"wall_sec')
+        opened.append_row(STATS_FILE, stats(tokens=2))
+    assert [msgspec.convert(row, DecodeStats).tokens for row in read_rows(path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", "nonsense", '{"schema":1,"draw": 0}', '{"schema":1,"problem_id": 3}', "\x00"]
+)
+def test_a_broken_line_in_the_middle_is_put_aside(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion("a"))
+        opened.append(completion("b"))
+    path = opened.directory / "completions.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{line}\n{second}\n")
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("a", 0), ("b", 0)}
+        again.append(completion("c"))
+    assert path.read_text().splitlines()[:2] == [first, second]
+    assert path.with_name("completions.jsonl.quarantine").read_text() == f"{line}\n"
+    assert "1 broken line (first: line 2)" in capsys.readouterr().err
+    with store(tmp_path) as once_more:
+        assert len(once_more.finished_pairs) == 3
+    assert capsys.readouterr().err == "", "said once"
+
+
+def test_a_row_spoiled_in_the_middle_is_made_again(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion("a"))
+        opened.append(completion("b"))
+    path = opened.directory / "completions.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b'"problem_id":"a"', b'"problem_id"#"a"'))
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("b", 0)}
+        again.append(completion("a"))
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+def test_done_comes_with_the_last_pair(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        done = opened.directory / "DONE"
+        opened.append(completion("a"))
+        assert not opened.mark_done(["a", "b"], 1)
+        assert not done.exists()
+        opened.append(completion("b"))
+        assert opened.mark_done(["a", "b"], 1)
+        assert done.exists()
+        assert is_done(tmp_path, CELL, ["a", "b"], 1)
+        assert is_done(tmp_path, CELL, ["b"], 1)
+        assert not is_done(tmp_path, CELL, ["a", "b", "c"], 1)
+        assert not is_done(tmp_path, CELL, ["a", "b"], 2)
+        assert not opened.mark_done(["a", "b"], 2)
+        assert not done.exists(), "more is wanted than there is"
+
+
+@pytest.mark.parametrize("name", ["completions.jsonl", "grades.jsonl", "problems.jsonl", "DONE"])
+def test_done_vouches_for_the_files_it_saw(name: str, tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.append(completion("a"))
+        (opened.directory / "grades.jsonl").write_text("{}\n")
+        opened.mark_done(["a"], 1)
+    assert is_done(tmp_path, CELL, ["a"], 1)
+    path = opened.directory / name
+    path.write_bytes(path.read_bytes()[:-1])
+    assert is_done(tmp_path, CELL, ["a"], 1) == (name == "DONE"), "a DONE without its newline says the same"
+    path.unlink()
+    assert not is_done(tmp_path, CELL, ["a"], 1)
+
+
+# --- Shards -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_share_everything_out_once(count: int) -> None:
+    parts = [Shard(index=i, count=count).of(range(20)) for i in range(1, count + 1)]
+    assert sorted(item for part in parts for item in part) == list(range(20))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "1/0", "-1/2", "a/b", "1/2/3", "1.5/2"])
+def test_a_shard_that_is_none_is_one_sentence(text: str) -> None:
+    with pytest.raises(UserError, match=r"shard=.*1/4"):
+        Shard.parse(text)
+
+
+def test_shards_write_side_by_side_and_are_read_together(tmp_path: Path) -> None:
+    halves = [CellStore(tmp_path, CELL, PROBLEMS, Shard(index=i, count=2)) for i in (1, 2)]
+    with halves[0] as first, halves[1] as second:
+        first.append(completion("a"))
+        assert not first.mark_done(["a", "b"], 1)
+        second.append(completion("b"))
+        assert second.mark_done(["a", "b"], 1), "the last one sees what the others have stored"
+    names = {path.name for path in first.directory.glob("completions*")}
+    assert names == {"completions-1of2.jsonl", "completions-2of2.jsonl"}
+    with store(tmp_path) as whole:
+        assert whole.finished_pairs == {("a", 0), ("b", 0)}
+        assert sorted(row.key for row in whole.read_completions({("b", 0)})) == [("b", 0)]
+    with halves[0] as first:
+        (first.directory / "completions-2of2.jsonl").write_text("")
+        assert not first.mark_done(["a", "b"], 1), "the row was there when the cell was opened, and has gone"
+        assert not (first.directory / "DONE").exists()
+
+
+def test_cells_split_in_two_ways_at_once_are_refused(tmp_path: Path) -> None:
+    with CellStore(tmp_path, CELL, PROBLEMS, Shard(index=1, count=2)):
+        for other in (Shard(), Shard(index=1, count=2), Shard(index=3, count=3)):
+            with pytest.raises(CellLockedError, match=f"is being written by process {os.getpid()} on"):
+                CellStore(tmp_path, CELL, PROBLEMS, other).__enter__()
+        with CellStore(tmp_path, CELL, PROBLEMS, Shard(index=2, count=2)):
+            pass
+    with store(tmp_path):
+        pass
+
+
+def test_problems_of_a_larger_run_are_kept(tmp_path: Path) -> None:
+    """The grader needs the golds of all rows, whatever limit the last run had."""
+    for problems in (PROBLEMS, PROBLEMS[:1]):
+        with store(tmp_path, problems) as opened:
+            pass
+    rows = list(read_rows(opened.directory / "problems.jsonl"))
+    assert [msgspec.convert(row, Problem) for row in rows] == PROBLEMS
+
+
+def test_a_damaged_file_of_problems_is_made_anew(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        pass
+    path = opened.directory / "problems.jsonl"
+    whole = path.read_text()
+    for damaged in (whole[:-20], "", whole.replace('"1"', '"2"')):
+        path.write_text(damaged)
+        with store(tmp_path):
+            assert path.read_text() == whole
+
+
+def test_cell_yaml_is_whole_and_has_no_temporary_beside_it(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        pass
+    assert yaml.safe_load((opened.directory / "cell.yaml").read_text())["cell_id"] == CELL.cell_id
+    assert not list(opened.directory.glob("*.tmp"))
+
+
+def test_files_of_another_schema_are_refused_and_stay(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.begin_pass({}, {})
+    for name, other in {"provenance.json": "{}", "cell.yaml": "schema: 2\n"}.items():
+        (opened.directory / name).write_text(other)
+        with pytest.raises(OtherSchemaError, match=f"{name} has"), store(tmp_path) as again:
+            again.begin_pass({}, {})
+        assert (opened.directory / name).read_text() == other
+
+
+def test_decoding_passes_of_provenance_add_up(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.begin_pass({"draws": 1}, {"started": "then"})
+        opened.begin_pass({"draws": 2}, {"started": "now"})
+    provenance = json.loads((opened.directory / "provenance.json").read_text())
+    assert provenance == {"schema": 1, "draws": 2, "decoding_passes": [{"started": "then"}, {"started": "now"}]}
+
+
+def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> None:
+    """Two shards of another count and a whole run may each have stored a pair; one rule says which row counts."""
+    run, last = tmp_path / "run", "</think>\\boxed{1}"
+    with store(run, PROBLEMS[:2]) as opened:
+        opened.append(completion("a", text="</think>\\boxed{2}"))
+        opened.append(completion("b", text="</think>\\boxed{1}"))
+    folder = opened.directory
+    with (folder / "completions.jsonl").open("a") as file:
+        file.write(completion("a", text="</think>\\boxed{3}").to_line())
+    longer = msgspec.structs.replace(completion("a", text=last), num_tokens=9)
+    with Grader(workers=1) as grader:
+        grader.grade_cell(folder)
+        assert [(g.key, g.answer) for g in read_shards(folder, "grades.jsonl", Grade)] == [
+            (("b", 0), "1"),
+            (("a", 0), "3"),
+        ]
+        (folder / "completions-1of2.jsonl").write_text(longer.to_line())
+        grader.grade_cell(folder)
+    answers = {grade.key: grade.answer for grade in read_shards(folder, "grades.jsonl", Grade)}
+    assert answers == {("a", 0): "1", ("b", 0): "1"}
+
+    rows = load_run(run).completions.set_index("problem_id")
+    assert (rows["num_tokens"]["a"], rows["correct"]["a"], len(rows)) == (9, 1, 2)
+    assert load_texts(folder)["a", 0].text == last
+    exported = pq.read_table(next(export(run)[0].glob("data/*"))).to_pylist()
+    assert {row["problem_id"]: row["text"] for row in exported} == {"a": last, "b": last}
+    assert len(exported) == 2
+
+    with store(run, PROBLEMS[:2]) as again:
+        assert again.finished_pairs == {("a", 0), ("b", 0)}
+        assert [row.text for row in again.read_completions({("a", 0)})] == [last]
+        assert again.mark_done(["a", "b"], 1)
+    assert read_sweep(run).finished == 2
+
+
+# --- One writer ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def other_process_holds(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program = "import sys, filelock\nwith filelock.FileLock(sys.argv[1]):\n    print(flush=True)\n    sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        yield
+    finally:
+        holder.communicate()
+
+
+def test_a_cell_has_one_writer(tmp_path: Path) -> None:
+    with other_process_holds(tmp_path / CELL.cell_id / ".lock"):
+        with pytest.raises(CellLockedError, match=CELL.cell_id):
+            store(tmp_path).__enter__()
+        assert [p.name for p in (tmp_path / CELL.cell_id).iterdir()] == [".lock"], "nothing was touched"
+    with store(tmp_path):
+        pass
+
+
+def test_a_lock_is_let_go_of_where_opening_fails(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        pass
+    (opened.directory / "problems.jsonl").unlink()
+    (opened.directory / "problems.jsonl").mkdir()
+    held = store(tmp_path)
+    with pytest.raises(UserError):
+        held.__enter__()
+    with other_process_holds(opened.directory / ".lock"):
+        pass
+
+
+def test_the_command_ends_with_3_where_a_cell_is_locked(
+    kvsweep: Callable[..., Any], short: list[str], tmp_path: Path, no_model: None, compose: Callable[..., Any]
+) -> None:
+    from kvsweep.harness.sweep.job import make_job
+
+    [cell] = make_job(compose(*short)).cells
+    with other_process_holds(tmp_path / "runs/default" / cell.cell_id / ".lock"):
+        ended = kvsweep(*short)
+    assert ended.code == 3
+    assert ended.err.rstrip("\n").split("\n")[-1].startswith(f"kvsweep: error: cell {cell.cell_id}, shard 1/1")
+    assert "Traceback" not in ended.err
+
+
+# --- A full disk --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_grow_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    opened = store(tmp_path)
+    path = opened.directory / "completions.jsonl"
+
+    def run() -> None:
+        with opened:
+            opened.append(completion("a"))
+            with files_of_at_most(path.stat().st_size + 40):
+                opened.append(completion("b"))
+
+    with pytest.raises(UserError, match="File too large") as caught:
+        run()
+    assert "\n" not in str(caught.value)
+    assert ("b", 0) not in opened.finished_pairs
+    assert not path.read_bytes().endswith(b"\n"), "a part of the row was written"
+    with store(tmp_path) as again:
+        assert again.finished_pairs == {("a", 0)}
+        again.append(completion("b"))
+    assert pairs(path) == [("a", 0), ("b", 0)]
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_row_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store(tmp_path) as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "open_file", lambda path, mode: Path("/dev/full").open(mode))  # noqa: SIM115
+            with pytest.raises(UserError, match="No space left on device"):
+                opened.append(completion("a"))
+        opened.append(completion("a"))
+    assert pairs(opened._path) == [("a", 0)]
+
+
+@pytest.fixture
+def short(tiny: list[str], tiny_policy: list[str], tmp_path: Path) -> list[str]:
+    return [*tiny, *tiny_policy, "benchmark=toy_add", "draws=12", "slots=2", f"results_dir={tmp_path / 'runs'}"]
+
+
+@pytest.fixture
+def whole(
+    kvsweep: Callable[..., Any], short: list[str], tmp_path: Path, read_completions: Callable[[Path], Any]
+) -> dict[str, list[str]]:
+    """The sorted completions of the same command where nothing went wrong."""
+    ended = kvsweep(*short, f"results_dir={tmp_path / 'whole'}")
+    assert ended.code == 0, ended.err
+    return read_completions(tmp_path / "whole/default")
+
+
+def test_a_write_that_the_system_refuses(
+    kvsweep: Callable[..., Any],
+    short: list[str],
+    whole: dict[str, list[str]],
+    tmp_path: Path,
+    read_completions: Callable[[Path], Any],
+) -> None:
+    [(cell_id, rows)] = whole.items()
+    run = tmp_path / "runs/default"
+    with files_of_at_most(len("\n".join(rows)) // 2):
+        ended = kvsweep(*short)
+    assert ended.code == 2
+    assert "Traceback" not in ended.err
+    assert ended.err.rstrip("\n").split("\n")[-1].startswith(f"kvsweep: error: {run / cell_id} cannot be written to")
+    assert not (run / cell_id / "DONE").exists()
+    stored = (run / cell_id / "completions.jsonl").read_bytes()
+    assert 0 < stored.count(b"\n") < len(rows)
+    assert kvsweep(*short).code == 0
+    assert (run / cell_id / "completions.jsonl").read_bytes().startswith(stored[: stored.rfind(b"\n") + 1])
+    assert read_completions(run) == whole
+
+
+# --- A killed process ---------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_goes_on_where_it_stopped(
+    kvsweep: Callable[..., Any],
+    start_kvsweep: Callable[..., Any],
+    short: list[str],
+    whole: dict[str, list[str]],
+    tmp_path: Path,
+    read_completions: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [(cell_id, rows)] = whole.items()
+    run = tmp_path / "runs/default"
+    path = run / cell_id / "completions.jsonl"
+    slow = (
+        "import time, kvsweep.harness.decode.engine as engine\nforward = engine.Engine._forward\n"
+        "engine.Engine._forward = lambda self: (time.sleep(0.02), forward(self))[1]"
+    )
+    process = start_kvsweep(*short, setup=slow)
+    deadline = time.monotonic() + 240
+    while not path.exists() or path.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = path.read_bytes()
+    assert 3 <= before.count(b"\n") < len(rows)
+    assert not (run / cell_id / "DONE").exists()
+
+    from kvsweep.harness.sweep import store as store_module
+
+    appended: list[tuple[str, int]] = []
+    append = store_module.CellStore.append
+    monkeypatch.setattr(
+        store_module.CellStore, "append", lambda self, row: (appended.append(row.key), append(self, row))[1]
+    )
+    ended = kvsweep(*short)
+    assert ended.code == 0, ended.err
+    assert len(appended) == len(rows) - before.count(b"\n"), "what was stored is not made anew"
+    assert read_completions(run) == whole
+    assert len(set(pairs(path))) == len(rows) == 36
+    assert (run / cell_id / "DONE").exists()
+    passes = json.loads((run / cell_id / "provenance.json").read_text())["decoding_passes"]
+    assert len(passes) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xbd{}", b"[1]", b'{"schema": 1}', b"[" * 100_000])
+def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with CellStore(tmp_path, CELL, PROBLEMS) as store:
+        (store.directory / "provenance.json").write_bytes(damage)
+        store.begin_pass({}, {"host": "a"})
+        assert json.loads((store.directory / "provenance.json").read_text()) == {
+            "schema": 1,
+            "decoding_passes": [{"host": "a"}],
+        }
+        assert (store.directory / "provenance.json.quarantine").read_bytes() == damage
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,111 @@
+"""How a command ends and prints: its exit code, one sentence on stderr, and escapes for what acts on a terminal."""
+
+import errno
+import io
+import os
+import pty
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kvsweep.command_line import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    LOCKED,
+    TERMINATED,
+    Terminated,
+    VisibleStream,
+    counted,
+    guard_streams,
+    one_sentence,
+)
+from kvsweep.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b1m\x7f\u202egnp.exe\u2028\ud83d"
+SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\x9b1m\\x7f\\u202egnp.exe\\u2028\\ud83d"
+MEND = "mend that or name another folder, then run the same command again."
+
+
+class Locked(UserError):
+    exit_code = LOCKED
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (UserError("x=1 is\nwrong:  use 2."), BAD_INPUT, "x=1 is wrong: use 2."),
+        (UserError(f"x={ESCAPES} is wrong."), BAD_INPUT, f"x={SHOWN} is wrong.".replace("\\u2028", " ")),
+        (Locked("held."), LOCKED, "held."),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted; go on."),
+        (Terminated(), TERMINATED, "interrupted; go on."),
+        (MemoryError(), FAILED, "the memory does not suffice; what is stored stays."),
+        (OSError(errno.ENOSPC, "No space left on device"), BAD_INPUT, f"No space left on device: {MEND}"),
+        (OSError(errno.EROFS, "Read-only file system", "a/b"), BAD_INPUT, f"a/b: Read-only file system: {MEND}"),
+    ],
+)
+def test_an_end_in_one_sentence(
+    error: BaseException, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, one_sentence("kvsweep x", "interrupted; go on."):
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err == f"kvsweep x: error: {sentence}\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), FileNotFoundError(errno.ENOENT, "a bug")])
+def test_other_errors_keep_their_traceback(error: Exception) -> None:
+    with pytest.raises(type(error), match="a bug"), one_sentence("kvsweep x"):
+        raise error
+
+
+def test_a_count_has_the_number_of_its_noun() -> None:
+    assert [counted(count, "cell") for count in (0, 1, "1", 2)] == ["0 cells", "1 cell", "1 cell", "2 cells"]
+
+
+def test_a_stream_shows_what_would_act_on_a_terminal() -> None:
+    under = io.StringIO()
+    stream = VisibleStream(under)
+    print(f"a\tb {ESCAPES}", file=stream)
+    stream.writelines(["\rbar", "a\rb"])
+    assert under.getvalue() == f"a\tb {SHOWN}\n\rbara\\rb"
+    assert stream.write(ESCAPES) == len(ESCAPES)
+
+
+def test_a_terminal_of_few_characters_gets_escapes_and_the_colours_of_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    under = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", under)
+    guard_streams()
+    guard_streams()
+    assert sys.stdout.rich_proxied_file is under  # type: ignore[attr-defined]
+    Console(force_terminal=True, color_system="standard").print("[red]表[/red]")
+    print("47.3 ± 2.1 \x1b")
+    sys.stdout.flush()
+    assert under.buffer.getvalue() == b"\x1b[31m\\u8868\x1b[0m\n47.3 \\xb1 2.1 \\x1b\n"  # type: ignore[attr-defined]
+
+
+def test_a_progress_bar_moves_on_a_terminal_and_the_text_in_it_does_not() -> None:
+    program = (
+        "import tqdm\n"
+        "from kvsweep.command_line import one_sentence\n"
+        "with one_sentence('x'):\n"
+        f"    for _ in tqdm.tqdm(range(3), desc={ESCAPES!r}, mininterval=0): pass\n"
+    )
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 200))
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=follower, stdout=follower, stderr=follower, env=env
+    )
+    assert process.wait(60) == 0
+    said = os.read(leader, 1 << 16)
+    os.close(follower)
+    os.close(leader)
+    assert said.count(b"\r") >= 3
+    assert b"3/3" in said
+    assert not set(said) & {0x1B, 0x07, 0x9B, 0x7F}

@@ -1,0 +1,164 @@
+"""Workers: a call that hangs, crashes or fills the memory costs its own result alone, and no process is left over."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvsweep.errors import UserError
+from kvsweep.workers import Workers
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def call(what: str, path: str = "") -> int:
+    """Sleep, die, raise or return the worker's process id, as `what` says."""
+    print("a library that prints")
+    if what == "slow":
+        time.sleep(0.3)
+    if what == "sleep" or (what == "once" and not Path(path).exists()):
+        Path(path or os.devnull).touch()
+        time.sleep(60)
+    if what == "die":
+        os._exit(3)
+    if what == "raise":
+        raise ArithmeticError("no sense")
+    if what == "fill":
+        bytearray(6 << 30)
+    if what == "note":
+        Path(path).with_name(f"began-{os.getpid()}").touch()
+        time.sleep(0.3)
+    return os.getpid()
+
+
+def heavy() -> list[str]:
+    return [name for name in sys.modules if name.split(".")[0] in ("torch", "transformers", "datasets")]
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_call_that_hangs_dies_or_fills_the_memory_costs_its_result_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    lost = {3: "sleep", 4: "die", 5: "fill", 9: "sleep"}
+    with Workers(workers=2, timeout_s=0.5) as workers:
+        started = time.perf_counter()
+        results = workers.map(call, [(lost.get(number, "ok"),) for number in range(12)])
+        assert time.perf_counter() - started < 12
+    assert [number for number, pid in enumerate(results) if pid is None] == list(lost)
+    assert all(is_gone(pid) for pid in results if pid)
+    assert capfd.readouterr().out == ""
+
+
+def test_few_calls_keep_every_worker_busy_and_workers_are_reused() -> None:
+    with Workers(workers=2) as workers:
+        used = set(workers.map(call, [("slow",)] * 4))
+        assert len(used) == 2
+        assert set(workers.map(call, [("ok",)] * 20)) <= used
+        assert workers.map(call, []) == []
+
+
+def test_a_call_that_overran_once_is_tried_again(tmp_path: Path) -> None:
+    with Workers(workers=1, timeout_s=0.5) as workers:
+        assert None not in workers.map(call, [("ok",), ("once", str(tmp_path / "mark")), ("ok",)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_is_killed_between_calls_is_replaced(number: int) -> None:
+    with Workers(workers=1) as workers:
+        [pid] = workers.map(call, [("ok",)])
+        assert pid is not None
+        os.kill(pid, number)
+        [other] = workers.map(call, [("ok",)])
+        assert other not in (None, pid)
+        time.sleep(0.5)
+        assert workers.map(call, [("ok",)]) == [other]
+
+
+def test_an_error_of_the_function_is_raised_and_the_workers_go_on() -> None:
+    with Workers(workers=1) as workers:
+        with pytest.raises(ArithmeticError, match="no sense"):
+            workers.map(call, [("raise",), ("sleep",)])
+        assert None not in workers.map(call, [("ok",)])
+
+
+@pytest.mark.parametrize("whom", ["parent", "workers", "both"])
+@pytest.mark.slow_unless(rule=lambda whom: whom == "both")
+def test_a_process_that_is_stopped_for_a_while_loses_no_result(tmp_path: Path, whom: str) -> None:
+    """A freeze of several times the time limit, while each call takes a part of that limit."""
+    program = (
+        "from tests.test_workers import call; from kvsweep.workers import Workers\n"
+        "with Workers(workers=2, timeout_s=1.5) as workers:\n"
+        f"    print(None in workers.map(call, [('note', {str(tmp_path / 'x')!r})] * 10))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    pids: list[int] = []
+    while len(pids) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+        pids = [int(path.name.removeprefix("began-")) for path in tmp_path.glob("began-*")]
+    frozen = {"parent": [process.pid], "workers": pids, "both": [process.pid, *pids]}[whom]
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.0 if whom == "workers" else 4)
+    for pid in reversed(frozen):
+        os.kill(pid, signal.SIGCONT)
+    assert process.communicate(timeout=60)[0].strip() == "False"
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "from tests.test_workers import call; from kvsweep.workers import Workers\n"
+        f"Workers(workers=1).map(call, [('sleep', {str(tmp_path / 'mark')!r}), ('ok',)])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE)
+    while not (tmp_path / "mark").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    # The workers hold the other end of stderr as long as they live.
+    assert b"Traceback" not in process.communicate(timeout=10)[1]
+
+
+def test_a_main_module_without_a_guard_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("from kvsweep.workers import Workers\nWorkers(workers=1).map(len, [('ok',)])\n")
+    run = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert "no worker process started" in run.stderr
+
+
+def test_a_worker_does_not_import_what_its_parent_has() -> None:
+    import torch
+
+    assert torch.__name__ in sys.modules
+    with Workers(workers=1) as workers:
+        assert workers.map(heavy, [()]) == [[]]
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Workers]:
+    with Workers(workers=1) as workers:
+        yield workers
+
+
+def test_large_texts_and_half_characters_pass_through(one: Workers) -> None:
+    assert one.map(len, [("é" * 1_000_000,), ("\ud800",)]) == [1_000_000, 1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "timeout_s"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, float("nan")), (1, float("inf"))]
+)
+def test_numbers_out_of_range_are_one_sentence(workers: int, timeout_s: float) -> None:
+    with pytest.raises(UserError, match=r"^(workers|timeout)=\S+ must be [^.]*; leave it out for [^.]*\.$"):
+        Workers(workers=workers, timeout_s=timeout_s)
