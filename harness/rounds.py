@@ -3,13 +3,15 @@
 `until=decided` has rounds of draws. After each round every cell is compared with the full cache of its grid, and a cell
 that is shown to lose less than the margin, or more, gets no more draws. `screen=` replays known texts first and leaves
 out the cells whose texts read worst. Both depend on stored rows and the command's settings alone, so the same command
-goes on where it stopped; under SLURM the same command submits the next round.
+goes on where it stopped. SLURM gets all rounds in one submission, and each array waits for the one before.
 """
 
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -28,6 +30,7 @@ from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
 from kvsweep.harness.sweep.store import CellStore
+from kvsweep.tasks import TaskStatus
 
 
 class UnfinishedRoundError(UserError):
@@ -99,28 +102,64 @@ def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
 def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     """Launch the jobs round by round; False if no cell lacked anything.
 
-    A job whose round failed has no later rounds; the other jobs go on, and then the first error is raised.
+    A launcher that does not wait gets all rounds at once. A job whose round failed has no later rounds; the other jobs
+    go on, and then the first error is raised.
     """
     started, failures = False, list[Exception]()
-    rounds = max(len(_stages(job)) for job in jobs)
-    for number in range(rounds):
-        parts = []
-        for job in (job for job in jobs if number < len(_stages(job))):
-            try:
-                parts.append(_part(job, number))
-            except UnfinishedRoundError as error:
-                failures.append(error)
+    for number in range(max(len(_stages(job)) for job in jobs)):
+        parts, unfinished = _parts(jobs, number)
+        failures += unfinished
         try:
-            started |= start(parts, launcher, decode_all)
+            if launcher.waits:
+                started |= start([(parts, decode_all)], launcher)
+            elif any(part.unfinished_cells() for part in parts):
+                started = _submit(jobs, launcher, number)
+                break
         except Exception as error:
             failures.append(error)
-        if started and not launcher.waits:
-            if number + 1 < rounds:
-                print(f"round {number + 1} of {rounds}: when it has ended, the same command submits the next one")
-            break
     if failures:
         raise failures[0]
     return started
+
+
+def _submit(jobs: Sequence[Job], launcher: Launcher, first: int) -> bool:
+    """Hand the rounds from the first unfinished one on to a launcher that does not wait; a task finds what it lacks."""
+    last = max(len(_stages(job)) for job in jobs)
+    return start([(_with_round(jobs, n), partial(decode_round, n)) for n in range(first, last)], launcher)
+
+
+def _with_round(jobs: Sequence[Job], number: int) -> list[Job]:
+    return [job for job in jobs if number < len(_stages(job))]
+
+
+def decode_round(number: int, jobs: Sequence[Job]) -> list[Exception]:
+    """As `decode_all`, of the cells that the rounds before have not decided; the next round's task then waits."""
+    parts, failures = _parts(jobs, number)
+    failures += decode_all(parts)
+    for job in jobs:
+        if failures or number + 1 < len(_stages(job)):
+            _note_wait(job, str(failures[0]) if failures else None)
+    return failures
+
+
+def _note_wait(job: Job, error: str | None) -> None:
+    """Write into the status of a task that ran, or was to run, that the next round waits, or why it cannot begin."""
+    with suppress(OSError, ValueError):
+        status = TaskStatus.read(TaskStatus.path(job.run_directory, job.status("queued").task))
+        if status.state in ("queued", "done"):
+            status.state, status.error = ("stopped", error) if error else ("queued", None)
+            status.write(job.run_directory)
+
+
+def _parts(jobs: Sequence[Job], number: int) -> tuple[list[Job], list[Exception]]:
+    """The jobs of one round, and the errors of those that cannot begin it."""
+    parts, failures = list[Job](), list[Exception]()
+    for job in _with_round(jobs, number):
+        try:
+            parts.append(_part(job, number))
+        except UnfinishedRoundError as error:
+            failures.append(error)
+    return parts, failures
 
 
 def _stages(job: Job) -> list[int]:
@@ -189,7 +228,7 @@ def _replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list
         if not all(job.cells for job in full):
             replayed = "replay= and screen= replay the full cache's texts"
             raise UserError(f"{replayed}: add full to grid.policy, or give texts=.")
-        start(full, launcher, decode_all)
+        start([(full, decode_all)], launcher)
     replays = [ReplayJob.of(job, ReplayConfig(texts=plan.texts)) for job in jobs]
     start_replay(replays, launcher)
     if plan.replay == "only":

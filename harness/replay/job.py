@@ -66,7 +66,7 @@ class ReplayJob(Job):
 
 def start_replay(jobs: Sequence[ReplayJob], launcher: Launcher) -> None:
     """Start replays by a launcher, and print what they found, or the command that shows their progress."""
-    start(jobs, launcher, replay_all)
+    start([(jobs, replay_all)], launcher)
     for directory, file in dict.fromkeys((job.run_directory, job.replay.file) for job in jobs):
         if launcher.waits:
             from kvsweep.analysis.report.gallery import write_fidelity  # imports pandas

@@ -37,6 +37,7 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 Task = Sequence[Job]
 # What a process does with its jobs; returns the errors of the jobs that failed.
 Work = Callable[[Any], list[Exception]]
+Round = tuple[Sequence[Task], Work]
 
 
 class FailedTasksError(UserError):
@@ -63,16 +64,20 @@ class Launcher(ABC):
             checked_implementation(job.impl, check_available)
 
     @abstractmethod
-    def start(self, tasks: Sequence[Task], work: Work) -> None:
-        """Mark the tasks as queued, and start them."""
+    def start(self, rounds: Sequence[Round]) -> None:
+        """Mark the first round's tasks as queued, and start them; a later round begins when the one before has ended.
+
+        A launcher that waits gets one round at a time.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inline(Launcher):
     """Runs the jobs in this process."""
 
-    def start(self, tasks: Sequence[Task], work: Work) -> None:
+    def start(self, rounds: Sequence[Round]) -> None:
         """Run all jobs, then raise the error of the first one that failed."""
+        [(tasks, work)] = rounds
         queue(tasks)
         if failures := work([job for task in tasks for job in task]):
             raise failures[0]
@@ -91,8 +96,9 @@ class Local(Launcher):
             unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
             raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
 
-    def start(self, tasks: Sequence[Task], work: Work) -> None:
+    def start(self, rounds: Sequence[Round]) -> None:
         """Run the tasks; raises a FailedTasksError after the last one if any failed."""
+        [(tasks, work)] = rounds
         queue(tasks)
         with Board([job for task in tasks for job in task]):
             failed = self._run(tasks, work)
@@ -156,14 +162,18 @@ class RunJobs(Checkpointable):
             raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
 
 
-def start(jobs: Sequence[Job], launcher: Launcher, work: Work) -> bool:
-    """Start the tasks that lack something; False if none does. An error of the launcher passes."""
-    if not any(job.unfinished_cells() for job in jobs):
+def start(rounds: Sequence[tuple[Sequence[Job], Work]], launcher: Launcher) -> bool:
+    """Start the tasks that lack something, round by round; False if none does. An error of the launcher passes."""
+    now = rounds[0][0]
+    if not any(job.unfinished_cells() for job in now):
         return False
-    launcher.check(jobs)
-    tasks = [task for task in split(jobs, launcher) if any(job.unfinished_cells() for job in task)]
-    launcher.start(tasks, work)
+    launcher.check(now)
+    launcher.start([([task for task in split(jobs, launcher) if _lacks(task)], work) for jobs, work in rounds])
     return True
+
+
+def _lacks(task: Task) -> bool:
+    return any(job.unfinished_cells() for job in task)
 
 
 def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) -> None:
@@ -257,16 +267,18 @@ class Slurm(Launcher):
             mend = "submit from a login node of a SLURM cluster"
             raise UserError(f"launcher=slurm finds no srun on this machine: {mend}.")
 
-    def start(self, tasks: Sequence[Task], work: Work) -> None:
-        ahead = _jobs_ahead([job for task in tasks for job in task])
-        queued = queue(tasks)
-        try:
-            submitted = self._submit(tasks, work, ahead)
-        except BaseException:
-            for path in queued:
-                path.unlink(missing_ok=True)
-            raise
-        print(f"submitted {counted(len(tasks), 'task')} as job {submitted[0].job_id.partition('_')[0]}")
+    def start(self, rounds: Sequence[Round]) -> None:
+        first, _ = rounds[0]
+        ahead, queued = _jobs_ahead([job for task in first for job in task]), queue(first)
+        for tasks, work in rounds:
+            try:
+                submitted = self._submit(tasks, work, ahead)
+            except BaseException:
+                for path in queued:
+                    path.unlink(missing_ok=True)
+                raise
+            ahead, queued = [submitted[0].job_id.partition("_")[0]], []
+            print(f"submitted {counted(len(tasks), 'task')} as job {ahead[0]}")
 
     def _submit(self, tasks: Sequence[Task], work: Work, ahead: Sequence[str]) -> list[submitit.Job[None]]:
         """Hand the tasks to SLURM as one array, which waits for the end of the jobs `ahead`."""

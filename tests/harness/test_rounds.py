@@ -1,6 +1,7 @@
 """Sequential sweeps: every cell gets the draws that decide it and no more, however the work is divided or stopped."""
 
 import json
+import pickle
 import signal
 import time
 from collections import Counter
@@ -15,13 +16,14 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.noninferiority import decide_grid, decide_rounds
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.rounds import ReplayPlan, decided_cells, run
+from kvsweep.harness.rounds import ReplayPlan, decided_cells, decode_round, run
 from kvsweep.harness.sweep import execute as executing
 from kvsweep.harness.sweep import launch
 from kvsweep.harness.sweep.job import make_job, rounds_until
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
+from kvsweep.tasks import read_tasks
 from tests.harness.sweep import rounds_grades
 
 GRID = ["benchmark=toy_add", "grid.policy=[full,random]", "grid.keep_ratio=[0.2,0.6]", "grid.budget=[40,58,64]"]
@@ -190,7 +192,9 @@ def test_a_killed_run_ends_alike_with_other_shards(expected, settings, start_kvs
     assert rows(run) == expected
 
 
-def test_slurm_gets_one_round_and_the_same_command_submits_the_next(whole, settings, compose, monkeypatch, capsys):
+def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
+    whole, settings, compose, monkeypatch, capsys
+):
     monkeypatch.setattr(launch.shutil, "which", lambda name: name)
     submitted = []
 
@@ -200,27 +204,40 @@ def test_slurm_gets_one_round_and_the_same_command_submits_the_next(whole, setti
             return 2
 
         def map_array(self, function, tasks):
-            submitted.append((self._make_submission_file_text("run", "uid"), tasks))
-            for task in tasks:  # SLURM would run them
-                assert not function(task)
+            submitted.append((self._make_submission_file_text("run", "uid"), function, tasks))
             return [submitit.SlurmJob("logs", f"{len(submitted)}00_{i}") for i, _ in enumerate(tasks)]
 
     monkeypatch.setattr(launch.submitit, "SlurmExecutor", Executor)
     job = make_job(compose(*settings, DECIDED))
     launcher = launch.Slurm(shards=2, additional={"dependency": "singleton", "exclude": "node7"})
-    for number, draws in enumerate((2, 4, 8), start=1):
-        run([job], launcher, ReplayPlan())
-        assert [[[part.draws for part in task] for task in tasks] for _, tasks in submitted[number - 1 :]] == [
-            [[draws], [draws]]
-        ]
-        said = f"round {number} of 3: when it has ended, the same command submits the next one"
-        assert (said in capsys.readouterr().out) == (number < 3)
-    assert all("dependency=singleton" in text and "exclude=node7" in text for text, _ in submitted)
+    run([job], launcher, ReplayPlan())
+    asked = [[line for line in text.splitlines() if "dependency" in line] for text, *_ in submitted]
+    assert asked == [
+        [f"#SBATCH --dependency={after}"] for after in ("singleton", "singleton,afterany:100", "singleton,afterany:200")
+    ]
+    assert all("exclude=node7" in text for text, *_ in submitted)
+    assert "submitted 2 tasks as job 300" in capsys.readouterr().out
+    monkeypatch.setattr("kvsweep.tasks.waiting_jobs", lambda *_: {"200_0": "", "200_1": "", "300_0": "", "300_1": ""})
+    for number, (_, function, tasks) in enumerate(submitted):  # SLURM would run them
+        if number == 1:
+            assert {task.state for task in read_tasks(job.run_directory)} == {"queued"}
+        for task in pickle.loads(pickle.dumps(tasks)):
+            assert not pickle.loads(pickle.dumps(function))(task)
     assert rows(job.run_directory) == {
         c: [line for line in lines if json.loads(line)["draw"] < decided_draws(job)[c]] for c, lines in whole.items()
     }
     run([job], launcher, ReplayPlan())
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, compose):
+    job = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
+    assert not decode_round(0, [job])
+    [error] = decode_round(1, [job])
+    [task] = read_tasks(job.run_directory)
+    assert task.state == "stopped"
+    assert task.error == str(error)
+    assert "wait until all shards have stored those" in task.error
 
 
 def decided_draws(job):

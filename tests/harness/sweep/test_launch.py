@@ -23,7 +23,8 @@ class Listed(Launcher):
     waits = False
     file: Path
 
-    def start(self, tasks, work):
+    def start(self, rounds):
+        [(tasks, work)] = rounds
         queue(tasks)
         lines = [f"{job.name} {job.shard}" for task in tasks for job in task]
         self.file.write_text(" | ".join(lines))
