@@ -20,9 +20,6 @@ from kvsweep.kernels.reference import Attended, whole_kivi_rows, whole_rows
 # Tokens of a chunk for which each row is held once more, so that little memory beside the cache is needed.
 _COPIED_TOKENS = 16
 
-# A product over dense rows takes a quarter of the time of copying as many and multiplying those.
-_DENSE_ROWS = 4
-
 
 class Storage(ABC):
     """The rows of all slots and layers."""
@@ -95,9 +92,6 @@ class WholeRows(Storage):
     def _attend(self, layer: int, piece: Piece, query: Tensor, how: Mapping[str, Any]) -> Attended:
         cache = self.cache
         seen = cache.seen(piece.slots)
-        # torch copies rows of 16 bits that do not lie densely before it multiplies them on the processor.
-        if piece.count == 1 and self.keys[layer].itemsize == 2 and cache.device.type == "cpu":
-            seen = cache.capacity if cache.capacity <= _DENSE_ROWS * seen else seen
         keys, values = self.keys[layer][piece.slots, :, :seen], self.values[layer][piece.slots, :, :seen]
         if piece.count == 1:
             return cache.operations.decode_attention(query, keys, values, cache.step_lengths[piece.tokens], **how)

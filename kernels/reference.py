@@ -25,6 +25,8 @@ Attended = tuple[Tensor, Tensor | None]  # output, and the mass where it is want
 # Rows per product of weights and values, by the bytes of a number. torch splits the sum of a larger product at places
 # that depend on the number of rows.
 _VALUES_BLOCK = {8: 128, 4: 128, 2: 1024}
+# Numbers of 16 bits that a processor widens together, for as many slots as they make: they stay in its cache.
+_WIDENED_NUMBERS = 1 << 20
 # With at most this many query heads per key head the product's bits do not depend on HEAD_BLOCK, so none are added.
 _FEW_HEADS = 2
 
@@ -86,11 +88,11 @@ def _product(tokens: int, weight: Tensor, bias: Tensor | None) -> Product:
     """
     shape = (tokens, weight.shape, weight.stride(), weight.dtype, bias is None, torch.get_num_threads())
     if shape not in _products:
+        forms: list[Product] = [functional.linear, _across]
         one_by_one: Product = partial(_in_blocks, functional.linear, 1)
-        rounds_alike = (form for form in (functional.linear, _across) if _alike(form, form, TOKEN_BLOCK, weight, bias))
+        rounds_alike = (form for form in forms if _alike(form, form, TOKEN_BLOCK, weight, bias))
         in_a_block = next(rounds_alike, one_by_one)
-        forms = dict.fromkeys((in_a_block, functional.linear, _across))
-        whole = (form for form in forms if _alike(form, in_a_block, tokens, weight, bias))
+        whole = (form for form in dict.fromkeys([in_a_block, *forms]) if _alike(form, in_a_block, tokens, weight, bias))
         _products[shape] = next(whole, partial(_in_blocks, in_a_block, TOKEN_BLOCK))
     return _products[shape]
 
@@ -138,7 +140,13 @@ def decode_attention(
     `scaling`, usually head_dim ** -0.5, multiplies the logits; `sinks` [q_heads] are logits beside each query head's
     rows; `softcap` as in `capped`. Returns output [slots, q_heads, head_dim], and with `return_mass` the probabilities
     summed over each group of query heads, [slots, kv_heads, capacity].
+
+    Logits are float32 at least, also of rows in 16 bits: biases of queries and keys (Qwen2) lift all logits of a row of
+    queries far above their differences, which 8 or 11 bits would round away.
     """
+    how: dict[str, Any] = {"scaling": scaling, "return_mass": return_mass, "sinks": sinks, "softcap": softcap}
+    if keys.itemsize == 2 and keys.device.type == "cpu":
+        return _attend_widened(query, keys, values, lengths, how)
     slots, kv_heads, capacity, head_dim = keys.shape
     grouped = query.reshape(slots, kv_heads, -1, head_dim)  # [slots, kv_heads, group, head_dim]
     group = grouped.shape[2]
@@ -149,12 +157,34 @@ def decode_attention(
         grouped = pad(grouped, (0, 0, 0, more))
         sinks = None if sinks is None else pad(sinks, (0, 0, 0, more))
     live = torch.arange(capacity, device=lengths.device) < lengths.reshape(slots, -1, 1)  # [slots, kv_heads or 1, rows]
-    logits = capped(torch.matmul(grouped * scaling, keys.transpose(-1, -2)), softcap)
+    logits = capped(_logits(grouped, keys, scaling), softcap)
     logits.masked_fill_(~live[:, :, None], float("-inf"))
     weights = attention_weights(logits, sinks)  # [slots, kv_heads, group or more, capacity]
     output = _mix(weights.to(values.dtype), values)[:, :, :group].reshape(slots, -1, head_dim)
     # sum(dim=2) would add the heads in an order that depends on the number of rows.
     return output, reduce(torch.add, weights.unbind(dim=2)[:group]) if return_mass else None
+
+
+def _attend_widened(query: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, how: dict[str, Any]) -> Attended:
+    """Attend in float32 over rows of 16 bits, a few slots at a time; a processor's own products round logits."""
+    few = max(1, _WIDENED_NUMBERS // keys[0].numel())
+    parts = zip(*(tensor.split(few) for tensor in (query, keys, values, lengths)), strict=True)
+    found = [decode_attention(_wide(q), _wide(k), _wide(v), its, **how) for q, k, v, its in parts]
+    output = torch.cat([output for output, _ in found]).to(query.dtype)
+    return output, torch.cat([mass for _, mass in found if mass is not None]) if how["return_mass"] else None
+
+
+def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
+    """Scaled products [..., queries, rows] of query [..., queries, head_dim] and keys [..., rows, head_dim].
+
+    float32 at least; on a GPU the product of 16-bit numbers is written in float32, so that no row is copied.
+    """
+    columns = keys.transpose(-1, -2)
+    if keys.is_cuda and keys.itemsize == 2:
+        batch = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
+        queries, columns = (tensor.expand(*batch, -1, -1).flatten(0, -3) for tensor in (query, columns))
+        return (torch.bmm(queries, columns, torch.float32) * scaling).unflatten(0, batch)
+    return torch.matmul(_wide(query) * scaling, _wide(columns))
 
 
 def chunk_attention(
@@ -187,7 +217,7 @@ def chunk_attention(
         )
         return output[0].transpose(0, 1), None
     grouped = query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, head_dim]
-    logits = capped(torch.matmul(grouped * scaling, keys[:, None].transpose(-1, -2)), softcap) + unseen
+    logits = capped(_logits(grouped, keys[:, None], scaling), softcap) + unseen
     weights = attention_weights(logits, None if sinks is None else sinks.view(kv_heads, -1, 1, 1))
     output = torch.matmul(weights.to(values.dtype), values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
     return output, weights.sum(dim=1).transpose(0, 1) if return_mass else None

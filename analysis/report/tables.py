@@ -48,7 +48,7 @@ def summary_table(directory: Path | str) -> str:
     scores = cell_scores(run)
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
-    notes = [f"note: {sentence}" for sentence in unanswered(run)]
+    notes = [f"note: {sentence}" for sentence in (*unanswered(run), *not_finite(run))]
     return "\n\n".join([*tables, "\n".join([NOTE, SUMMARY_NOTE, *notes])])
 
 
@@ -68,6 +68,19 @@ def unanswered(run: Run) -> list[str]:
             f"See `kvsweep grade {shlex.quote(str(run.directory))}` with {' or '.join(examples)}."
         )
     return sentences
+
+
+def not_finite(run: Run) -> list[str]:
+    """A sentence for each model and benchmark with texts that ended because their logits were NaN or infinite."""
+    broken = run.completions[run.completions["stop_reason"] == "not_finite"]
+    counts = broken.groupby("cell_id", observed=True).size()
+    cells = run.cells.assign(texts=run.cells["cell_id"].map(counts).astype("float64")).dropna(subset="texts")
+    return [
+        f"{model} | {benchmark}: {counted(int(ours['texts'].sum()), 'text')} of {counted(len(ours), 'cell')} ended "
+        "because logits were NaN or infinite, and count as wrong. The network is the cause, not the policy: take "
+        "model.dtype=bfloat16 or float32, or look at the weights."
+        for (model, benchmark), ours in cells.groupby(["model_title", "benchmark_title"], sort=False)
+    ]
 
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:

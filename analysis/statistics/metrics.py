@@ -269,6 +269,7 @@ def _completion_means(run: Run) -> pd.DataFrame:
     rows = completions.assign(
         packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
+        not_finite=completions["stop_reason"] == "not_finite",
         evicted=completions["evictions"] > 0,
         # The last token of a text is drawn but never enters the cache.
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
@@ -276,9 +277,9 @@ def _completion_means(run: Run) -> pd.DataFrame:
     ).join(cache_rows(completions))
     groups = rows.groupby("cell_id", observed=True)
     shares, counts = ["evicted", "packed", "full_length", "own_length"], ["thinking_tokens", "peak_length", "evictions"]
-    table = groups[["hit_limit", "num_tokens", *counts, *shares]].mean()
+    table = groups[["hit_limit", "not_finite", "num_tokens", *counts, *shares]].mean()
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
-    table.insert(4, "max_peak_length", groups["peak_length"].max())
+    table.insert(5, "max_peak_length", groups["peak_length"].max())
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
     peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
     table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum()

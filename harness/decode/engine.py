@@ -294,6 +294,8 @@ class Engine:
         self.table.ends.flags[:live] = torch.isin(written, self.stop_ids)
         if self.decoding.stop_on_loop:
             self.table.ends.flags[:live] |= self.table.looping()
+        self.table.broken[:live] |= ~logits.amax(dim=-1).isfinite()  # NaN is the largest
+        self.table.ends.flags[:live] |= self.table.broken[:live]
 
     def _finish_ended(self, *, late: int) -> list[tuple[str, Completion]]:
         """Take out the texts that ended `late` steps ago, for each of their branches, without the tokens since."""
@@ -311,8 +313,10 @@ class Engine:
 
     def _completion(self, slot: int) -> Completion:
         request, evictions = self.table[slot].request, self.table[slot].evictions
-        ids = self.table.text(slot).tolist()
-        stopped = ids[-1] in self.model.stop_ids
+        ids, broken = self.table.text(slot).tolist(), bool(self.table.broken[slot])
+        if broken:
+            ids.pop()  # the token that was drawn from such logits means nothing
+        stopped = not broken and ids[-1] in self.model.stop_ids
         cut_off: StopReason = "length" if len(ids) == self.decoding.max_new_tokens else "loop"
         thinking = self.model.thinking_tokens(ids)
         return Completion(
@@ -323,7 +327,7 @@ class Engine:
             num_tokens=len(ids),
             prompt_tokens=len(request.prompt_ids),
             thinking_tokens=len(ids) if thinking is None and self.model.thinks else thinking or 0,
-            stop_reason="stop" if stopped else cut_off,
+            stop_reason="not_finite" if broken else "stop" if stopped else cut_off,
             evictions=evictions,
             fork_step=evictions[0].step if evictions else None,
             peak_length=max([int(self.cache.lengths[slot]), *(e.length_before for e in evictions)]),

@@ -72,8 +72,9 @@ class SlotTable:
     On the host lie `generated`, the tokens written; `forced`, how many of the first the request gives; `limits`, at
     which the text is cut off; `triggers`, the cache length that makes the next step evict. On the device lie `tokens`
     and `positions`, what to feed next; `streams`, the keys of random numbers; `written` [slots, max_new_tokens], where
-    the tokens that a request gives lie from the start; `counts`, as `generated`; `ends`; and `agreeing`: for each
-    period of a loop, the tokens at the end of the text that equal the token one period before, [slots, periods].
+    the tokens that a request gives lie from the start; `counts`, as `generated`; `ends`; `broken`, whether the newest
+    token was drawn from logits that are not finite; and `agreeing`: for each period of a loop, the tokens at the end of
+    the text that equal the token one period before, [slots, periods].
     """
 
     def __init__(self, cache: SlotCache, *, max_new_tokens: int, find_loops: bool = False) -> None:
@@ -85,10 +86,11 @@ class SlotTable:
         self.tokens, self.positions, self.streams, self.counts = (torch.zeros_like(cache.slot_ids) for _ in range(4))
         self.written = torch.zeros(cache.slots, max_new_tokens, dtype=torch.int64, device=device)
         self.ends = EndFlags(cache.slots, device)
+        self.broken = torch.zeros(cache.slots, dtype=torch.bool, device=device)
         self._periods = torch.arange(1, max_new_tokens // LEAST_REPEATS * find_loops + 1, device=device)
         self.agreeing = torch.zeros(cache.slots, len(self._periods), dtype=torch.int64, device=device)
         on_host = self.generated, self.forced, self.limits, self.triggers
-        on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags
+        on_device = self.tokens, self.positions, self.streams, self.counts, self.written, self.ends.flags, self.broken
         self._columns: tuple[Any, ...] = (self._states, *on_host, *on_device, self.agreeing)
 
     def __getitem__(self, slot: int) -> SlotState:
@@ -133,7 +135,7 @@ class SlotTable:
         self.limits[slot] = len(request.forced) if request.replayed else self.written.shape[1]
         self.written[slot, : len(request.forced)] = torch.tensor(request.forced, dtype=torch.int64)
         self.tokens[slot], self.positions[slot] = request.prompt_ids[-1], len(request.prefilled_ids)
-        self.streams[slot], self.agreeing[slot] = stream, 0
+        self.streams[slot], self.agreeing[slot], self.broken[slot] = stream, 0, False
         return slot
 
     def append(self, drawn: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -244,6 +244,37 @@ class LoadedModel:
             kept = [(layer.conv_states[0], layer.recurrent_states[0]) for layer in linears]
             first.states = [[state[0] for state in states if state is not None] for states in kept]
         return hidden
+
+    def not_finite_in(self, ids: Sequence[int]) -> str:
+        """The part of the network whose output for this text is the first that is not finite, for a message."""
+        layers = next(
+            module
+            for module in self.network.modules()
+            if isinstance(module, nn.ModuleList) and len(module) == len(self.shape.layer_kinds)
+        )
+        broken = list[int]()
+
+        def look(index: int, _: nn.Module, __: Any, output: Any) -> None:
+            if not (output[0] if isinstance(output, tuple) else output).isfinite().all():
+                broken.append(index)
+
+        hooks = [layer.register_forward_hook(partial(look, index)) for index, layer in enumerate(layers)]
+        try:
+            with torch.inference_mode():
+                hidden = self.read(torch.tensor([ids], device=self.device), 0, Prefill(), self.new_cache())
+                logits = self.logits(hidden[0, -1:])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if broken:
+            return f"layer {broken[0] + 1} of {len(layers)}"
+        return "the cache" if logits.isfinite().all() else "the product behind the last layer"
+
+    def check_finite(self, hidden: Tensor, ids: Sequence[int], text: str) -> None:
+        """Raise a UserError that names the layer if last hidden states of a text are NaN or infinite."""
+        if not bool(hidden.isfinite().all()):
+            place = f"{text} has hidden states that are NaN or infinite, first in {self.not_finite_in(ids)}"
+            raise UserError(f"{place}: take model.dtype=bfloat16 or float32, or look at the weights.")
 
     def logits(self, hidden: Tensor, linear: Linear = functional.linear) -> Tensor:
         """Logits [slots, vocabulary] of hidden states [slots, hidden_size]; `linear` multiplies."""

@@ -58,7 +58,9 @@ def read_whole(model: LoadedModel, token_ids: Sequence[int], prefill: Prefill) -
     """The last hidden states [length, hidden_size] of a whole text, read in one forward that `prefill` observes."""
     model.check_length(len(token_ids))
     ids = torch.tensor([token_ids], device=model.device)
-    return model.read(ids, 0, prefill, model.new_cache() if model.shape.states else None)[0]
+    hidden = model.read(ids, 0, prefill, model.new_cache() if model.shape.states else None)[0]
+    model.check_finite(hidden, token_ids, f"a text of {len(token_ids)} tokens")
+    return hidden
 
 
 @torch.inference_mode()

@@ -105,9 +105,11 @@ def _read(model: LoadedModel, engine: Engine, requests: Sequence[Request]) -> di
     references = {}
     for request in requests:
         hidden = torch.cat(states[request.key])
+        ids, text = [*request.prompt_ids, *request.forced], f"text {request.problem_id!r:.80}, draw {request.draw}"
+        model.check_finite(hidden, ids, f"the full cache's replay of {text}")
         numbers, size = [], _tokens_at_once(model)
-        ids = torch.tensor(request.forced, device=hidden.device)
-        for part, following in zip(hidden.split(size), ids.split(size), strict=True):
+        taken = torch.tensor(request.forced, device=hidden.device)
+        for part, following in zip(hidden.split(size), taken.split(size), strict=True):
             full = model.logits(part).float().log_softmax(dim=-1)
             numbers.append(torch.stack([full.gather(-1, following[:, None])[:, 0], -(full.exp() * full).sum(dim=-1)]))
         loglik, entropy = torch.cat(numbers, dim=1).double().numpy(force=True)
@@ -122,6 +124,10 @@ def _compare(model: LoadedModel, references: Mapping[Pair, Reference], step: Seq
         return
     parts = [(fed, slice(fed.start, fed.start + len(fed.hidden))) for fed in step]
     known = torch.cat([references[fed.request.key].hidden[at] for fed, at in parts])
+    for fed, at in parts:
+        asked = fed.request
+        text = f"cell {fed.cell_ids[0]}'s replay of text {asked.problem_id!r:.80}, draw {asked.draw}"
+        model.check_finite(fed.hidden, [*asked.prompt_ids, *asked.forced[: at.stop]], text)
     found = torch.cat([fed.hidden for fed, _ in parts])
     following = torch.tensor([i for fed, at in parts for i in fed.request.forced[at]])
     # Many cells read the same token of a text in a step; the full cache's distribution is computed once.

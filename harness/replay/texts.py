@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from kvsweep import records
+from kvsweep.command_line import counted
 from kvsweep.errors import UserError
 from kvsweep.files import digests
 from kvsweep.harness.decode.request import Branch, Request
@@ -93,6 +94,9 @@ def _of_full_cache(job: Job, limit: int | None) -> list[Text]:
         unwritten = f"the full cache has not written {len(lacking)} of the {len(wanted)} texts yet"
         mend = "run its cell first (policy=full), lower limit=, or give texts=FILE"
         raise UserError(f"{job.name}: {unwritten}: {mend}.")
+    if broken := [name for name, row in found.items() if row.stop_reason == "not_finite"]:
+        ended = f"of the full cache's texts, {counted(len(broken), 'text')} ended because logits were NaN or infinite"
+        raise UserError(f"{job.name}: {ended} ({broken[0]!r:.80}): take model.dtype=bfloat16 or float32.")
     texts = {name: tuple(found[name].token_ids) for name in job.problem_ids if name in wanted}
     return [Text(pair=(name, 0), prompt=questions[name], token_ids=ids) for name, ids in texts.items()]
 

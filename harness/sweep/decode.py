@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvsweep.command_line import counted
+from kvsweep.command_line import FAILED, counted
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.errors import UserError, plain_disk_errors
@@ -30,6 +30,15 @@ from kvsweep.harness.sweep.job import Job, checked_implementation
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import STATS_FILE, Completion, DecodeStats, Pair, content_hash
+
+# Texts that may end in logits that are not finite: more of them are no accident of a few problems.
+_MOST_NOT_FINITE = 5
+
+
+class NotFiniteError(UserError):
+    """The network computes numbers that are no numbers."""
+
+    exit_code = FAILED
 
 
 def decode(work: OpenCells) -> None:
@@ -183,6 +192,8 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     for cell_id, completion in engine.generate(requests):
         written[cell_id].append(completion.num_tokens)
         work.append(cell_id, completion)
+        if len(work.not_finite) > _MOST_NOT_FINITE:
+            raise _not_finite(work, model, completion)
     wall = time.perf_counter() - start
     parts = ("prefill", "decode", "forward", "sampling", "scoring", "eviction", "host", "first_token")
     whole: dict[str, Any] = {f"{part}_seconds": getattr(clock, part) for part in parts}
@@ -192,6 +203,14 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
     for cell_id, lengths in written.items():
         row = DecodeStats(**whole, tokens=sum(lengths), completions=len(lengths))
         work.stores[cell_id].append_row(STATS_FILE, row)
+
+
+def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> NotFiniteError:
+    [prompt] = [p.prompt for p in work.job.benchmark.problems if p.id == completion.problem_id]
+    texts = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
+    place = f"first in {model.not_finite_in([*model.prompt_ids(prompt), *completion.token_ids])}"
+    mend = "take model.dtype=bfloat16 or float32, or look at the weights"
+    return NotFiniteError(f"{work.job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {mend}.")
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:

@@ -178,13 +178,15 @@ def _cells_of_tasks(directory: Path, tasks: Sequence[TaskStatus]) -> dict[str, C
         done = (directory / cell_id / records.DONE_FILE).exists()
         states = {task.state for task in parts}
         # Several experiments may share a cell; they count its completions each.
-        finished, expected = Counter[str](), Counter[str]()
+        finished, expected, not_finite = Counter[str](), Counter[str](), Counter[str]()
         for task in parts:
             finished |= {task.shard: task.cells[cell_id].finished}
             expected |= {task.shard: task.cells[cell_id].expected}
+            not_finite |= {task.shard: task.cells[cell_id].not_finite}
         state = "done" if done else next((state for state in WORST_FIRST if state in states), "stopped")
         named = msgspec.structs.asdict(newest.cells[cell_id])
         named |= {"finished": (expected if done else finished).total(), "expected": expected.total(), "state": state}
+        named["not_finite"] = not_finite.total()
         cells[cell_id] = CellStatus(cell_id=cell_id, **named)
     return cells
 
@@ -361,6 +363,9 @@ def _print_failures(sweep: SweepStatus) -> None:
     if ungraded and sweep.state in ("stopped", "done"):
         print(f"\nNot graded yet: {counted(ungraded, 'completion')}. This command grades the rest:")
         print(f"    kvsweep grade {sweep.directory}")
+    if broken := [cell for cell in sweep.cells if cell.not_finite]:
+        texts = counted(sum(cell.not_finite for cell in broken), "text")
+        print(f"\n{texts} of {counted(len(broken), 'cell')} ended because logits were NaN or infinite (not_finite).")
     waiting = [t for t in sweep.tasks if t.state == "queued" and t.error]
     held = Counter((str(t.scheduler_job).partition("_")[0], t.error) for t in waiting)
     for (job, reason), count in held.items():

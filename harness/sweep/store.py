@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +43,8 @@ _MOST_FILES, _OTHER_FILES = 1 << 16, 96
 
 # A killed process loses nothing that it wrote; a machine that dies can lose the rows of the last second.
 _SYNC_SECONDS = 1.0
+
+_End = records.view(Completion, "stop_reason")
 
 
 class CellLockedError(UserError):
@@ -227,6 +229,7 @@ class OpenCells:
     stores: Mapping[str, CellStore]
     reporter: Reporter
     left: TokensLeft | None  # None in a replay
+    not_finite: set[Pair] = field(default_factory=set)  # texts of this process that ended so
 
     def lacks(self, cell_id: str, pair: Pair) -> bool:
         return pair not in self.stores[cell_id].finished_pairs
@@ -241,6 +244,9 @@ class OpenCells:
         self.reporter.stored(cell_id)
         if self.left is not None and isinstance(row, Completion):
             self.left.store(cell_id, row.key, row.num_tokens)
+            if row.stop_reason == "not_finite":
+                self.reporter.status.cells[cell_id].not_finite += 1
+                self.not_finite.add(row.key)
 
 
 @contextmanager
@@ -264,7 +270,11 @@ def open_cells(job: Job, cells: Sequence[Cell]) -> Iterator[OpenCells]:
             raise
         own_pairs = job.own_pairs
         for cell_id, store in stores.items():
-            status.cells[cell_id].finished = len(store.finished_pairs.intersection(own_pairs))
+            stored = store.finished_pairs.intersection(own_pairs)
+            status.cells[cell_id].finished = len(stored)
+            if not status.replays:
+                ends = store.read_completions(stored, _End)
+                status.cells[cell_id].not_finite = sum(row.stop_reason == "not_finite" for row in ends)
         stack.enter_context(tracked(job.tracker, job.run_directory, status, stores))
         reporter, left = Reporter(job.run_directory, status), None
         if not status.replays:

@@ -22,7 +22,7 @@ from kvsweep.files import open_file, read_file, read_lines
 
 # This layout of cell.yaml, provenance.json and all rows; a change that an older reader would misread raises it.
 SCHEMA = 1
-StopReason = Literal["stop", "length", "loop"]
+StopReason = Literal["stop", "length", "loop", "not_finite"]
 Outcome = Literal["correct", "wrong", "no_answer", "truncated", "grader_timeout"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # The number of the grader's rules; a change that changes a verdict raises it, and all grades are made again.
@@ -180,8 +180,9 @@ class Completion(PairRow, frozen=True, kw_only=True):
     """One generation: `token_ids` after the prompt, the stop token included. Lengths are in tokens.
 
     `stop_reason` is "stop" for a text that the model ended, "length" for one cut at the token limit, "loop" for one cut
-    because it had begun to loop (`kvsweep.loops.find_loop`). Until `fork_step`, its first eviction's step (None without
-    one), a completion is the one that every cell of its grid writes.
+    because it had begun to loop (`kvsweep.loops.find_loop`), "not_finite" for one cut before the token whose logits
+    were NaN or infinite, which may be its first. Until `fork_step`, its first eviction's step (None without one), a
+    completion is the one that every cell of its grid writes.
     """
 
     text: str

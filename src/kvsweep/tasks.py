@@ -33,7 +33,8 @@ _BEATS = 12
 class CellProgress(msgspec.Struct, kw_only=True):
     """One cell within a task: its names for people, and how many of its completions are stored.
 
-    `random_weights`: no Pass@1, because the answers mean nothing.
+    `not_finite`: of these, texts that ended because their logits were NaN or infinite. `random_weights`: no Pass@1,
+    because the answers mean nothing.
     """
 
     model: str
@@ -42,6 +43,7 @@ class CellProgress(msgspec.Struct, kw_only=True):
     finished: Count
     expected: Count
     random_weights: bool = False
+    not_finite: Count = 0
 
 
 class TaskStatus(msgspec.Struct, kw_only=True):

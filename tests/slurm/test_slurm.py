@@ -446,7 +446,7 @@ def test_waiting_cancelled_and_second_submissions(
             lambda: f"job {first}_1 left SLURM's queue before it began" in words(run, cluster), "the cancelled task", 30
         )
         cancelled = words(run, cluster)
-        assert "Try again with" in cancelled
+        assert "Go on with" in cancelled
         out = kvsweep(*SWEEP, *SLURM, *SMALL, f"results_dir={tmp_path}", environment=cluster)
         assert f"note: job {first} works on the same cells" in out
         second = out.split(" as job ")[1].split()[0]

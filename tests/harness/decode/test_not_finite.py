@@ -1,0 +1,153 @@
+"""A text whose logits are NaN or infinite ends there, is counted and named, and many of them fail the job."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from kvsweep.compression.cache import use_slot_attention
+from kvsweep.compression.config import CacheConfig
+from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.harness.decode.engine import Engine
+from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.sweep.status import read_sweep
+
+CONFIG = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=97,
+    eos_token_id=96,
+)
+POLICIES = [FullCache(name="full"), Window(name="window", keep_ratio=0.3, local_window=6, budget=20)]
+SETTINGS = {"greedy": SamplingConfig(temperature=0), "sampled": SamplingConfig(temperature=1.0, top_p=0.95)}
+NEW = 40
+
+
+class Tokenizer:
+    eos_token_id, unk_token_id = 96, None
+
+    def encode(self, text, add_special_tokens):
+        return [95]
+
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+def model_with(broken: dict[int, float]) -> LoadedModel:
+    """A small random model, in which the embeddings of some tokens are not finite."""
+    torch.manual_seed(1)
+    network = AutoModelForCausalLM.from_config(CONFIG).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    for token, number in broken.items():
+        network.get_input_embeddings().weight.data[token] = number
+    use_slot_attention(network)
+    return LoadedModel(ModelConfig(name="m", title="M", path="none"), network, Tokenizer())
+
+
+def decoded(model, prompts, sampling, slots, **how):
+    branches = tuple(Branch(cell_id=policy.name, policy=policy) for policy in POLICIES)
+    requests = [Request(problem_id=str(i), draw=0, prompt_ids=ids, branches=branches) for i, ids in enumerate(prompts)]
+    decoding = DecodingConfig(name="test", max_new_tokens=NEW, sampling=sampling)
+    engine = Engine.sized_for(requests, model, decoding=decoding, seed=0, slots=slots, **how)
+    return {(cell, done.problem_id): done for cell, done in engine.generate(requests)}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("slots", [2, 5])
+@pytest.mark.parametrize("sampling", SETTINGS)
+def test_a_text_ends_before_the_first_such_token_and_its_neighbours_go_on(sampling, slots, number):
+    prompts = [tuple(range(3 + i, 10 + i)) for i in range(4)]
+    whole = decoded(model_with({}), prompts, SETTINGS[sampling], slots)
+    longest = max(whole.values(), key=lambda done: len(set(done.token_ids)))
+    token = longest.token_ids[len(longest.token_ids) // 2]
+    found = decoded(model_with({token: number}), prompts, SETTINGS[sampling], slots)
+    assert found.keys() == whole.keys()
+    ended = set()
+    for key, done in found.items():
+        ids = whole[key].token_ids
+        asked = token in prompts[int(key[1])]
+        at = -1 if asked else ids.index(token) if token in ids[:-1] else None
+        if at is None:
+            assert done == whole[key]
+        else:
+            ended.add(key)
+            assert (done.stop_reason, done.token_ids) == ("not_finite", ids[: at + 1])
+            assert (done.num_tokens, done.text) == (at + 1, " ".join(map(str, ids[: at + 1])))
+    assert ended
+    assert len(ended) < len(found)
+
+
+def test_a_question_of_such_numbers_has_an_empty_text():
+    found = decoded(model_with({5: float("nan")}), [(5, 6, 7), (6, 7, 8)], SETTINGS["greedy"], 3)
+    assert {done.token_ids == [] for (_, problem), done in found.items() if problem == "0"} == {True}
+    assert {done.stop_reason for (_, problem), done in found.items() if problem == "1"} <= {"length", "stop"}
+
+
+@pytest.mark.parametrize("scheme", ["plain", "rotated", "kivi"])
+def test_packed_rows_beside_such_a_text_are_right(scheme):
+    cache, prompts = CacheConfig(bits=8, group=8, residual=8, scheme=scheme), [(5, 6, 7), (6, 7, 8)]
+    clean = decoded(model_with({}), prompts, SETTINGS["greedy"], 4, cache=cache)
+    found = decoded(model_with({5: float("nan")}), prompts, SETTINGS["greedy"], 4, cache=cache)
+    for key in [key for key in clean if key[1] == "1" and 5 not in clean[key].token_ids]:
+        assert found[key] == clean[key]
+    assert {done.stop_reason for (_, problem), done in found.items() if problem == "0"} == {"not_finite"}
+
+
+def test_the_layer_is_named():
+    model = model_with({})
+    model.network.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
+    assert model.not_finite_in([5, 6, 7]) == "layer 2 of 3"
+    whole = model_with({})
+    assert whole.not_finite_in([5, 6, 7]) == "the cache"
+    whole.network.lm_head.weight.data[3] = torch.inf
+    assert whole.not_finite_in([5, 6, 7]) == "the product behind the last layer"
+
+
+@pytest.fixture
+def broken_dir(tiny_model_dir: Path, tmp_path: Path) -> Path:
+    """The tiny model, whose second layer makes NaN of the token that every question of toy_add has."""
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_model_dir, folder)
+    from transformers import AutoTokenizer
+
+    [token] = AutoTokenizer.from_pretrained(folder).encode("+", add_special_tokens=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_few_are_counted_and_named_and_many_fail_the_job(kvsweep, broken_dir, tiny, tmp_path):
+    small = [f"model.path={broken_dir}", *tiny[1:], "benchmark=toy_add", f"results_dir={tmp_path}"]
+    few = kvsweep(*small, "benchmark.limit=2", "policy=full", "run_name=few")
+    assert few.code == 0, few.err
+    assert "2 texts of 1 cell ended because logits were NaN or infinite" in few.out
+    [cell] = read_sweep(tmp_path / "few").cells
+    assert (cell.not_finite, cell.finished) == (2, 2)
+    told = kvsweep("status", str(tmp_path / "few"))
+    assert "2 texts of 1 cell ended because logits were NaN or infinite (not_finite)." in told.out
+    again = kvsweep(*small, "benchmark.limit=3", "policy=full", "run_name=few")
+    assert again.code == 0
+    assert read_sweep(tmp_path / "few").cells[0].not_finite == 3
+    assert kvsweep("report", str(tmp_path / "few")).code == 0
+    assert "Not finite: 1" in (tmp_path / "few/report/report.html").read_text()
+
+    many = kvsweep(*small, "benchmark.limit=9", "policy=full", "run_name=many")
+    assert many.code == 1
+    assert "6 texts ended because logits were NaN or infinite, first in layer 1 of 2" in many.err
+    [rows] = (tmp_path / "many").glob("*/completions.jsonl")
+    ended = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["stop_reason"] for row in ended] == ["not_finite"] * 6
+    replayed = kvsweep("replay", str(tmp_path / "few"))
+    assert replayed.code == 2
+    assert "of the full cache's texts, 3 texts ended because logits were NaN or infinite" in replayed.err
