@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kvsweep.errors import UserError
 from kvsweep.files import digests
+from kvsweep.harness.models.gguf_file import scales_rope
 from kvsweep.harness.models.hub import adapter_files, converted, find_gguf
 from kvsweep.records import content_hash
 
@@ -138,9 +139,11 @@ class ModelConfig:
             weights = content_hash([weights, digests(adapter_files(self.adapter))[-1]])
         # Only where it acts, so that cells that are older than the setting keep their cell_id.
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
+        of_file = self.gguf is not None and not self.is_built
+        scaled = {"gguf_rope": True} if of_file and scales_rope(find_gguf(str(self.gguf))) else {}
         bare = {"chat_template": "none"} if self.chat_template == "none" else {}
         run = {"dtype": self.dtype, "random_weights": self.random_weights, "think_end": self.think_end}
-        return {"weights": weights, **run, **forced, **bare}
+        return {"weights": weights, **run, **forced, **bare, **scaled}
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in cell.yaml: names, identity, and the tags by which grading finds the answer."""

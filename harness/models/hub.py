@@ -16,6 +16,7 @@ from urllib.error import HTTPError
 
 from kvsweep.errors import UserError
 from kvsweep.files import cache_folder, digests
+from kvsweep.harness.models import gguf_file
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -120,7 +121,8 @@ def converted(gguf: Path) -> Path:
 
     It lies in the user's cache folder under the file's digest, or else in one that this process deletes at its end.
     """
-    folder = cache_folder() / "gguf" / digests([gguf])[0]
+    # Rotary scaling was once left out, and folders of that time lie under the digest alone.
+    folder = cache_folder() / "gguf" / (digests([gguf])[0] + "-rope" * gguf_file.scales_rope(gguf))
     if folder.is_dir():
         return folder
     try:
@@ -154,6 +156,10 @@ def _convert(gguf: Path, folder: Path) -> None:
         )
         read, told = found
         check_tensors(told["missing_keys"])
+        reader = gguf_file.reader_of(gguf)
+        if scaling := gguf_file.rope_scaling(reader, read.config):
+            read.config.rope_parameters = {**read.config.rope_parameters, **scaling}
+        gguf_file.check_all_is_read(reader, read)
     except Exception as error:  # a damaged file, an architecture that is not known: each part raises what it likes
         reason = lines_of(error)[0].rstrip(".")
         raise UserError(f"model.gguf={gguf} cannot be read ({reason}): name a GGUF that transformers reads.") from error

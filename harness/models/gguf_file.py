@@ -1,0 +1,136 @@
+"""What a GGUF file says beside what transformers reads of it: rotary scaling is read here, the rest is refused by name.
+
+transformers reads the fields that it has a name for and the tensors that the network has, and skips all others without
+a word (`modeling_gguf_pytorch_utils`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsweep.errors import UserError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Groups of fields that say nothing of how the network computes, or that its tokenizer reads.
+_OTHER_GROUPS = {"GGUF", "general", "tokenizer", "quantize", "imatrix"}
+# Fields that have no effect where they have this value; None: whatever they say.
+_WITHOUT_EFFECT: dict[str, Any] = {
+    "tensor_data_layout": None,
+    "rope.scaling.finetuned": None,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_ext_factor": -1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "attention.causal": True,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.sliding_window": 0,
+}
+_ROPE_FREQUENCIES = "rope_freqs.weight"
+# A file begins with its fields and the names of its tensors, of which a vocabulary takes the most.
+_HEAD_BYTES = 64 << 20
+# Fields that `rope_scaling` reads.
+_SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
+
+
+def scales_rope(file: Path) -> bool:
+    """Whether the head of a file names a rotary scaling."""
+    with file.open("rb") as opened:
+        head = opened.read(_HEAD_BYTES)
+    return any(name.encode() in head for name in (_ROPE_FREQUENCIES, _SCALING[0]))
+
+
+def rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any]:
+    """The rotary scaling of a file as transformers writes it, without `rope_theta`; a UserError for one not known.
+
+    llama.cpp stores linear and yarn scaling as fields, and Llama 3.1's as the factors by which it divides frequencies.
+    """
+    kind, factor, original = (_value(reader, name) for name in _SCALING)
+    factors = next((tensor.data for tensor in reader.tensors if tensor.name == _ROPE_FREQUENCIES), None)
+    if factors is not None and kind in (None, "none"):
+        return _llama3(factors, config)
+    if factors is None and kind in (None, "none"):
+        return {}
+    if factors is None and kind == "linear" and factor:
+        return {"rope_type": "linear", "factor": float(factor)}
+    if factors is None and kind == "yarn" and factor and original:
+        return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": int(original)}
+    raise UserError(f"rope.scaling.type={kind} is read neither by transformers nor here")
+
+
+def _llama3(factors: Any, config: PreTrainedConfig) -> dict[str, Any]:
+    """Llama 3's scaling that divides the frequencies by these factors: the usual bounds, and the context that fits."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plain = config.rope_parameters
+    found = torch.tensor(factors)
+    theta = 1.0 / plain["rope_theta"] ** (torch.arange(0, 2 * len(found), 2) / (2 * len(found)))
+    bounds = {"factor": round(float(found.max()), 3), "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for original in (2**power for power in range(5, 21)):
+        scaling = {"rope_type": "llama3", **bounds, "original_max_position_embeddings": original}
+        config.rope_parameters = {**plain, **scaling}
+        frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        if torch.allclose(theta / frequencies, found, rtol=1e-4):
+            return scaling
+    config.rope_parameters = plain
+    raise UserError(f"its tensor {_ROPE_FREQUENCIES} is no scaling of Llama 3's")
+
+
+def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
+    """Raise a UserError that names a field or a tensor of the file that the loaded network does not have."""
+    heads = network.config.hidden_size // network.config.num_attention_heads
+    head_dim = getattr(network.config, "head_dim", None) or heads
+    known = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
+    known |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    architecture = _value(reader, "general.architecture", whole=True)
+    for name in reader.fields:
+        group, _, key = name.partition(".")
+        if group in _OTHER_GROUPS or (group == architecture and (key in _SCALING or key in _read_keys(architecture))):
+            continue
+        value = _value(reader, name, whole=True)
+        if group != architecture or key not in known or known[key] not in (None, value):
+            raise UserError(f"transformers does not read its field {name} ({value!r:.60})")
+    numbers = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != _ROPE_FREQUENCIES)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    if numbers != parameters:
+        unread = ", ".join(_unread_tensors(reader, network)) or "some of its tensors"
+        raise UserError(f"it has {numbers:,} numbers and the network {parameters:,}: transformers leaves out {unread}")
+
+
+def _value(reader: GGUFReader, name: str, *, whole: bool = False) -> Any:
+    """A field's value, None where the file lacks it; the name without the architecture unless it is `whole`."""
+    prefix = "" if whole else f"{_value(reader, 'general.architecture', whole=True)}."
+    field = reader.fields.get(prefix + name)
+    return None if field is None else field.contents()
+
+
+def _read_keys(architecture: str) -> set[str]:
+    """The fields of an architecture that become settings of the network."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    mapping: dict[str, Any] = GGUF_CONFIG_MAPPING
+    alike = {architecture, architecture.replace("-", "_"), architecture.replace("moe", "_moe")}
+    # A field that is mapped to None is skipped.
+    return {key for name in alike for key, setting in mapping.get(name, {}).items() if setting is not None}
+
+
+def _unread_tensors(reader: GGUFReader, network: PreTrainedModel) -> list[str]:
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    architecture = _value(reader, "general.architecture", whole=True)
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=network.config.to_dict())
+    known = get_gguf_hf_weights_map(network, processor)
+    return sorted(tensor.name for tensor in reader.tensors if tensor.name not in known)[:3]
+
+
+def reader_of(file: Path) -> GGUFReader:
+    from gguf import GGUFReader
+
+    return GGUFReader(file)

@@ -1,0 +1,178 @@
+"""GGUF files of a tiny Llama: all that a file says is read, is known to have no effect, or is refused by name."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kvsweep.errors import UserError
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.load import load_model
+from tests.harness.decode.fakes import FULL, run
+from tests.harness.decode.test_engine import ask
+
+LACKING = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=f"the extra smollm2 is not installed: {', '.join(LACKING)}")
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+NAMES = {
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+def original(rope: str) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": rope, "rope_theta": 1e4, **ROPES[rope]},
+        initializer_range=0.3,
+        eos_token_id=2,
+        bos_token_id=1,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """The order in which llama.cpp stores the rows of queries and keys."""
+    return np.ascontiguousarray(weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape))
+
+
+def written(model: LlamaForCausalLM, path: Path, rope: str, fields: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """The file that llama.cpp's converter makes of the model, with further fields and tensors."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(512)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+    writer.add_rope_freq_base(1e4)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(300)
+    if rope in ("yarn", "linear"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope))
+        writer.add_rope_scaling_factor(4.0)
+    if rope == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(128)
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa"]
+    tokens = ["<unk>", "<s>", "</s>", *letters]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list([*tokens, *(f"<e{i}>" for i in range(300 - len(tokens)))])
+    writer.add_token_types([3] * 3 + [1] * len(letters) + [4] * (297 - len(letters)))
+    writer.add_token_merges(["Ġ a"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_chat_template("{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    for name, value in fields.items():
+        {float: writer.add_float32, int: writer.add_uint32, bool: writer.add_bool, str: writer.add_string}[type(value)](
+            name, value
+        )
+    own = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    writer.add_tensor("token_embd.weight", own["model.embed_tokens.weight"])
+    writer.add_tensor("output.weight", own["lm_head.weight"])
+    writer.add_tensor("output_norm.weight", own["model.norm.weight"])
+    for i in range(2):
+        layer = f"model.layers.{i}."
+        for name, source in NAMES.items():
+            writer.add_tensor(f"blk.{i}.{name}.weight", own[f"{layer}{source}.weight"])
+        for name, source, heads in (("attn_q", "q_proj", 4), ("attn_k", "k_proj", 2)):
+            weight = interleaved(own[f"{layer}self_attn.{source}.weight"], heads)
+            writer.add_tensor(f"blk.{i}.{name}.weight", weight)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def load(model: LlamaForCausalLM, rope: str = "default", fields: Any = None, tensors: Any = None) -> Any:
+        if rope == "llama3":
+            plain = 1e4 ** (-np.arange(0, 16, 2) / 16)
+            factors = plain / model.model.rotary_emb.inv_freq.numpy()
+            tensors = {"rope_freqs.weight": factors.astype(np.float32)}
+        file = written(model, tmp_path / "m.gguf", rope, fields or {}, tensors or {})
+        config = ModelConfig(
+            name="g", title="G", gguf=str(file), threads=1, think_start=None, think_end=None, dtype="float32"
+        )
+        return load_model(config)
+
+    return load
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_the_rotary_scaling_of_a_file_is_the_models(rope: str, loaded: Any) -> None:
+    model = original(rope)
+    ours = loaded(model, rope)
+    torch.testing.assert_close(
+        ours.network.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq, rtol=1e-6, atol=0
+    )
+    assert ours.network.model.rotary_emb.attention_scaling == model.model.rotary_emb.attention_scaling
+    prompt = tuple(5 + 7 * i % 200 for i in range(100))
+    completions, _ = run(ours, ask([prompt], FULL), max_new_tokens=20)
+    text = completions["0", "p0", 0].token_ids
+    with torch.inference_mode():
+        own = model(input_ids=torch.tensor([[*prompt, *text]])).logits[0, 99:-1].argmax(-1).tolist()
+    assert text == own
+    assert ("gguf_rope" in ours.config.identity()) == (rope != "default")
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors", "named"),
+    [
+        ({"llama.attention.sliding_window": 16}, {}, r"does not read its field llama.attention.sliding_window \(16\)"),
+        ({"llama.logit_scale": 0.5}, {}, "does not read its field llama.logit_scale"),
+        ({"llama.attention.key_length": 8}, {}, r"does not read its field llama.attention.key_length \(8\)"),
+        ({"adapter.type": "lora"}, {}, "does not read its field adapter.type"),
+        ({"llama.rope.scaling.type": "longrope"}, {}, "rope.scaling.type=longrope is read neither"),
+        ({"llama.rope.scaling.type": "yarn"}, {}, "rope.scaling.type=yarn is read neither"),
+        ({}, {"rope_freqs.weight": np.full(8, 3.0, np.float32)}, "rope_freqs.weight is no scaling of Llama 3's"),
+        ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "leaves out blk.0.attn_q_norm.weight"),
+        ({}, {"blk.0.attn_q.bias": np.ones(64, np.float32)}, "leaves out blk.0.attn_q.bias"),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(fields: Any, tensors: Any, named: str, loaded: Any) -> None:
+    with pytest.raises(UserError, match=named):
+        loaded(original("default"), "default", fields, tensors)
+
+
+def test_fields_without_effect_are_taken(loaded: Any) -> None:
+    fields = {"llama.attention.key_length": 16, "llama.rope.scaling.type": "none", "general.author": "someone"}
+    loaded(original("default"), "default", {**fields, "llama.expert_count": 0, "llama.attention.causal": True})
