@@ -19,6 +19,9 @@ from kvsweep.harness.predictor.traces import Trace
 # The released code reads one text of at most so many tokens (TriAttention, 2604.04921, scripts/calibrate.py).
 MOST_TOKENS = 32_768
 _BLOCK = 4096
+# The position and the number of tokens by which a model's rotation is tried, and what rounding may change of a query.
+_FAR, _TEXTS = 57, 8
+_ROUNDING = {"float32": 1e-3, "bfloat16": 0.03, "float16": 5e-3}
 
 
 class QueryMeans(Prefill):
@@ -54,7 +57,12 @@ class QueryMeans(Prefill):
 
 
 def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
-    """The inverse frequencies [head_dim / 2] and the factor of a model's rotation."""
+    """The inverse frequencies [head_dim / 2] and the factor of a model's rotation.
+
+    A UserError for a model that is not seen to turn the first half of each head against the second by these angles, in
+    every full layer and as its last change: some families pair neighbouring channels, turn the other way, norm
+    afterwards, or leave layers out.
+    """
     rotary: Any = getattr(model.network.base_model, "rotary_emb", None)
     frequencies = getattr(rotary, "inv_freq", torch.empty(0))
     kind = getattr(rotary, "rope_type", "default")
@@ -63,7 +71,32 @@ def rotation_of(model: LoadedModel) -> tuple[Tensor, float]:
             f"model={model.config.name} has no rotation of whole heads by fixed frequencies, which triattention needs"
         )
         raise UserError(f"{unfit}: choose another model or policy.")
-    return frequencies, float(rotary.attention_scaling)
+    scaling = float(rotary.attention_scaling)
+    for layer, (still, turned) in enumerate(zip(*(_queries_at(model, place) for place in (0, _FAR)), strict=True)):
+        first, second = still.chunk(2, dim=-1)
+        angles = _FAR * frequencies.double()
+        expected = torch.polar(torch.ones_like(angles), angles) * torch.complex(first, second)
+        found = torch.complex(*turned.chunk(2, dim=-1))
+        if (found - expected).norm() > _ROUNDING[model.config.dtype] * expected.norm():
+            unfit = (
+                f"model={model.config.name} does not rotate the halves of its heads, alone and last, in layer {layer}"
+            )
+            raise UserError(f"{unfit}, which triattention needs: choose another model or policy.")
+    return frequencies, scaling
+
+
+@torch.inference_mode()
+def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
+    """Each full layer's queries [tokens, q_heads, head_dim] of some texts of one token at a position, in float64.
+
+    A token that stands alone sees itself, so its layers' inputs do not depend on the position.
+    """
+    texts = []
+    for token in range(5, model.spec.vocab_size, max(1, model.spec.vocab_size // _TEXTS)):
+        seen = Prefill()
+        model.read(torch.tensor([[token]], device=model.device), position, seen, model.new_cache())
+        texts.append(torch.stack([query[:, -1].double() for query in seen.queries]))
+    return list(torch.stack(texts, dim=1))
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.predictor.labels import read_whole
 from kvsweep.harness.predictor.statistics import QueryMeans, rotation_of
+from tests.harness.models.test_families import loaded
 from tests.program import predictor as main
 
 SIZES = {
@@ -44,11 +45,11 @@ def build(kind, **fields):
 @torch.inference_mode()
 def test_the_means_are_those_of_the_queries_before_rotation(kind, fields, before):
     model = build(kind, **fields)
+    frequencies, scaling = rotation_of(model)
     seen = [[] for _ in model.network.base_model.layers]
     for kept, layer in zip(seen, model.network.base_model.layers, strict=True):
         module = getattr(layer.self_attn, before)
         module.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out.reshape(-1, 6, 8).double()))
-    frequencies, scaling = rotation_of(model)
     assert (scaling > 1) == ("rope_parameters" in fields)
     means = QueryMeans(frequencies, scaling)
     for length in (37, 12):
@@ -66,6 +67,28 @@ def test_the_means_are_those_of_the_queries_before_rotation(kind, fields, before
 def test_a_rotation_that_changes_with_the_length_is_refused():
     with pytest.raises(UserError, match="no rotation of whole heads by fixed frequencies"):
         rotation_of(build(LlamaConfig, rope_parameters=DYNAMIC))
+
+
+FULL, WINDOWED = {"layer_types": ["full_attention"] * 2}, {"layer_types": ["sliding_attention", "full_attention"]}
+ROTATIONS = [("llama", {}), ("qwen2", {}), ("qwen3", {}), ("olmo2", {}), ("granite", {}), ("seed_oss", {})]
+# Neighbours are paired; the other direction; a norm after the rotation; a layer without one.
+OTHERS = [("cohere", {}), ("cohere2", FULL), ("ernie4_5", {}), ("helium", {}), ("nanochat", {})]
+OTHERS += [
+    ("hunyuan_v1_dense", {}),
+    ("smollm3", {"no_rope_layers": [1, 0]}),
+    ("exaone4", {**WINDOWED, "sliding_window": 16}),
+]
+
+
+@pytest.mark.parametrize(("family", "fields"), ROTATIONS)
+def test_a_rotation_of_halves_is_taken(family, fields):
+    rotation_of(loaded(family, fields))
+
+
+@pytest.mark.parametrize(("family", "fields"), OTHERS)
+def test_another_rotation_is_refused(family, fields):
+    with pytest.raises(UserError, match="choose another model or policy"):
+        rotation_of(loaded(family, fields))
 
 
 def test_the_stage_takes_any_text(tmp_path, tiny_model_dir, capsys):
