@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,13 +10,15 @@ from pydantic import Field
 
 from kvsweep.errors import UserError
 from kvsweep.files import digests
-from kvsweep.harness.models.gguf_file import scales_rope
+from kvsweep.harness.models.gguf_file import names, scales_rope
 from kvsweep.harness.models.hub import adapter_files, converted, find_gguf
 from kvsweep.records import content_hash
 
 # What a stand-in tokenizer must have a token for.
 ROLES = ("bos", "eos", "user", "assistant")
 
+# What a chat template asks for today's date by, and the files beside *.jinja that may hold one.
+_DATE, _TEMPLATES = "strftime_now", ("tokenizer_config.json", "chat_template.json")
 _CHECKPOINT_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
 
@@ -72,6 +75,7 @@ class ModelConfig:
     force_think: bool = False
     split: str | None = None
     chat_template: Literal["own", "none"] = "own"
+    today: str = "2026-01-01"
     # Mappings have no hash. Equality still compares them.
     config: Mapping[str, Any] | None = field(default=None, hash=False)
     special_tokens: Mapping[str, str] | None = field(default=None, hash=False)
@@ -88,6 +92,10 @@ class ModelConfig:
             tag = getattr(self, name)
             if tag is not None and not tag.strip():
                 raise UserError(f"model.{name} is empty: name the tag that this model writes, or null for none.")
+        try:
+            date.fromisoformat(self.today)
+        except ValueError:
+            raise UserError(f"model.today={self.today} is no date: write it as 2026-01-01.") from None
         if self.force_think and None in (self.think_start, self.think_end):
             raise UserError("model.force_think=true needs model.think_start and model.think_end: name both tags.")
         if self.adapter is not None and self.random_weights:
@@ -141,9 +149,20 @@ class ModelConfig:
         forced = {"force_think": True, "think_start": self.think_start} if self.force_think else {}
         of_file = self.gguf is not None and not self.is_built
         scaled = {"gguf_rope": True} if of_file and scales_rope(find_gguf(str(self.gguf))) else {}
+        dated = {"today": self.today} if self._may_read_the_date() else {}
         bare = {"chat_template": "none"} if self.chat_template == "none" else {}
         run = {"dtype": self.dtype, "random_weights": self.random_weights, "think_end": self.think_end}
-        return {"weights": weights, **run, **forced, **bare, **scaled}
+        return {"weights": weights, **run, **forced, **bare, **scaled, **dated}
+
+    def _may_read_the_date(self) -> bool:
+        """Whether the chat template is seen to ask for today's date, or lies on the hub and cannot be seen yet."""
+        if self.is_built or self.chat_template == "none":
+            return False
+        if self.gguf is not None:
+            return names(find_gguf(self.gguf), _DATE)
+        folder = Path(self.place)
+        files = [*folder.rglob("*.jinja"), *(folder / name for name in _TEMPLATES)]
+        return not folder.is_dir() or any(names(file, _DATE) for file in files if file.is_file())
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in cell.yaml: names, identity, and the tags by which grading finds the answer."""

@@ -40,10 +40,14 @@ _SCALING = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_c
 
 
 def scales_rope(file: Path) -> bool:
-    """Whether the head of a file names a rotary scaling."""
+    """Whether a file names a rotary scaling."""
+    return names(file, _ROPE_FREQUENCIES) or names(file, _SCALING[0])
+
+
+def names(file: Path, text: str) -> bool:
+    """Whether the head of a file holds a text."""
     with file.open("rb") as opened:
-        head = opened.read(_HEAD_BYTES)
-    return any(name.encode() in head for name in (_ROPE_FREQUENCIES, _SCALING[0]))
+        return text.encode() in opened.read(_HEAD_BYTES)
 
 
 def rope_scaling(reader: GGUFReader, config: PreTrainedConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -47,6 +48,8 @@ _PARAMETERS_PER_THREAD = 32_000_000
 _CHECKED = 9
 _KEPT = (0, 1, 4, 6, 7)  # of the 8 rows before the last token
 # The largest root mean square of the differences, in standard deviations of the logits; 16 bits round far more.
+# What a template of Jinja draws at random by.
+_DRAWN = re.compile(r"\|\s*random\b|\blipsum\b")
 _ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
@@ -131,6 +134,9 @@ def _check_planned(model: LoadedModel) -> None:
 def _check_text(model: LoadedModel) -> None:
     """Refuse tags that the tokenizer cannot write, and a chat template that is missing or fails."""
     _ = model.think_end_ids
+    if drawn := _DRAWN.search(str(model.tokenizer.chat_template or "")):
+        random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
+        raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
     try:
         model.prompt_ids("?")
     except Exception as error:  # a template raises what it likes

@@ -7,14 +7,17 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.utils import chat_template_utils
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
@@ -187,7 +190,19 @@ class LoadedModel:
         text = self._templated(prompt.encode(errors="replace").decode())
         if self.config.force_think and not self._opens_thinking(text):
             text += f"{self.config.think_start}\n"
-        return tuple(self.tokenizer(text, add_special_tokens=self.config.chat_template == "none").input_ids)
+        return self.encode(text, add_special_tokens=self.config.chat_template == "none")
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
+        """Token ids of a text; a UserError for an id beyond the model's embedding, as added tokens may have."""
+        ids = tuple(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+        rows = self.spec.vocab_size
+        if ids and max(ids) >= rows:
+            token = self.tokenizer.convert_ids_to_tokens(max(ids))
+            beyond = f"the tokenizer of {self.config.place} has the token {token!r:.40} ({max(ids)}) in a text"
+            raise UserError(
+                f"{beyond}, and the model embeds {rows:,} tokens: take the tokenizer of the model's own folder."
+            )
+        return ids
 
     @cached_property
     def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
@@ -200,7 +215,8 @@ class LoadedModel:
         if self.config.chat_template == "none":
             return prompt
         messages = [{"role": "user", "content": prompt}]  # a system prompt is the template's own
-        return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        with _on_date(self.config.today):
+            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
     def _opens_thinking(self, text: str) -> bool:
         return self.config.think_start is not None and text.rstrip().endswith(self.config.think_start)
@@ -286,6 +302,19 @@ class LoadedModel:
     @cached_property
     def _own_head(self) -> OwnHead | None:
         return None if self.spec.plain_head else OwnHead(self.network)
+
+
+@contextmanager
+def _on_date(today: str) -> Iterator[None]:
+    """Let chat templates of transformers take a date (as ISO 8601 writes it) for today's; they can ask for no other."""
+
+    class Date(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Self:
+            return cls.fromisoformat(today)
+
+    with patch.object(chat_template_utils, "datetime", Date):
+        yield
 
 
 class StepProducts:

@@ -180,7 +180,7 @@ def trace_of_text(row: dict[str, Any], name: str, tags: ThinkTags, model: Loaded
     text = row["text"]
     thinking, answer = (text[part] for part in segment_text(text, tags, name=where))
     prompt, draw = model.prompt_ids(row["problem"]), int(row.get("draw", 0))
-    thought, said = (model.tokenizer(part, add_special_tokens=False).input_ids for part in (thinking, answer))
+    thought, said = (list(model.encode(part)) for part in (thinking, answer))
     ids, start = [*prompt, *thought, *model.think_end_ids, *said], len(prompt)
     where_it_thinks = {"think_start": start, "think_end": start + len(thought), "tag_tokens": len(model.think_end_ids)}
     return Trace(problem_id=name, draw=draw, kept=True, token_ids=ids, **where_it_thinks), answer

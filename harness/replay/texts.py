@@ -53,7 +53,7 @@ class Text:
 
     def request(self, model: LoadedModel, tokens: int | None, branches: Iterable[Branch] = ()) -> Request:
         """The request that replays the text's first tokens, at most `tokens`, in each branch."""
-        ids = self.token_ids or tuple(model.tokenizer(self.words, add_special_tokens=False).input_ids)
+        ids = self.token_ids or model.encode(self.words)
         (name, draw), prompt_ids = self.pair, model.prompt_ids(self.prompt)
         known: dict[str, Any] = {"forced": ids[:tokens], "replayed": True}
         return Request(problem_id=name, draw=draw, prompt_ids=prompt_ids, branches=tuple(branches), **known)
