@@ -1,5 +1,6 @@
-"""A model and its completions in two calls, for a notebook or a script: `kvsweep.load_model` and `kvsweep.generate`."""
+"""Completions in three calls, for a notebook or a script: `kvsweep.load_model`, `policy` and `generate`."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model as load
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.settings import build, compose_config, plain_config_errors
+from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.records import Completion
 
 
@@ -17,6 +19,14 @@ def load_model(name: str, *overrides: str) -> LoadedModel:
     """The model of conf/model/NAME.yaml, changed by overrides such as "model.path=DIR"; a mistake is a UserError."""
     with plain_config_errors():
         return load(build(ModelConfig, "model", compose_config(f"model={name}", *overrides).model))
+
+
+def policy(name: str, **settings: Any) -> Policy:
+    """The policy of conf/policy/NAME.yaml with these settings, such as keep_ratio; a mistake is a UserError."""
+    given = [f"policy.{key}={json.dumps(value)}" for key, value in settings.items()]
+    with plain_config_errors():
+        [made] = build_policies(compose_config(f"policy={name}", *given))
+    return made
 
 
 def generate(

@@ -1,5 +1,6 @@
 """Every command explains itself on one screen, imports what it needs, and ends with the status of docs/sweep.md."""
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -52,6 +53,41 @@ def test_help_fits_one_screen(script: str, columns: str, call: Run, monkeypatch:
     assert f"{script} " in lines[0]
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 110
+
+
+def test_the_program_alone_shows_its_help(call: Run) -> None:
+    ended = call("kvsweep")
+    assert ended == call("kvsweep", "--help")
+    first, _, *lines = ended.out.splitlines()
+    assert first.endswith(".")
+    assert [line.split("    ")[0] for line in lines[:3]] == [
+        "kvsweep -m experiment=demo launcher=local",
+        "kvsweep report results/runs/demo",
+        "kvsweep init DIR",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("stat", "status"), ("reports", "report"), ("trak", "trace"), ("demo", None)]
+)
+def test_a_word_that_is_no_command_is_refused_with_the_nearest(word: str, near: str | None, call: Run) -> None:
+    ended = call("kvsweep", word, "results/runs/demo")
+    assert ended.code == 2
+    meant = f"did you mean {near}? " if near else ""
+    assert ended.err.startswith(f"kvsweep: error: {word} is no command: {meant}Choose from compare, export, grade, ")
+    assert ended.err.count("\n") == 1
+
+
+def test_the_version_is_kvsweeps(call: Run) -> None:
+    assert call("kvsweep", "--version").out == f"kvsweep {importlib.metadata.version('kvsweep')}\n"
+
+
+def test_a_model_of_ones_own_alone_gets_a_way_on(call: Run) -> None:
+    ended = call("kvsweep", f"model.path={WEIGHTS / 'toy_llama'}")
+    assert ended.code == 2
+    assert (
+        "or take policy=window, which needs no predictor; model.name=NAME model.title=TITLE name a model" in ended.err
+    )
 
 
 def test_help_names_every_choice(call: Run) -> None:

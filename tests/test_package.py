@@ -160,7 +160,7 @@ def test_the_package_offers_what_a_notebook_needs_and_imports_nothing_before(tmp
         "import sys, kvsweep\n"
         "assert not {'torch', 'pandas', 'hydra', 'transformers'} & sys.modules.keys()\n"
         "names = [name for name in dir(kvsweep) if not name.startswith('_') and name not in vars(kvsweep)]\n"
-        "assert len(names) == 11 and all(getattr(kvsweep, name).__name__ == name for name in names)\n"
+        "assert len(names) == 23 and all(getattr(kvsweep, name).__name__ == name for name in names)\n"
         "try: kvsweep.nothing\n"
         "except AttributeError as error: assert 'load_run' in str(error)\n"
         "else: raise SystemExit('kvsweep.nothing is there')\n"

@@ -155,14 +155,16 @@ class ModelConfig:
         return {"weights": weights, **run, **forced, **bare, **scaled, **dated}
 
     def _may_read_the_date(self) -> bool:
-        """Whether the chat template is seen to ask for today's date, or lies on the hub and cannot be seen yet."""
+        """Whether the chat template is seen to ask for today's date, or lies on the hub and another date is set."""
         if self.is_built or self.chat_template == "none":
             return False
         if self.gguf is not None:
             return names(find_gguf(self.gguf), _DATE)
         folder = Path(self.place)
+        if not folder.is_dir():
+            return self.today != ModelConfig.today
         files = [*folder.rglob("*.jinja"), *(folder / name for name in _TEMPLATES)]
-        return not folder.is_dir() or any(names(file, _DATE) for file in files if file.is_file())
+        return any(names(file, _DATE) for file in files if file.is_file())
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in cell.yaml: names, identity, and the tags by which grading finds the answer."""

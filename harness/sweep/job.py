@@ -281,7 +281,9 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
         elif made_for != weights and ("@" in made_for) == ("@" in weights):
             other = f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
         if other:
-            raise UserError(f"policy.{kind}={place} was made for {other}: give one made for this model.")
+            mend = f"give one made for this model (`kvsweep predictor`), or take policy=window, which needs no {kind}"
+            yours = "model.name=NAME model.title=TITLE name a model of your own"
+            raise UserError(f"policy.{kind}={place} was made for {other}: {mend}; {yours}.")
 
 
 def check_cache(

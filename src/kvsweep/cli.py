@@ -4,8 +4,10 @@ Each command imports its code when it runs, so that `--help` and Tab need neithe
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from kvsweep.command_line import GOES_ON, one_sentence
+from kvsweep.command_line import GOES_ON, did_you_mean, one_sentence
 from kvsweep.errors import UserError
 
 COMPLETE = "_KVSWEEP_COMPLETE"
@@ -21,6 +23,8 @@ COMPLETE = "_KVSWEEP_COMPLETE"
 _GO_ON = ("", "predictor", "replay")
 _DIR = "DIR"
 _HEAD = """\
+kvsweep sweeps KV-cache compression of reasoning models: it decodes, grades and tests every setting.
+
 kvsweep -m experiment=demo launcher=local    a sweep of the embedded models, about a minute
 kvsweep report results/runs/demo             its heatmaps and numbers, one HTML file
 kvsweep init DIR                             a folder of your own: a policy, problems and a sweep to change
@@ -78,7 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(shell_complete(program, {}, "kvsweep", COMPLETE, os.environ[COMPLETE]))
     name = words[0] if words and words[0] in program.commands else ""
     with one_sentence(f"kvsweep {name}".rstrip(), GOES_ON if name in _GO_ON else "interrupted."):
-        if not name and not {"-h", "--help"} & set(words):
+        if words == ["--version"]:
+            print(f"kvsweep {version('kvsweep')}")
+            return
+        if not name and words and not {"-h", "--help"} & set(words):
+            if re.fullmatch(r"[\w-]*\w", words[0]) and not words[0].startswith("-"):
+                raise UserError(_no_command(words[0]))
             from kvsweep.harness.command import sweep
 
             sweep(words)
@@ -90,6 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.exit(end.exit_code)
         except click.ClickException as error:
             raise UserError(error.format_message()) from error
+
+
+def _no_command(word: str) -> str:
+    known = f"Choose from {', '.join(sorted(program.commands))}, or write KEY=VALUE words for a sweep."
+    return f"{word} is no command: {did_you_mean(word, program.commands)}{known}"
 
 
 def option(*names: str, **settings: Any) -> Callable[..., Any]:
