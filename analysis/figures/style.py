@@ -10,6 +10,7 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 import pandas as pd
+import seaborn
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex, to_rgb
@@ -163,18 +164,23 @@ def heat_table(
     axes: Axes, values: np.ndarray, labels: np.ndarray, *, cmap: str, limits: tuple[float, float], size: float
 ) -> QuadMesh:
     """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
-    edge: dict[str, Any] = {"edgecolors": "white", "linewidth": 1}
-    mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap=cmap, vmin=limits[0], vmax=limits[1], **edge)
-    axes.invert_yaxis()
+    missing = np.isnan(values)
+    scale = {"cmap": cmap, "vmin": limits[0], "vmax": limits[1], "cbar": False}
+    texts = {"annot": labels, "fmt": "", "annot_kws": {"fontsize": size}, "xticklabels": False, "yticklabels": False}
+    seaborn.heatmap(values, mask=missing, linewidths=1, linecolor="white", ax=axes, **scale, **texts)
+    # seaborn's own choice of black or white leaves some numbers with too little contrast.
+    for text, value in zip(axes.texts, values[~missing], strict=True):
+        text.set_color(shade(float(value), limits, cmap)[1])
     # The hatched background is seen where no cell lies on it.
     axes.patch.set(facecolor="0.96", edgecolor="0.65", hatch="////", linewidth=0)
     box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
-    for (row, column), label in np.ndenumerate(labels):
-        value = float(values[row, column])
-        look: Any = {"color": "0.2", "bbox": box} if np.isnan(value) else {"color": shade(value, limits, cmap)[1]}
-        axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", fontsize=size, **look)
+    for row, column in np.argwhere(missing):
+        look: Any = {"color": "0.2", "bbox": box, "fontsize": size, "ha": "center", "va": "center"}
+        axes.text(column + 0.5, row + 0.5, labels[row, column], **look)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    [mesh] = axes.collections
+    assert isinstance(mesh, QuadMesh)
     return mesh
 
 

@@ -105,8 +105,9 @@ def test_the_page_and_the_figure_draw_the_same_cells(tmp_path: Path, metrics: pd
         ):
             buttons = [cell for _, row in panel["rows"] for cell in row]
             difference = scale == "diff_from_full"
-            assert [text.get_text() for text in axes.texts] == [b[1] + b[2] * difference for b in buttons]
-            inks = [text.get_color() for text in axes.texts]
+            texts = sorted(axes.texts, key=lambda text: text.get_position()[::-1])  # row by row
+            assert [text.get_text() for text in texts] == [b[1] + b[2] * difference for b in buttons]
+            inks = [text.get_color() for text in texts]
             assert inks == [button[5] or "0.2" for button in buttons]
             mesh = axes.collections[0]
             colours = [to_hex(colour) for colour in mesh.to_rgba(mesh.get_array()).reshape(-1, 4)]
