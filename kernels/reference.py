@@ -4,6 +4,7 @@ A slot's rows at or beyond its length are dead. They must be finite, because att
 zero times NaN is NaN; `compression.cache.SlotCache` keeps them finite.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, reduce
 from typing import Any, Literal
@@ -184,7 +185,16 @@ def _logits(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
         batch = torch.broadcast_shapes(query.shape[:-2], keys.shape[:-2])
         queries, columns = (tensor.expand(*batch, -1, -1).flatten(0, -3) for tensor in (query, columns))
         return (torch.bmm(queries, columns, torch.float32) * scaling).unflatten(0, batch)
-    return torch.matmul(_wide(query) * scaling, _wide(columns))
+    query, columns = _wide(query) * scaling, _wide(columns)
+    copies = 1
+    if keys.device.type == "cpu":
+        # Several threads share a product of fewer matrices than threads, and split the rows at a place that depends on
+        # their number. With a matrix for each thread they do not.
+        batch = torch.broadcast_shapes(query.shape[:-2], columns.shape[:-2])
+        copies = -(-torch.get_num_threads() // math.prod(batch))
+    if copies == 1:
+        return torch.matmul(query, columns)
+    return torch.matmul(query.expand(copies, *query.shape), columns.expand(copies, *columns.shape))[0]
 
 
 def chunk_attention(
