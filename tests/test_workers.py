@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pebble.pool.process
 import pytest
 
 from kvsweep.errors import UserError
@@ -162,3 +163,21 @@ def test_large_texts_and_half_characters_pass_through(one: Workers) -> None:
 def test_numbers_out_of_range_are_one_sentence(workers: int, timeout_s: float) -> None:
     with pytest.raises(UserError, match=r"^(workers|timeout)=\S+ must be [^.]*; leave it out for [^.]*\.$"):
         Workers(workers=workers, timeout_s=timeout_s)
+
+
+def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_endless_wait(monkeypatch):
+    """As with little memory: the third of pebble's threads does not start."""
+    started, launch = [], pebble.pool.process.launch_thread
+
+    def launch_thread(*arguments):
+        started.append(arguments)
+        if len(started) % 3 == 0:
+            raise RuntimeError("can't start new thread")
+        return launch(*arguments)
+
+    monkeypatch.setattr(pebble.pool.process, "launch_thread", launch_thread)
+    with Workers(workers=1) as workers:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                workers.map(abs, [(-1,)])
+    assert len(started) == 6

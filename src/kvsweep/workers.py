@@ -82,11 +82,17 @@ class Workers:
                 self._pool = None
             if self._pool is None:
                 context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads and locks
-                self._pool = ProcessPool(max_workers=self._workers, initializer=_prepare, context=context)
+                pool = ProcessPool(max_workers=self._workers, initializer=_prepare, context=context)
                 try:
-                    self._pool.schedule(os.getpid).result(_START_LIMIT_S)
+                    pool.schedule(os.getpid).result(_START_LIMIT_S)
                 except (BrokenProcessPool, TimeoutError) as error:
+                    pool.stop()
                     raise RuntimeError("no worker process started; its error is above") from error
+                except BaseException:
+                    # Half of a pool, as where its threads find no memory: to wait for its end would take forever.
+                    pool.stop()
+                    raise
+                self._pool = pool
             return self._pool
 
 
