@@ -1,0 +1,48 @@
+"""docs/architecture.md names what the code has."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PACKAGES = {"kernels", "compression", "harness", "analysis"}
+NAMES = sorted({name for name in re.findall(r"`([A-Za-z_.]+)`", PAGE) if "." in name})
+
+
+def find(dotted):
+    """The module, or what it has, under a dotted name."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(["kvsweep", *parts[:cut]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise AttributeError(dotted)
+
+
+def whole(name):
+    """`Engine._fill` as the page means it: of the class that was named in full before."""
+    name = name.removeprefix("kvsweep.")  # of the ground floor
+    owner = name.split(".", 1)[0]
+    if owner in PACKAGES or (ROOT / f"src/kvsweep/{owner}.py").exists():
+        return name
+    (package,) = {n.split(f".{owner}")[0] for n in NAMES if re.search(rf"\.{owner}(\.|$)", n)}
+    return f"{package}.{name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_exists(name):
+    find(whole(name))
+
+
+def test_the_page_is_one_page_and_names_what_it_tells():
+    assert len(PAGE.splitlines()) <= 102
+    assert len(NAMES) > 40
+    with pytest.raises(AttributeError):
+        find("harness.decode.engine.Engine._no_such_step")
