@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from kvsweep import command_line
 from kvsweep.command_line import (
     BAD_INPUT,
     FAILED,
@@ -109,3 +110,16 @@ def test_a_progress_bar_moves_on_a_terminal_and_the_text_in_it_does_not() -> Non
     assert said.count(b"\r") >= 3
     assert b"3/3" in said
     assert not set(said) & {0x1B, 0x07, 0x9B, 0x7F}
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_memory_that_does_not_suffice_is_one_sentence(error, capsys):
+    with pytest.raises(SystemExit) as end, command_line.one_sentence("kvsweep", "interrupted."):
+        raise error
+    assert end.value.code == command_line.FAILED
+    assert capsys.readouterr().err == "kvsweep: error: the memory does not suffice; what is stored stays.\n"
+
+
+def test_another_error_of_the_program_is_shown_whole():
+    with pytest.raises(RuntimeError, match="a bug"), command_line.one_sentence("kvsweep", "interrupted."):
+        raise RuntimeError("a bug")

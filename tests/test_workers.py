@@ -178,6 +178,6 @@ def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_endless_wait(monke
     monkeypatch.setattr(pebble.pool.process, "launch_thread", launch_thread)
     with Workers(workers=1) as workers:
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="can't start new thread"):
+            with pytest.raises(UserError, match=r"no worker process can start \(can't start new thread\)"):
                 workers.map(abs, [(-1,)])
     assert len(started) == 6

@@ -17,6 +17,8 @@ FAILED, BAD_INPUT, LOCKED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
 # What Ctrl-C and SIGTERM print for a command that stores its work.
 GOES_ON = "interrupted; the same command goes on where this one stopped."
 # Faults of a disk or a folder, which a user can mend and no program can.
+# What Python says where a thread's stack finds no memory.
+_NO_THREAD = "can't start new thread"
 _MENDABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG),
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR),
@@ -61,7 +63,9 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
         place = f"{error.filename}: " if error.filename else ""
         mend = "mend that or name another folder, then run the same command again."
         _end(program, f"{place}{error.strerror}: {mend}", BAD_INPUT)
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and str(error) != _NO_THREAD:
+            raise
         _end(program, "the memory does not suffice; what is stored stays.", FAILED)
 
 

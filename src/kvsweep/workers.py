@@ -88,10 +88,10 @@ class Workers:
                 except (BrokenProcessPool, TimeoutError) as error:
                     pool.stop()
                     raise RuntimeError("no worker process started; its error is above") from error
-                except BaseException:
-                    # Half of a pool, as where its threads find no memory: to wait for its end would take forever.
+                except RuntimeError as error:  # half of a pool: to wait for its end would take forever
                     pool.stop()
-                    raise
+                    mend = "allow more memory or threads (ulimit), and run the same command again"
+                    raise UserError(f"no worker process can start ({error}): {mend}.") from error
                 self._pool = pool
             return self._pool
 
