@@ -30,7 +30,7 @@ from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
 from kvsweep.harness.sweep.store import CellStore
-from kvsweep.tasks import TaskStatus
+from kvsweep.tasks import State, TaskStatus
 
 
 class UnfinishedRoundError(UserError):
@@ -108,7 +108,7 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
     started, failures = False, list[Exception]()
     for number in range(max(len(_stages(job)) for job in jobs)):
         parts, unfinished = _parts(jobs, number)
-        failures += unfinished
+        failures += [error for _, error in unfinished]
         try:
             if launcher.waits:
                 started |= start([(parts, decode_all)], launcher)
@@ -134,32 +134,33 @@ def _with_round(jobs: Sequence[Job], number: int) -> list[Job]:
 
 def decode_round(number: int, jobs: Sequence[Job]) -> list[Exception]:
     """As `decode_all`, of the cells that the rounds before have not decided; the next round's task then waits."""
-    parts, failures = _parts(jobs, number)
-    failures += decode_all(parts)
-    for job in jobs:
-        if failures or number + 1 < len(_stages(job)):
-            _note_wait(job, str(failures[0]) if failures else None)
+    parts, unfinished = _parts(jobs, number)
+    for job, error in unfinished:
+        _note(job, "stopped", str(error))
+    failures = [*(error for _, error in unfinished), *decode_all(parts)]
+    for job in _with_round(jobs, number + 1):
+        _note(job, "queued")
     return failures
 
 
-def _note_wait(job: Job, error: str | None) -> None:
-    """Write into the status of a task that ran, or was to run, that the next round waits, or why it cannot begin."""
+def _note(job: Job, state: State, error: str | None = None) -> None:
+    """Write a state into the status of a job's task, unless the task has failed or stopped."""
     with suppress(OSError, ValueError):
         status = TaskStatus.read(TaskStatus.path(job.run_directory, job.status("queued").task))
         if status.state in ("queued", "done"):
-            status.state, status.error = ("stopped", error) if error else ("queued", None)
+            status.state, status.error = state, error
             status.write(job.run_directory)
 
 
-def _parts(jobs: Sequence[Job], number: int) -> tuple[list[Job], list[Exception]]:
-    """The jobs of one round, and the errors of those that cannot begin it."""
-    parts, failures = list[Job](), list[Exception]()
+def _parts(jobs: Sequence[Job], number: int) -> tuple[list[Job], list[tuple[Job, UnfinishedRoundError]]]:
+    """The jobs of one round, and those that cannot begin it, each with its error."""
+    parts, unfinished = list[Job](), list[tuple[Job, UnfinishedRoundError]]()
     for job in _with_round(jobs, number):
         try:
             parts.append(_part(job, number))
         except UnfinishedRoundError as error:
-            failures.append(error)
-    return parts, failures
+            unfinished.append((job, error))
+    return parts, unfinished
 
 
 def _stages(job: Job) -> list[int]:

@@ -6,6 +6,7 @@ a word (`modeling_gguf_pytorch_utils`).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,12 @@ def scales_rope(file: Path) -> bool:
 
 def names(file: Path, text: str) -> bool:
     """Whether the head of a file holds a text."""
+    found = file.stat()
+    return _names(file, text, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=64)  # a model's identity, which asks this, is asked for by every cell
+def _names(file: Path, text: str, *_: int) -> bool:
     with file.open("rb") as opened:
         return text.encode() in opened.read(_HEAD_BYTES)
 
@@ -94,9 +101,10 @@ def check_all_is_read(reader: GGUFReader, network: PreTrainedModel) -> None:
     known = {**_WITHOUT_EFFECT, "rope.dimension_count": head_dim}
     known |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     architecture = _value(reader, "general.architecture", whole=True)
+    read = {*_SCALING, *_read_keys(architecture)}
     for name in reader.fields:
         group, _, key = name.partition(".")
-        if group in _OTHER_GROUPS or (group == architecture and (key in _SCALING or key in _read_keys(architecture))):
+        if group in _OTHER_GROUPS or (group == architecture and key in read):
             continue
         value = _value(reader, name, whole=True)
         if group != architecture or key not in known or known[key] not in (None, value):

@@ -23,7 +23,7 @@ from kvsweep.harness.sweep.job import make_job, rounds_until
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
-from kvsweep.tasks import read_tasks
+from kvsweep.tasks import TaskStatus, read_tasks
 from tests.harness.sweep import rounds_grades
 
 GRID = ["benchmark=toy_add", "grid.policy=[full,random]", "grid.keep_ratio=[0.2,0.6]", "grid.budget=[40,58,64]"]
@@ -238,6 +238,16 @@ def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, co
     assert task.state == "stopped"
     assert task.error == str(error)
     assert "wait until all shards have stored those" in task.error
+
+
+def test_in_one_task_a_job_that_cannot_go_on_leaves_the_others_status_alone(settings, compose):
+    waits = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
+    other = replace(waits, shard=Shard(index=1, count=1), run_directory=waits.run_directory.parent / "other")
+    assert not decode_round(0, [waits, other])
+    [error] = decode_round(1, [waits, other])
+    assert [(task.state, task.error) for task in read_tasks(waits.run_directory)] == [("stopped", str(error))]
+    status = TaskStatus.read(TaskStatus.path(other.run_directory, other.status("queued").task))
+    assert (status.state, status.error) == ("queued", None)
 
 
 def decided_draws(job):
