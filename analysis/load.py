@@ -21,7 +21,7 @@ from kvsweep.analysis.notation import AXES, POLICY_TITLES
 from kvsweep.errors import UserError
 from kvsweep.escape import in_one_line
 from kvsweep.records import Completion, Pair, Problem
-from kvsweep.tasks import TaskStatus, read_tasks
+from kvsweep.task_status import TaskStatus, read_tasks
 
 # The names that are shown first, in this order.
 KNOWN = {

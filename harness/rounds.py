@@ -30,7 +30,7 @@ from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
 from kvsweep.harness.sweep.store import CellStore
-from kvsweep.tasks import State, TaskStatus
+from kvsweep.task_status import State, TaskStatus
 
 
 class UnfinishedRoundError(UserError):

@@ -201,7 +201,7 @@ ELSEWHERE = {
     "src/kvsweep/command_line.py", "src/kvsweep/files.py", "harness/settings.py", "harness/provenance.py",
     "harness/toy", "harness/benchmarks", "harness/decode/memory.py", "harness/models",
     "harness/predictor", "harness/command.py",
-    "harness/template", "src/kvsweep/workers.py", "harness/sweep/board.py",
+    "harness/template", "src/kvsweep/workers.py", "harness/sweep/progress_board.py",
     "harness/sweep/tracker.py", "kernels", "compression",
 }  # fmt: skip
 TEMPORARY = {

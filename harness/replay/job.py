@@ -20,7 +20,7 @@ from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job, stored_config
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.store import open_cells
 from kvsweep.records import Pair, shard_files
-from kvsweep.tasks import State, TaskStatus
+from kvsweep.task_status import State, TaskStatus
 
 
 @dataclass(frozen=True, kw_only=True)

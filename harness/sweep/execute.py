@@ -9,8 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from kvsweep.harness.grading.grader import Grader, read_standard
-from kvsweep.harness.sweep.board import Board
 from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.progress_board import Board
 from kvsweep.harness.sweep.store import CellStore, allow_open_cells, open_cells
 from kvsweep.records import Completion
 

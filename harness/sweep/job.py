@@ -28,7 +28,7 @@ from kvsweep.harness.sweep.cell import Cell, is_done, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
 from kvsweep.kernels.implementation import Implementation, check_installed
 from kvsweep.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, read_provenance
-from kvsweep.tasks import CellProgress, State, TaskStatus, policy_label, task_name
+from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, task_name
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 

@@ -24,13 +24,13 @@ from kvsweep.command_line import FAILED, counted, guard_streams
 from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.files import make_folder, open_file
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
-from kvsweep.harness.sweep.board import Board
 from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.job import Job, checked_implementation
+from kvsweep.harness.sweep.progress_board import Board
 from kvsweep.harness.sweep.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Shard
-from kvsweep.tasks import TaskStatus, job_file, note_job, noted_jobs, tasks_now, waiting_jobs
+from kvsweep.task_status import TaskStatus, job_file, note_job, noted_jobs, tasks_now, waiting_jobs
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 # The jobs that one process works through.

@@ -34,7 +34,7 @@ from kvsweep.command_line import FAILED, counted
 from kvsweep.errors import BrokenCell, UserError
 from kvsweep.escape import visible
 from kvsweep.files import read_file
-from kvsweep.tasks import CellProgress, State, TaskStatus, policy_label, tasks_now
+from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, tasks_now
 
 # A cell without DONE has the first of these states that one of its shards has; where all shards are done, it stopped.
 WORST_FIRST: tuple[State, ...] = ("failed", "stopped", "running", "queued")

@@ -34,7 +34,7 @@ from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.tracker import tracked
 from kvsweep.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
-from kvsweep.tasks import Reporter, last_lines
+from kvsweep.task_status import Reporter, last_lines
 
 LOCK_FILE = ".lock"
 

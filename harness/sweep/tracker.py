@@ -17,7 +17,7 @@ from kvsweep import records
 from kvsweep.analysis.statistics.pass_at_1 import read_score
 from kvsweep.escape import visible
 from kvsweep.harness.sweep.job import TrackerConfig
-from kvsweep.tasks import TaskStatus
+from kvsweep.task_status import TaskStatus
 
 # MLflow's server refuses a longer value of a parameter.
 MLFLOW_CHARACTERS = 6000

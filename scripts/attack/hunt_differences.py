@@ -42,7 +42,7 @@ from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.row_format import TOKEN_BLOCK, whole_blocks
 from kvsweep.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
-from kvsweep.tasks import Reporter
+from kvsweep.task_status import Reporter
 
 POLICIES = ["full", "dynts", "h2o", "snapkv", "rkv", "tova", "keydiff", "knorm", "streaming_llm", "random"]
 BENCHMARKS = ("toy_chain", "toy_add", "toy_regs")

@@ -23,7 +23,7 @@ from kvsweep.harness.sweep.job import make_job, rounds_until
 from kvsweep.harness.sweep.launch import Inline
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
-from kvsweep.tasks import TaskStatus, read_tasks
+from kvsweep.task_status import TaskStatus, read_tasks
 from tests.harness.sweep import rounds_grades
 
 GRID = ["benchmark=toy_add", "grid.policy=[full,random]", "grid.keep_ratio=[0.2,0.6]", "grid.budget=[40,58,64]"]
@@ -217,7 +217,9 @@ def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
     ]
     assert all("exclude=node7" in text for text, *_ in submitted)
     assert "submitted 2 tasks as job 300" in capsys.readouterr().out
-    monkeypatch.setattr("kvsweep.tasks.waiting_jobs", lambda *_: {"200_0": "", "200_1": "", "300_0": "", "300_1": ""})
+    monkeypatch.setattr(
+        "kvsweep.task_status.waiting_jobs", lambda *_: {"200_0": "", "200_1": "", "300_0": "", "300_1": ""}
+    )
     for number, (_, function, tasks) in enumerate(submitted):  # SLURM would run them
         if number == 1:
             assert {task.state for task in read_tasks(job.run_directory)} == {"queued"}

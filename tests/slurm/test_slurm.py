@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kvsweep.records import COMPLETIONS_FILE, shard_files
-from kvsweep.tasks import TaskStatus
+from kvsweep.task_status import TaskStatus
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(__file__).with_name("cluster.sh")

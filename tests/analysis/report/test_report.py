@@ -24,7 +24,7 @@ from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import summary_table
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.errors import UserError
-from kvsweep.tasks import CellProgress, TaskStatus
+from kvsweep.task_status import CellProgress, TaskStatus
 from tests.program import report as main
 
 MakeCell = Callable[..., Path]

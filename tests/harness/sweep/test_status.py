@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from kvsweep import tasks
+from kvsweep import task_status
 from kvsweep.analysis.statistics import metrics
 from kvsweep.errors import UserError
 from kvsweep.harness.sweep import status
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import Grade
-from kvsweep.tasks import CellProgress, Reporter, TaskStatus, policy_label, task_name
+from kvsweep.task_status import CellProgress, Reporter, TaskStatus, policy_label, task_name
 from tests.program import status as main
 
 
@@ -226,7 +226,7 @@ def test_cells_without_a_task_are_counted_by_their_done(tmp_path: Path) -> None:
 
 
 def test_a_reporter_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(task_status, "HEARTBEAT_S", 0.01)
     row = task(tmp_path, "queued", cells={"a": (0, 2)})
     path = tmp_path / "status" / f"{row.task}.json"
     with Reporter(tmp_path, row) as reporter:

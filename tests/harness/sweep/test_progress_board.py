@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from kvsweep.harness.sweep import board
-from kvsweep.harness.sweep.board import Board
-from kvsweep.tasks import CellProgress, TaskStatus
+from kvsweep.harness.sweep import progress_board
+from kvsweep.harness.sweep.progress_board import Board
+from kvsweep.task_status import CellProgress, TaskStatus
 
 
 def write_task(run: Path, name: str, benchmark: str, finished: int, **more: Any) -> None:
@@ -47,7 +47,7 @@ def sweep(tmp_path: Path) -> list[Any]:
 def test_a_file_gets_a_line_a_minute(
     sweep: list[Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(board, "LINE_S", 0.01)
+    monkeypatch.setattr(progress_board, "LINE_S", 0.01)
     with Board(sweep):
         time.sleep(0.3)
     first, *_ = capfd.readouterr().err.splitlines()
@@ -74,7 +74,7 @@ def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(
     shown = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(board, "_terminal", terminal)
+    monkeypatch.setattr(progress_board, "_terminal", terminal)
     with Board(sweep):
         print("a note\x1b[31m")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
@@ -86,7 +86,7 @@ def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(
 
 
 def test_a_run_without_any_status_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "LINE_S", 0.01)
+    monkeypatch.setattr(progress_board, "LINE_S", 0.01)
     with Board(jobs(tmp_path / "nothing", "a")):
         time.sleep(0.05)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsweep.tasks import CellProgress, TaskStatus, note_job, tasks_now, waiting_jobs
+from kvsweep.task_status import CellProgress, TaskStatus, note_job, tasks_now, waiting_jobs
 
 Squeue = Callable[[str], None]
 
