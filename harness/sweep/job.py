@@ -145,23 +145,54 @@ class Job:
 
 
 def make_job(config: DictConfig) -> Job:
-    """Check a composed configuration and make its job. The checks that take longest come last."""
-    model = build(ModelConfig, "model", config.model)
-    benchmark_config = build(BenchmarkConfig, "benchmark", config.benchmark)
-    decoding = build_decoding(config.decoding)
-    cache = build(CacheConfig, "cache", config.get("cache", {}))
-    seed = whole_number("seed", config.seed, least=0)
-    draws = whole_number("draws", config.draws, least=1)
-    slots = None if config.slots == "auto" else whole_number("slots", config.slots, least=1)
-    invariant = None if config.invariant == "auto" else config.invariant
-    if config.invariant != "auto" and not isinstance(invariant, bool):
-        known = "true, false or auto, which is true on the CPU alone"
-        raise UserError(f"invariant={invariant} is unknown: choose {known}.")
-    shard = Shard.parse(str(config.shard))
-    tracker = build(TrackerConfig, "tracker", config.tracker)
-    # Not check_available: the machine that submits a job to SLURM need not have a GPU.
-    impl = checked_implementation(config.impl, check_installed)
+    """Check a composed configuration and make its job: the settings first, then the files, which take longest."""
+    settings, asked, policies = _settings(config)
+    benchmark, inputs = _data(settings, asked, policies)
+    shared = {name: settings[name] for name in ("model", "decoding", "seed", "impl", "cache")}
+    shared |= {"benchmark": asked, "dataset_hash": benchmark.content_hash}
+    cells = [Cell(policy=policy, **shared) for policy in policies]
+    job = Job(
+        **settings,
+        benchmark=benchmark,
+        cells=tuple({cell.cell_id: cell for cell in cells}.values()),
+        run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
+        resolved=plain(config),
+        inputs=inputs,
+        command=command_line(),
+    )
+    job.check_inputs()
+    return job
+
+
+def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
+    """The fields of a job that its configuration alone decides, its benchmark's settings and its policies, checked."""
+    model, asked = build(ModelConfig, "model", config.model), build(BenchmarkConfig, "benchmark", config.benchmark)
+    settings: dict[str, Any] = {
+        "model": model,
+        "decoding": build_decoding(config.decoding),
+        "cache": build(CacheConfig, "cache", config.get("cache", {})),
+        "seed": whole_number("seed", config.seed, least=0),
+        "draws": whole_number("draws", config.draws, least=1),
+        "slots": None if config.slots == "auto" else whole_number("slots", config.slots, least=1),
+        "invariant": _invariant(config.invariant),
+        "shard": Shard.parse(str(config.shard)),
+        "tracker": build(TrackerConfig, "tracker", config.tracker),
+        # Not check_available: the machine that submits a job to SLURM need not have a GPU.
+        "impl": checked_implementation(config.impl, check_installed),
+    }
     policies = build_policies(config)
+    return settings | _rounds(config, settings["draws"], settings["cache"], policies), asked, policies
+
+
+def _invariant(asked: Any) -> bool | None:
+    if asked != "auto" and not isinstance(asked, bool):
+        known = "true, false or auto, which is true on the CPU alone"
+        raise UserError(f"invariant={asked} is unknown: choose {known}.")
+    return None if asked == "auto" else asked
+
+
+def _rounds(config: DictConfig, draws: int, cache: CacheConfig, policies: Sequence[Policy]) -> dict[str, Any]:
+    """The fields of a job that say whether and how it goes in rounds."""
     margin = build(ReportConfig, "report", config.get("report", {})).margin
     rounds = rounds_until(config.get("until"), draws, policies)
     finish = config.get("finish", False)
@@ -172,32 +203,18 @@ def make_job(config: DictConfig) -> Job:
         compared = "until=decided compares cells with the full cache of unpacked rows"
         no_full = f"which a job of{cache.title} does not decode"
         raise UserError(f"{compared}, {no_full}: give until=null, or cache.bits=16.")
-    benchmark = load_problems(benchmark_config)
+    return {"rounds": rounds, "margin": margin if rounds else None, "finish": finish}
+
+
+def _data(
+    settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequence[Policy]
+) -> tuple[Benchmark, dict[Path, str]]:
+    """The problems and the hashes of the files of weights, which fit the settings."""
+    model, benchmark = settings["model"], load_problems(asked)
     inputs = input_files(model, policies)
     check_predictors(model, policies)
-    check_cache(model, cache, impl, policies, decoding.max_new_tokens)
-    shared: dict[str, Any] = {"model": model, "decoding": decoding, "seed": seed, "impl": impl, "cache": cache}
-    problems: dict[str, Any] = {"benchmark": benchmark_config, "dataset_hash": benchmark.content_hash}
-    cells = [Cell(policy=policy, **problems, **shared) for policy in policies]
-    job = Job(
-        benchmark=benchmark,
-        cells=tuple({cell.cell_id: cell for cell in cells}.values()),
-        draws=draws,
-        rounds=rounds,
-        margin=margin if rounds else None,
-        finish=finish,
-        slots=slots,
-        invariant=invariant,
-        run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
-        resolved=plain(config),
-        shard=shard,
-        inputs=inputs,
-        command=command_line(),
-        tracker=tracker,
-        **shared,
-    )
-    job.check_inputs()
-    return job
+    check_cache(model, settings["cache"], settings["impl"], policies, settings["decoding"].max_new_tokens)
+    return benchmark, inputs
 
 
 def stored_config(path: Path) -> dict[str, Any]:
