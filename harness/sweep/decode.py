@@ -23,7 +23,6 @@ from kvsweep.harness.decode.request import Branch, Request, grows, is_untouched,
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import device_of, load_model
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.models.spec import read_spec
 from kvsweep.harness.provenance import describe_arithmetic, describe_process
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.job import Job, checked_implementation
@@ -47,7 +46,7 @@ def decode(work: OpenCells) -> None:
     if not cells:
         return
     checked_implementation(job.impl, check_available)
-    invariant = is_invariant(job.invariant, read_spec(job.model), device_of(job.model), job.impl)
+    invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
     try:
         for cell in cells:
             cell.policy.load_artifacts()

@@ -20,7 +20,7 @@ from kvsweep.command_line import counted
 from kvsweep.compression.config import fixed_bytes
 from kvsweep.compression.policy import BudgetPolicy, Policy
 from kvsweep.harness.decode.request import grows
-from kvsweep.harness.models.spec import BYTES, read_spec
+from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.cell import stored_pairs
 from kvsweep.harness.sweep.job import Job
@@ -190,7 +190,7 @@ def _sizes(job: Job) -> str:
 
 
 def _memory(job: Job, question: int) -> str:
-    spec, itemsize = read_spec(job.model), BYTES[job.model.dtype]
+    spec, itemsize = job.spec, BYTES[job.model.dtype]
     layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim
     slot = partial(job.cache.bytes_per_slot, layers=layers, kv_heads=heads, head_dim=head_dim, itemsize=itemsize)
     fixed = fixed_bytes(spec, itemsize)

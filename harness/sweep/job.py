@@ -21,7 +21,7 @@ from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.spec import BYTES, read_spec
+from kvsweep.harness.models.spec import BYTES, ModelSpec, read_spec
 from kvsweep.harness.provenance import command_line
 from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_number
 from kvsweep.harness.sweep.cell import Cell, is_done, stored_scores
@@ -63,6 +63,7 @@ class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
     Attributes:
+        spec: what the model's config says, read once.
         decoding, seed, impl, cache: those of every cell.
         draws: completions per problem; in a round of a sequential job, those until the end of the round.
         rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
@@ -75,6 +76,7 @@ class Job:
     """
 
     model: ModelConfig
+    spec: ModelSpec
     benchmark: Benchmark
     cells: tuple[Cell, ...]
     decoding: DecodingConfig
@@ -147,17 +149,16 @@ class Job:
 def make_job(config: DictConfig) -> Job:
     """Check a composed configuration and make its job: the settings first, then the files, which take longest."""
     settings, asked, policies = _settings(config)
-    benchmark, inputs = _data(settings, asked, policies)
+    data = _data(settings, asked, policies)
     shared = {name: settings[name] for name in ("model", "decoding", "seed", "impl", "cache")}
-    shared |= {"benchmark": asked, "dataset_hash": benchmark.content_hash}
+    shared |= {"benchmark": asked, "dataset_hash": data["benchmark"].content_hash}
     cells = [Cell(policy=policy, **shared) for policy in policies]
     job = Job(
         **settings,
-        benchmark=benchmark,
+        **data,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
         resolved=plain(config),
-        inputs=inputs,
         command=command_line(),
     )
     job.check_inputs()
@@ -166,9 +167,9 @@ def make_job(config: DictConfig) -> Job:
 
 def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
     """The fields of a job that its configuration alone decides, its benchmark's settings and its policies, checked."""
-    model, asked = build(ModelConfig, "model", config.model), build(BenchmarkConfig, "benchmark", config.benchmark)
-    settings: dict[str, Any] = {
-        "model": model,
+    settings: dict[str, Any] = {"model": build(ModelConfig, "model", config.model)}
+    asked = build(BenchmarkConfig, "benchmark", config.benchmark)
+    settings |= {
         "decoding": build_decoding(config.decoding),
         "cache": build(CacheConfig, "cache", config.get("cache", {})),
         "seed": whole_number("seed", config.seed, least=0),
@@ -206,15 +207,15 @@ def _rounds(config: DictConfig, draws: int, cache: CacheConfig, policies: Sequen
     return {"rounds": rounds, "margin": margin if rounds else None, "finish": finish}
 
 
-def _data(
-    settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequence[Policy]
-) -> tuple[Benchmark, dict[Path, str]]:
-    """The problems and the hashes of the files of weights, which fit the settings."""
+def _data(settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequence[Policy]) -> dict[str, Any]:
+    """The fields of a job that come from files, which must fit the settings: problems, weights, the model's spec."""
     model, benchmark = settings["model"], load_problems(asked)
     inputs = input_files(model, policies)
-    check_predictors(model, policies)
-    check_cache(model, settings["cache"], settings["impl"], policies, settings["decoding"].max_new_tokens)
-    return benchmark, inputs
+    check_tags(model, policies)
+    spec = read_spec(model)
+    check_predictors(model, spec, policies)
+    check_cache(settings, spec, policies)
+    return {"benchmark": benchmark, "inputs": inputs, "spec": spec}
 
 
 def stored_config(path: Path) -> dict[str, Any]:
@@ -282,18 +283,21 @@ def checked_implementation(name: Any, check: Callable[[str], None]) -> Implement
     return name
 
 
-def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
-    """Check the model, and the policies' artifacts, which were made for a model."""
+def check_tags(model: ModelConfig, policies: Sequence[Policy]) -> None:
+    """Refuse policies that need to know where the thinking ends, if the model names no tag."""
     for policy in policies:
         if model.think_end is None and isinstance(policy, BudgetPolicy) and policy.THINKS:
             untagged = f"policy={policy.name} keeps the answer behind model.think_end, which is null"
             raise UserError(f"{untagged}: name the tag that closes the model's thinking, or choose another policy.")
-    hidden_size = read_spec(model).hidden_size
+
+
+def check_predictors(model: ModelConfig, spec: ModelSpec, policies: Sequence[Policy]) -> None:
+    """Refuse artifacts that were made for another model."""
     for kind, place in sorted({(kind, getattr(policy, kind)) for policy in policies for kind in policy.ARTIFACTS}):
         card, weights, other = artifacts.read_card(kind, place), model.identity()["weights"], ""
         made_for = card.get("model_weights", weights)
-        if card["hidden_size"] != hidden_size:
-            other = f"hidden size {card['hidden_size']}, but model={model.name} has {hidden_size}"
+        if card["hidden_size"] != spec.hidden_size:
+            other = f"hidden size {card['hidden_size']}, but model={model.name} has {spec.hidden_size}"
         # A hub id cannot be told from a local copy of the same weights, whose identity is a hash.
         elif made_for != weights and ("@" in made_for) == ("@" in weights):
             other = f"{card.get('model')} ({made_for}), but model={model.name} is {weights}"
@@ -303,11 +307,9 @@ def check_predictors(model: ModelConfig, policies: Sequence[Policy]) -> None:
             raise UserError(f"policy.{kind}={place} was made for {other}: {mend}; {yours}.")
 
 
-def check_cache(
-    model: ModelConfig, cache: CacheConfig, impl: Implementation, policies: Sequence[Policy], max_new_tokens: int
-) -> None:
+def check_cache(settings: Mapping[str, Any], spec: ModelSpec, policies: Sequence[Policy]) -> None:
     """Refuse policies without a layer to evict from, and a precision that rows cannot have or that saves nothing."""
-    spec = read_spec(model)
+    model, cache = settings["model"], settings["cache"]
     evicting = [policy.name for policy in policies if policy.trigger(1, 0) is not None]
     if not spec.layers and evicting:
         no_rows = f"no layer of full attention, whose rows policy={evicting[0]} could evict"
@@ -315,11 +317,11 @@ def check_cache(
     sizes = {"layers": 1, "kv_heads": 1, "head_dim": spec.head_dim, "itemsize": BYTES[model.dtype]}
     try:
         cache.forms(spec.head_dim)
-        cache.check_implementation(impl)
+        cache.check_implementation(settings["impl"])
     except ValueError as error:
         raise UserError(str(error)) from error
     for policy in policies if cache.is_packed else ():
-        rows = policy.capacity(1, max_new_tokens)
+        rows = policy.capacity(1, settings["decoding"].max_new_tokens)
         if cache.bytes_per_slot(**sizes, capacity=rows) >= UNPACKED.bytes_per_slot(**sizes, capacity=rows):
             saves_nothing = f"the {rows} rows of policy={policy.name} then take no less memory than unpacked"
             out_of_range = f"cache.residual={cache.residual} is out of range"
