@@ -18,6 +18,7 @@ from kvsweep.harness.settings import CONF, build, build_target, own_overrides, p
 from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
+from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.toy.tasks import problems
 from kvsweep.records import read_cells
 
@@ -45,7 +46,7 @@ def sweep(words: Sequence[str]) -> None:
     if not jobs:  # Hydra only printed something, as for -cjob
         return
     if dry_run:
-        print(describe([job for task in split(jobs, launcher) for job in task]))
+        print(describe([share for task in split([*map(share_of, jobs)], launcher) for share in task]))
         if any(job.rounds and not job.finish for job in jobs):
             print("With until=decided this is the most that can come: a decided cell gets no more draws.")
     else:

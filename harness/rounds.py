@@ -23,12 +23,13 @@ from kvsweep.command_line import LOCKED, counted
 from kvsweep.errors import UserError
 from kvsweep.files import replace_text
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.replay.job import ReplayJob, start_replay
+from kvsweep.harness.replay.share import ReplayShare, replay_share, start_replay
 from kvsweep.harness.replay.texts import ReplayConfig
-from kvsweep.harness.sweep.cell import Cell, is_done, stored_pairs
+from kvsweep.harness.sweep.cell import Cell, stored_pairs
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
+from kvsweep.harness.sweep.share import Share, lacking, share_of
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.task_status import State, TaskStatus
 
@@ -112,7 +113,7 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
         try:
             if launcher.waits:
                 started |= start([(parts, decode_all)], launcher)
-            elif any(part.unfinished_cells() for part in parts):
+            elif any(map(lacking, parts)):
                 started = _submit(jobs, launcher, number)
                 break
         except Exception as error:
@@ -125,15 +126,17 @@ def _run_rounds(jobs: Sequence[Job], launcher: Launcher) -> bool:
 def _submit(jobs: Sequence[Job], launcher: Launcher, first: int) -> bool:
     """Hand the rounds from the first unfinished one on to a launcher that does not wait; a task finds what it lacks."""
     last = max(len(_stages(job)) for job in jobs)
-    return start([(_with_round(jobs, n), partial(decode_round, n)) for n in range(first, last)], launcher)
+    rounds = [([*map(share_of, _with_round(jobs, n))], partial(decode_round, n)) for n in range(first, last)]
+    return start(rounds, launcher)
 
 
 def _with_round(jobs: Sequence[Job], number: int) -> list[Job]:
     return [job for job in jobs if number < len(_stages(job))]
 
 
-def decode_round(number: int, jobs: Sequence[Job]) -> list[Exception]:
+def decode_round(number: int, shares: Sequence[Share]) -> list[Exception]:
     """As `decode_all`, of the cells that the rounds before have not decided; the next round's task then waits."""
+    jobs = [share.job for share in shares]
     parts, unfinished = _parts(jobs, number)
     for job, error in unfinished:
         _note(job, "stopped", str(error))
@@ -146,18 +149,18 @@ def decode_round(number: int, jobs: Sequence[Job]) -> list[Exception]:
 def _note(job: Job, state: State, error: str | None = None) -> None:
     """Write a state into the status of a job's task, unless the task has failed or stopped."""
     with suppress(OSError, ValueError):
-        status = TaskStatus.read(TaskStatus.path(job.run_directory, job.status("queued").task))
+        status = TaskStatus.read(TaskStatus.path(job.run_directory, share_of(job).task))
         if status.state in ("queued", "done"):
             status.state, status.error = state, error
             status.write(job.run_directory)
 
 
-def _parts(jobs: Sequence[Job], number: int) -> tuple[list[Job], list[tuple[Job, UnfinishedRoundError]]]:
-    """The jobs of one round, and those that cannot begin it, each with its error."""
-    parts, unfinished = list[Job](), list[tuple[Job, UnfinishedRoundError]]()
+def _parts(jobs: Sequence[Job], number: int) -> tuple[list[Share], list[tuple[Job, UnfinishedRoundError]]]:
+    """The shares of one round, and the jobs that cannot begin it, each with its error."""
+    parts, unfinished = list[Share](), list[tuple[Job, UnfinishedRoundError]]()
     for job in _with_round(jobs, number):
         try:
-            parts.append(_part(job, number))
+            parts.append(share_of(_part(job, number)))
         except UnfinishedRoundError as error:
             unfinished.append((job, error))
     return parts, unfinished
@@ -176,10 +179,11 @@ def _part(job: Job, number: int) -> Job:
         return part
     decided = decided_cells(replace(job, draws=stages[number - 1]))
     for cell in job.cells:
-        draws = decided.get(cell.cell_id)
-        if draws and not is_done(job.run_directory, cell, job.problem_ids, draws):
-            with CellStore.of(job, cell) as store:
-                store.mark_done(job.problem_ids, draws)
+        if draws := decided.get(cell.cell_id):
+            share = share_of(replace(job, cells=(cell,), draws=draws, rounds=()))
+            if lacking(share):
+                with CellStore.of(share, cell) as store:
+                    store.mark_done(job.problem_ids, draws)
     is_finish = number == len(job.rounds)
     return part if is_finish else replace(part, cells=tuple(c for c in job.cells if c.cell_id not in decided))
 
@@ -229,8 +233,8 @@ def _replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list
         if not all(job.cells for job in full):
             replayed = "replay= and screen= replay the full cache's texts"
             raise UserError(f"{replayed}: add full to grid.policy, or give texts=.")
-        start([(full, decode_all)], launcher)
-    replays = [ReplayJob.of(job, ReplayConfig(texts=plan.texts)) for job in jobs]
+        start([([*map(share_of, full)], decode_all)], launcher)
+    replays = [replay_share(job, ReplayConfig(texts=plan.texts)) for job in jobs]
     start_replay(replays, launcher)
     if plan.replay == "only":
         return []
@@ -242,11 +246,11 @@ def _full(job: Job) -> tuple[Cell, ...]:
     return tuple(cell for cell in job.cells if cell.policy.name == "full")
 
 
-def _screened(job: Job, replayed: ReplayJob, plan: ReplayPlan) -> Job:
+def _screened(job: Job, replayed: ReplayShare, plan: ReplayPlan) -> Job:
     """The job with the full cache and the cells that the plan's screen leaves; the run's folder gets the other ones."""
     from kvsweep.analysis.statistics.fidelity import fidelity, rows_of_cells
 
-    rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replayed.replay.file)
+    rows = rows_of_cells(job.run_directory, [cell.cell_id for cell in job.cells], replayed.rows)
     # An earlier replay may have given some cells more texts.
     rows = rows[rows["problem_id"].isin([text.pair[0] for text in replayed.texts])]
     table = fidelity(rows).sort_values("kl", kind="stable")

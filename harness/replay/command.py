@@ -8,7 +8,7 @@ import yaml
 
 from kvsweep import records
 from kvsweep.errors import UserError
-from kvsweep.harness.replay.job import ReplayJob, read_jobs, start_replay
+from kvsweep.harness.replay.share import read_jobs, replay_share, start_replay
 from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.settings import build, build_target, compose_config
 
@@ -32,13 +32,13 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         raise UserError(f"{known[0]} cannot go with --time, which measures one cell after the other in this process.")
     config = compose_config(*known)
     texts = build(ReplayConfig, "replay", {name: own[name] for name in _OWN if name in own})
-    jobs = [ReplayJob.of(job, texts) for job in read_jobs(directory)]
+    jobs = read_jobs(directory)
     if timed:
         from kvsweep.harness.replay.seconds import TimeConfig, measure_seconds  # imports torch
 
-        measure_seconds(jobs, build(TimeConfig, "time", {name: own[name] for name in _TIMED if name in own}))
+        measure_seconds(jobs, texts, build(TimeConfig, "time", {name: own[name] for name in _TIMED if name in own}))
         return
     if given := [name for name in _TIMED if name in own]:
         raise UserError(f"{given[0]}= goes with --time alone.")
-    shard = records.Shard.parse(str(config.shard))
-    start_replay([replace(job, shard=shard) for job in jobs], build_target("launcher", config.launcher))
+    shard, launcher = records.Shard.parse(str(config.shard)), build_target("launcher", config.launcher)
+    start_replay([replay_share(replace(job, shard=shard), texts) for job in jobs], launcher)

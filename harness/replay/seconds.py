@@ -15,9 +15,11 @@ from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, Request, needed_capacity
 from kvsweep.harness.models.loaded import LoadedModel
-from kvsweep.harness.replay.job import ReplayJob
+from kvsweep.harness.replay.share import ReplayShare, replay_share
+from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.decode import engine_of, loaded
+from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.records import SECONDS_FILE, Timing
 
@@ -37,24 +39,27 @@ class TimeConfig:
     rounds: Annotated[int, Field(ge=1, description="a number of rounds")] = 3
 
 
-def measure_seconds(jobs: Sequence[ReplayJob], config: TimeConfig) -> None:
+def measure_seconds(jobs: Sequence[Job], replayed: ReplayConfig, config: TimeConfig) -> None:
     """Append rows to the cells' seconds.jsonl, round by round, so that a slow minute of the machine meets all cells."""
     with tqdm(total=len(jobs) * config.rounds, unit="round") as progress:
-        for job, number in itertools.product(jobs, range(config.rounds)):
+        for job in jobs:
             if not any(cell.policy.name == "full" for cell in job.cells):
                 alone = "--time needs the full cache beside it, which is no cell here"
                 raise UserError(f"{job.name}: {alone}: run it first.")
             progress.set_description(f"{job.name}, seconds")
-            for cell in job.cells:
-                with CellStore(job.run_directory, cell, job.benchmark.problems) as store:
-                    for row in _turn(loaded(job.model), job, cell, config, number):
-                        store.append_row(SECONDS_FILE, row)
-            progress.update()
+            share = replay_share(job, replayed)
+            for number in range(config.rounds):
+                for cell in job.cells:
+                    with CellStore(job.run_directory, cell, job.benchmark.problems) as store:
+                        for row in _turn(loaded(job.model), share, cell, config, number):
+                            store.append_row(SECONDS_FILE, row)
+                progress.update()
 
 
-def _turn(model: LoadedModel, job: ReplayJob, cell: Cell, config: TimeConfig, number: int) -> Iterator[Timing]:
+def _turn(model: LoadedModel, share: ReplayShare, cell: Cell, config: TimeConfig, number: int) -> Iterator[Timing]:
+    job = share.job
     branches = [Branch(cell_id=cell.cell_id, policy=cell.policy)]
-    requests = [text.request(model, job.replay.tokens, branches) for text in job.texts]
+    requests = [text.request(model, share.tokens, branches) for text in share.texts]
     limit = max(len(request.forced) for request in requests)
     decoding = replace(job.decoding, max_new_tokens=limit, stop_on_loop=False)
     capacity = needed_capacity(requests, decoding)

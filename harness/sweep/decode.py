@@ -41,7 +41,7 @@ class NotFiniteError(UserError):
 
 
 def decode(work: OpenCells) -> None:
-    job, pairs = work.job, work.job.own_pairs
+    job, pairs = work.share.job, work.share.pairs
     cells = [s.cell for s in work.stores.values() if not s.finished_pairs.issuperset(pairs)]
     if not cells:
         return
@@ -84,7 +84,7 @@ def loaded(config: ModelConfig) -> LoadedModel:
 
 
 def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
-    job, code = work.job, decoding_pass["code"]
+    job, code = work.share.job, decoding_pass["code"]
     group = job.cache.group
     empty, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
     fixed, whole = SlotCache.bytes_per_slot(model.shape, 0), SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
@@ -134,8 +134,8 @@ def _furthest_texts(stores: Iterable[CellStore], pairs: Collection[Pair]) -> dic
 def _requests(
     work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]
 ) -> Iterator[Request]:
-    prompts = {problem.id: problem.prompt for problem in work.job.benchmark.problems}
-    for pair in work.job.own_pairs:
+    prompts = {problem.id: problem.prompt for problem in work.share.job.benchmark.problems}
+    for pair in work.share.pairs:
         branches = tuple(Branch(cell_id=c.cell_id, policy=c.policy) for c in cells if work.lacks(c.cell_id, pair))
         if branches:
             forced, prompt = tuple(known[pair].shared_ids) if pair in known else (), model.prompt_ids(prompts[pair[0]])
@@ -144,7 +144,8 @@ def _requests(
 
 def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], known: Mapping[Pair, Completion]) -> None:
     """Decode what the cells lack; where the memory runs out, decode the rest with half as many slots."""
-    job, slots, reason = work.job, work.job.slots, "slots= asks for them"
+    job, reason = work.share.job, "slots= asks for them"
+    slots = job.slots
     while requests := list(_requests(work, model, cells, known)):
         wanted = [branch.cell_id for request in requests for branch in request.branches]
         capacity = needed_capacity(requests, job.decoding)
@@ -181,7 +182,7 @@ def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: 
 
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:
     """Decode the requests, store every completion as it ends, and at the end what the decoding cost."""
-    job = work.job
+    job = work.share.job
     engine = engine_of(job, requests, model, slots)
     job.check_inputs()  # from here on, all weights are in memory
     clock, cache = engine.clock, engine.cache
@@ -205,11 +206,12 @@ def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slo
 
 
 def _not_finite(work: OpenCells, model: LoadedModel, completion: Completion) -> NotFiniteError:
-    [prompt] = [p.prompt for p in work.job.benchmark.problems if p.id == completion.problem_id]
+    job = work.share.job
+    [prompt] = [p.prompt for p in job.benchmark.problems if p.id == completion.problem_id]
     texts = f"{counted(len(work.not_finite), 'text')} ended because logits were NaN or infinite"
     place = f"first in {model.not_finite_in([*model.prompt_ids(prompt), *completion.token_ids])}"
     mend = "take model.dtype=bfloat16 or float32, or look at the weights"
-    return NotFiniteError(f"{work.job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {mend}.")
+    return NotFiniteError(f"{job.name}: {texts}, {place}, for problem {completion.problem_id!r:.80}: {mend}.")
 
 
 def _check_lengths(model: LoadedModel, lengths: Mapping[str, int], limit: int) -> None:

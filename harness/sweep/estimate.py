@@ -24,6 +24,7 @@ from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.cell import stored_pairs
 from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.share import Share, lacking
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
 _CHARACTERS_PER_TOKEN = 3
@@ -57,14 +58,14 @@ def forked_tokens(
 
 
 class TokensLeft:
-    """The tokens that a job's cells have still to decode: the estimate of `--dry-run`, corrected by each stored text.
+    """The tokens that a share's cells have still to decode: the estimate of `--dry-run`, corrected by each stored text.
 
     A text of unknown length counts as long as the mean of the known ones, and without any as `max_new_tokens`.
     `stored` are the pairs that each cell has, by cell_id.
     """
 
-    def __init__(self, job: Job, stored: Mapping[str, Collection[records.Pair]]) -> None:
-        question, pairs = _question_tokens(job), job.own_pairs
+    def __init__(self, share: Share, stored: Mapping[str, Collection[records.Pair]]) -> None:
+        job, pairs, question = share.job, share.pairs, _question_tokens(share.job)
         policies = {cell.cell_id: cell.policy for cell in job.cells}
         self._rows = {pair: row for row, pair in enumerate(pairs)}
         self._columns = {cell_id: column for column, cell_id in enumerate(stored)}
@@ -114,14 +115,14 @@ def measure(job: Job) -> tuple[list[int], float, float] | None:
     return (lengths, tokens / seconds, size / len(lengths)) if lengths and seconds else None
 
 
-def describe(jobs: Sequence[Job]) -> str:
-    total = f"{counted(len(jobs), 'job')}, {counted(sum(len(job.cells) for job in jobs), 'cell')}"
-    return "\n".join([*map(_describe_job, jobs), f"{total}; nothing was run (--dry-run)."])
+def describe(shares: Sequence[Share]) -> str:
+    total = f"{counted(len(shares), 'job')}, {counted(sum(len(share.job.cells) for share in shares), 'cell')}"
+    return "\n".join([*map(_describe_share, shares), f"{total}; nothing was run (--dry-run)."])
 
 
-def _describe_job(job: Job) -> str:
-    lacking, own_pairs, cells = job.unfinished_cells(), set(job.own_pairs), len(job.cells)
-    missing = sum(len(own_pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in lacking)
+def _describe_share(share: Share) -> str:
+    job, pairs, unfinished, cells = share.job, set(share.pairs), lacking(share), len(share.job.cells)
+    missing = sum(len(pairs - stored_pairs(job.run_directory / cell.cell_id)) for cell in unfinished)
     question, found = _question_tokens(job), measure(job)
     lengths, pace, size = found or ([job.decoding.max_new_tokens], 0.0, 0.0)
     forks = [first_eviction(cell.policy, question) for cell in job.cells]
@@ -131,11 +132,11 @@ def _describe_job(job: Job) -> str:
     if found:
         source = f"mean length {sum(lengths) / len(lengths):.0f} measured"
         time_and_disk = f"time: {tokens / pace / 3600:.2f} hours at {pace:.0f} tokens/s; "
-        time_and_disk += f"disk: {size * len(own_pairs) * cells / 2**20:.1f} MiB in all"
+        time_and_disk += f"disk: {size * len(pairs) * cells / 2**20:.1f} MiB in all"
     fewer = f"{saving(lengths, forks):.2f} times fewer than cell by cell"
     return (
-        f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(lacking)} done) of "
-        f"{counted(len(own_pairs), 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
+        f"{job.name}, shard {job.shard}: {counted(cells, 'cell')} ({cells - len(unfinished)} done) of "
+        f"{counted(len(pairs), 'completion')}\n{_borrowed(job)}  memory: {_memory(job, question)}\n{_sizes(job)}"
         f"  left to decode: {tokens:.3g} tokens ({source}), {fewer}\n  {time_and_disk}{_power(job)}"
     )
 

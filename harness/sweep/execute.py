@@ -9,48 +9,47 @@ from functools import partial
 from typing import TypeVar
 
 from kvsweep.harness.grading.grader import Grader, read_standard
-from kvsweep.harness.sweep.job import Job
 from kvsweep.harness.sweep.progress_board import Board
-from kvsweep.harness.sweep.store import CellStore, allow_open_cells, open_cells
+from kvsweep.harness.sweep.share import Share, lacking
+from kvsweep.harness.sweep.store import CellStore, OpenCells, allow_open_cells, open_cells
 from kvsweep.records import Completion
 
-_J = TypeVar("_J", bound=Job)
+_S = TypeVar("_S", bound=Share)
 
 
-def decode_all(jobs: Sequence[Job]) -> list[Exception]:
-    """Decode and grade what the jobs lack; return the errors of the jobs that failed."""
+def decode_all(shares: Sequence[Share]) -> list[Exception]:
+    """Decode and grade what the shares lack; return the errors of those that failed."""
     with Grader() as grader:
-        return work_through(jobs, partial(execute, grader))
+        return work_through(shares, partial(execute, grader))
 
 
-def work_through(jobs: Sequence[_J], work: Callable[[_J], None]) -> list[Exception]:
-    """Do the work of every job; a job that fails stops no other. Return the errors of the jobs that failed."""
+def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> list[Exception]:
+    """Open the cells that lack rows, and run each share; one that fails stops no other. Return the errors."""
     failures: list[Exception] = []
     allow_open_cells()  # each cell has a lock, and the limit may be low
-    with Board(jobs):
-        for job in sorted(jobs, key=lambda job: str(job.model)):  # each model is loaded once
+    with Board([share.job for share in shares]):
+        for share in sorted(shares, key=lambda share: str(share.job.model)):  # each model is loaded once
             try:
-                work(job)
+                if cells := lacking(share):
+                    with open_cells(share, cells) as work:
+                        run(share, work)
             except Exception as error:
                 failures.append(error)
-                if len(jobs) > 1:
-                    print(f"{job.name} failed: {error}", file=sys.stderr)
+                if len(shares) > 1:
+                    print(f"{share.job.name} failed: {error}", file=sys.stderr)
     return failures
 
 
-def execute(grader: Grader, job: Job) -> None:
+def execute(grader: Grader, share: Share, work: OpenCells) -> None:
+    """Decode what the open cells lack, grade it, and mark the complete cells."""
     from kvsweep.harness.sweep.decode import decode  # imports torch
 
-    cells = job.unfinished_cells()
-    if not cells:
-        return
-    with open_cells(job, cells) as work:
-        with graded_beside(grader, work.stores.values()):
-            decode(work)
-        for store in work.stores.values():
-            grader.grade_cell(store.directory, shard=job.shard)
-            if job.is_last_round:
-                store.mark_done(job.problem_ids, job.draws)
+    with graded_beside(grader, work.stores.values()):
+        decode(work)
+    for store in work.stores.values():
+        grader.grade_cell(store.directory, shard=share.job.shard)
+        if share.is_last:
+            store.mark_done(share.job.problem_ids, share.job.draws)
 
 
 @contextmanager

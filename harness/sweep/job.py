@@ -24,11 +24,10 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec, read_spec
 from kvsweep.harness.provenance import command_line
 from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_number
-from kvsweep.harness.sweep.cell import Cell, is_done, stored_scores
+from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
 from kvsweep.kernels.implementation import Implementation, check_installed
-from kvsweep.records import COMPLETIONS_FILE, WHOLE, Pair, Shard, read_provenance
-from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, task_name
+from kvsweep.records import WHOLE, Shard, read_provenance
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 
@@ -101,22 +100,8 @@ class Job:
         return f"{self.model.name} {self.benchmark.name}{self.cache.title}"
 
     @property
-    def rows_file(self) -> str:
-        return COMPLETIONS_FILE
-
-    @property
     def problem_ids(self) -> list[str]:
         return [problem.id for problem in self.benchmark.problems]
-
-    @property
-    def own_pairs(self) -> list[Pair]:
-        """(problem_id, draw) of the completions of this job's shard, to which a pair belongs whatever `draws` is."""
-        own = set(self.shard.of([(name, draw) for draw in range(self.draws) for name in self.problem_ids]))
-        return [pair for name in self.problem_ids for draw in range(self.draws) if (pair := (name, draw)) in own]
-
-    @property
-    def is_last_round(self) -> bool:
-        return self.draws >= max(self.rounds, default=0)
 
     def check_inputs(self) -> None:
         """Refuse to write rows under ids that were made of other files."""
@@ -127,23 +112,9 @@ class Job:
                 changed = f"{path} has changed since the cells of {self.name} were planned"
                 raise UserError(f"{changed}: restore the file, or run the command again for cells of its new contents.")
 
-    def unfinished_cells(self) -> list[Cell]:
-        """The cells without a DONE for this job's completions; before the last round those that lack a grade."""
-        found = [c for c in self.cells if not is_done(self.run_directory, c, self.problem_ids, self.draws)]
-        return found if self.is_last_round else [cell for cell in found if np.isnan(self.scores(cell)).any()]
-
     def scores(self, cell: Cell) -> NDArray[np.float64]:
         """The stored grades of one of this job's cells, [problems, draws]: 1 right, 0 not, NaN without a grade."""
         return stored_scores(self.run_directory / cell.cell_id, self.problem_ids, self.draws)
-
-    def status(self, state: State) -> TaskStatus:
-        """A status of this job in which no completion is counted yet."""
-        model, benchmark, shard = self.model.name, self.benchmark.name, str(self.shard)
-        whole: dict[str, Any] = {"model": model, "benchmark": benchmark, "random_weights": self.model.random_weights}
-        whole |= {"finished": 0, "expected": len(self.own_pairs)}
-        cells = {c.cell_id: CellProgress(policy=policy_label(c.policy.identity()), **whole) for c in self.cells}
-        name = task_name(model, benchmark, cells, shard)
-        return TaskStatus(task=name, state=state, shard=shard, command=self.command, cells=cells)
 
 
 def make_job(config: DictConfig) -> Job:

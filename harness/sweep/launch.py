@@ -27,15 +27,16 @@ from kvsweep.harness.provenance import VISIBLE, visible_gpus
 from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.job import Job, checked_implementation
 from kvsweep.harness.sweep.progress_board import Board
+from kvsweep.harness.sweep.share import Share, lacking, status_of
 from kvsweep.harness.sweep.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Shard
 from kvsweep.task_status import TaskStatus, job_file, note_job, noted_jobs, tasks_now, waiting_jobs
 
 AtLeastOne = Annotated[int, Field(ge=1)]
-# The jobs that one process works through.
-Task = Sequence[Job]
-# What a process does with its jobs; returns the errors of the jobs that failed.
+# The shares that one process works through.
+Task = Sequence[Share]
+# What a process does with its shares; returns the errors of those that failed.
 Work = Callable[[Any], list[Exception]]
 Round = tuple[Sequence[Task], Work]
 
@@ -79,7 +80,7 @@ class Inline(Launcher):
         """Run all jobs, then raise the error of the first one that failed."""
         [(tasks, work)] = rounds
         queue(tasks)
-        if failures := work([job for task in tasks for job in task]):
+        if failures := work([share for task in tasks for share in task]):
             raise failures[0]
 
 
@@ -100,7 +101,7 @@ class Local(Launcher):
         """Run the tasks; raises a FailedTasksError after the last one if any failed."""
         [(tasks, work)] = rounds
         queue(tasks)
-        with Board([job for task in tasks for job in task]):
+        with Board([share.job for task in tasks for share in task]):
             failed = self._run(tasks, work)
         if failed:
             raise FailedTasksError(f"{failed} of {len(tasks)} tasks failed: kvsweep status says which.")
@@ -154,26 +155,23 @@ class RunJobs(Checkpointable):
     def __init__(self, work: Work, gpu: str | None = None) -> None:
         self.work, self.gpu = work, gpu
 
-    def __call__(self, jobs: Task) -> None:
+    def __call__(self, task: Task) -> None:
         if self.gpu is not None:
             os.environ[VISIBLE] = self.gpu  # before torch is imported
         guard_streams()
-        if failed := self.work(jobs):
-            raise RuntimeError(f"{len(failed)} of {len(jobs)} jobs failed") from failed[0]
+        if failed := self.work(task):
+            raise RuntimeError(f"{len(failed)} of {len(task)} jobs failed") from failed[0]
 
 
-def start(rounds: Sequence[tuple[Sequence[Job], Work]], launcher: Launcher) -> bool:
+def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) -> bool:
     """Start the tasks that lack something, round by round; False if none does. An error of the launcher passes."""
     now = rounds[0][0]
-    if not any(job.unfinished_cells() for job in now):
+    if not any(map(lacking, now)):
         return False
-    launcher.check(now)
-    launcher.start([([task for task in split(jobs, launcher) if _lacks(task)], work) for jobs, work in rounds])
+    launcher.check([share.job for share in now])
+    split_rounds = [(split(shares, launcher), work) for shares, work in rounds]
+    launcher.start([([task for task in tasks if any(map(lacking, task))], work) for tasks, work in split_rounds])
     return True
-
-
-def _lacks(task: Task) -> bool:
-    return any(job.unfinished_cells() for job in task)
 
 
 def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) -> None:
@@ -187,11 +185,12 @@ def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) ->
         print(f"report:  kvsweep report {directory}")
 
 
-def split(jobs: Sequence[Job], launcher: Launcher) -> Sequence[Task]:
+def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
     """Every job's shards as tasks, small jobs together if so asked; a job of too many cells becomes several."""
-    tasks: list[list[Job]] = [[]]
+    tasks: list[list[Share]] = [[]]
     most = allow_open_cells()
-    for job in jobs:
+    for share in shares:
+        job = share.job
         shards = [Shard(index=i, count=launcher.shards) for i in range(1, launcher.shards + 1)]
         if job.shard.count > 1:
             if len(shards) > 1:
@@ -204,19 +203,19 @@ def split(jobs: Sequence[Job], launcher: Launcher) -> Sequence[Task]:
             raise UserError(f"until=decided {needed}: {mend}.")
         parts = [replace(job, cells=job.cells[i : i + most]) for i in range(0, len(job.cells), most)]
         for part, shard in product(parts, shards):
-            tasks[-1].append(replace(part, shard=shard))
-            if sum(len(one.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
+            tasks[-1].append(replace(share, job=replace(part, shard=shard)))
+            if sum(len(one.job.cells) for one in tasks[-1]) >= (launcher.cells_per_task or 1):
                 tasks.append([])
     return [task for task in tasks if task]
 
 
 def queue(tasks: Sequence[Task]) -> list[Path]:
-    """Write the status that each job is queued, unless it runs already or is finished; the files that were written."""
+    """Write the status that each share is queued, unless it runs or is finished; the files that were written."""
     written = []
-    for job in (job for task in tasks for job in task if job.unfinished_cells()):
-        status = job.status("queued")
-        if not status.replays:
-            status.tokens_left = int(TokensLeft(job, {cell.cell_id: () for cell in job.unfinished_cells()}))
+    for share in (share for task in tasks for share in task if lacking(share)):
+        job, status = share.job, status_of(share, "queued")
+        if not share.replays:
+            status.tokens_left = int(TokensLeft(share, {cell.cell_id: () for cell in lacking(share)}))
         status.host, status.pid = platform.node(), os.getpid()
         path = TaskStatus.path(job.run_directory, status.task)
         with suppress(OSError, ValueError):
@@ -231,7 +230,7 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
 
 def logs(tasks: Sequence[Task]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
-    return make_folder(tasks[0][0].run_directory / "logs")
+    return make_folder(tasks[0][0].job.run_directory / "logs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +268,7 @@ class Slurm(Launcher):
 
     def start(self, rounds: Sequence[Round]) -> None:
         first, _ = rounds[0]
-        ahead, queued = _jobs_ahead([job for task in first for job in task]), queue(first)
+        ahead, queued = _jobs_ahead([share.job for task in first for share in task]), queue(first)
         for tasks, work in rounds:
             try:
                 submitted = self._submit(tasks, work, ahead)
@@ -306,8 +305,8 @@ class Slurm(Launcher):
         except (FileNotFoundError, errors.FailedJobError, errors.FailedSubmissionError) as error:
             raise UserError(f"launcher=slurm cannot submit: {error}") from error
         for task, entry in zip(tasks, submitted, strict=True):
-            for job in task:
-                note_job(job.run_directory, job.status("queued").task, entry.job_id)
+            for share in task:
+                note_job(share.job.run_directory, share.task, entry.job_id)
         return submitted
 
 

@@ -31,7 +31,7 @@ from kvsweep.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.harness.sweep.cell import Cell, Done, file_sizes, stored_pairs
 from kvsweep.harness.sweep.estimate import TokensLeft
-from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.share import Share, status_of
 from kvsweep.harness.sweep.tracker import tracked
 from kvsweep.records import COMPLETIONS_FILE, WHOLE, Completion, Grade, Pair, PairRow, Problem, Shard, StoredRow
 from kvsweep.task_status import Reporter, last_lines
@@ -68,8 +68,9 @@ class CellStore:
         self.listener: Callable[[Any], object] = lambda row: None  # gets every row that was appended
 
     @classmethod
-    def of(cls, job: Job, cell: Cell) -> Self:
-        return cls(job.run_directory, cell, job.benchmark.problems, job.shard, job.rows_file)
+    def of(cls, share: Share, cell: Cell) -> Self:
+        job = share.job
+        return cls(job.run_directory, cell, job.benchmark.problems, job.shard, share.rows)
 
     def __enter__(self) -> Self:
         with plain_disk_errors(self.directory):
@@ -223,9 +224,9 @@ def quarantine_broken_lines(path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCells:
-    """The unfinished cells of one job, open for writing: their files by cell_id, status file, tokens to come."""
+    """The unfinished cells of one share, open for writing: their files by cell_id, status file, tokens to come."""
 
-    job: Job
+    share: Share
     stores: Mapping[str, CellStore]
     reporter: Reporter
     left: TokensLeft | None  # None in a replay
@@ -250,17 +251,17 @@ class OpenCells:
 
 
 @contextmanager
-def open_cells(job: Job, cells: Sequence[Cell]) -> Iterator[OpenCells]:
-    """Open the files of some of a job's cells, and keep the status up to date, while the block runs.
+def open_cells(share: Share, cells: Sequence[Cell]) -> Iterator[OpenCells]:
+    """Open the files of some of a share's cells, and keep the status up to date, while the block runs.
 
     A cell that another process writes raises a CellLockedError; weights that have changed since the job was planned,
     and a file that cannot be written, raise a UserError.
     """
-    status = job.status("running")
+    job, status = share.job, status_of(share, "running")
     with ExitStack() as stack:
         try:
             job.check_inputs()
-            stores = {cell.cell_id: stack.enter_context(CellStore.of(job, cell)) for cell in cells}
+            stores = {cell.cell_id: stack.enter_context(CellStore.of(share, cell)) for cell in cells}
         except CellLockedError:
             raise  # the status file belongs to the process that holds the lock
         except Exception as error:
@@ -268,16 +269,15 @@ def open_cells(job: Job, cells: Sequence[Cell]) -> Iterator[OpenCells]:
             with suppress(OSError):
                 status.write(job.run_directory)
             raise
-        own_pairs = job.own_pairs
         for cell_id, store in stores.items():
-            stored = store.finished_pairs.intersection(own_pairs)
+            stored = store.finished_pairs.intersection(share.pairs)
             status.cells[cell_id].finished = len(stored)
-            if not status.replays:
+            if not share.replays:
                 ends = store.read_completions(stored, _End)
                 status.cells[cell_id].not_finite = sum(row.stop_reason == "not_finite" for row in ends)
         stack.enter_context(tracked(job.tracker, job.run_directory, status, stores))
         reporter, left = Reporter(job.run_directory, status), None
-        if not status.replays:
-            left = TokensLeft(job, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
+        if not share.replays:
+            left = TokensLeft(share, {cell_id: store.finished_pairs for cell_id, store in stores.items()})
             reporter.tokens_left = left.__int__
-        yield OpenCells(job=job, stores=stores, reporter=stack.enter_context(reporter), left=left)
+        yield OpenCells(share=share, stores=stores, reporter=stack.enter_context(reporter), left=left)

@@ -39,6 +39,7 @@ from kvsweep.harness.provenance import describe_hardware
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep import decode as decode_cells
 from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.harness.sweep.share import share_of, status_of
 from kvsweep.harness.sweep.store import CellStore, OpenCells
 from kvsweep.kernels.row_format import TOKEN_BLOCK, whole_blocks
 from kvsweep.records import COMPLETIONS_FILE, Completion, PairRow, Shard, decode, shard_files
@@ -289,7 +290,7 @@ def _ordered(problems: Any, seed: int) -> Any:
 
 def decode_part(job: Job, kills: int, dice: random.Random) -> None:
     """Decode one shard, stopped `kills` times at random moments and resumed."""
-    missing = len(job.cells) * len(job.own_pairs)
+    missing = len(job.cells) * len(share_of(job).pairs)
     for life in range(kills + 1):
         left = dice.randint(1, max(1, missing)) if life < kills else sys.maxsize
         try:
@@ -307,11 +308,12 @@ def _decode(job: Job, left: int) -> None:
             if not left:
                 raise Killed
 
-    status = job.status("running")
+    share = share_of(job)
+    status = status_of(share, "running")
     with ExitStack() as stack, redirect_stdout(io.StringIO()):
-        stores = {cell.cell_id: stack.enter_context(CellStore.of(job, cell)) for cell in job.cells}
+        stores = {cell.cell_id: stack.enter_context(CellStore.of(share, cell)) for cell in job.cells}
         reporter = Deadly(job.run_directory, status)
-        decode_cells.decode(OpenCells(job=job, stores=stores, reporter=reporter, left=None))
+        decode_cells.decode(OpenCells(share=share, stores=stores, reporter=reporter, left=None))
 
 
 def parse_args() -> argparse.Namespace:

@@ -43,6 +43,7 @@ from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.decode import loaded
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline
+from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.records import STATS_FILE, Completion, DecodeStats, Pair, read_rows
 
@@ -131,9 +132,9 @@ class PaperLoop(Peer):
     """The padded evicting loop over all problems and draws, with the random numbers that our engine draws with."""
 
     def __init__(self, job: Job, model: LoadedModel, policy: DynTS) -> None:
-        self.pairs, self.model, self.seed = job.own_pairs, model, job.seed
+        self.pairs, self.model, self.seed = share_of(job).pairs, model, job.seed
         prompts = {problem.id: model.prompt_ids(problem.prompt) for problem in job.benchmark.problems}
-        prompts_of_pairs = [prompts[problem_id] for problem_id, _ in job.own_pairs]
+        prompts_of_pairs = [prompts[problem_id] for problem_id, _ in self.pairs]
         super().__init__(stock_network(job), prompts_of_pairs, policy, job.decoding)
 
     @torch.inference_mode()

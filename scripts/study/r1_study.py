@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 from replay_study import replay_timed
 
-from kvsweep.harness.replay.job import ReplayJob
+from kvsweep.harness.replay.share import ReplayShare, replay_share
 from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.job import make_job
@@ -29,7 +29,7 @@ POLICIES = (
 Settings = dict[str, tuple[int, str]]
 
 
-def replay_of(given: argparse.Namespace, limit: int | None) -> tuple[ReplayJob, Settings]:
+def replay_of(given: argparse.Namespace, limit: int | None) -> tuple[ReplayShare, Settings]:
     """The replay of the first texts through the cells of all sizes, the question pinned inside; their settings.
 
     In one job, so that the texts are read once by the full cache.
@@ -46,15 +46,15 @@ def replay_of(given: argparse.Namespace, limit: int | None) -> tuple[ReplayJob, 
         settings |= {cell.cell_id: (rows, cell.policy.name) for cell in jobs[-1].cells if cell.policy.name != "full"}
     cells = {cell.cell_id: cell for job in jobs for cell in job.cells}
     config = ReplayConfig(texts=str(given.texts), limit=limit, tokens=given.tokens)
-    return ReplayJob.of(replace(jobs[0], cells=tuple(cells.values())), config), settings
+    return replay_share(replace(jobs[0], cells=tuple(cells.values())), config), settings
 
 
 def replay(given: argparse.Namespace) -> None:
     """Replay `turn` texts more until all are done; note the CPU seconds."""
     texts = len(given.texts.read_text().splitlines())
     for limit in [*range(given.turn, texts, given.turn), texts]:
-        job, _ = replay_of(given, limit)
-        replay_timed(job, given.out, texts=limit)
+        share, _ = replay_of(given, limit)
+        replay_timed(share, given.out, texts=limit)
 
 
 def tables(given: argparse.Namespace) -> None:
@@ -63,11 +63,11 @@ def tables(given: argparse.Namespace) -> None:
 
     from kvsweep.analysis.statistics.fidelity import fidelity, paired_fidelity, rows_of_cells
 
-    job, settings = replay_of(given, None)
+    share, settings = replay_of(given, None)
     found = []
     for rows in given.rows:
         names = {cell_id: name for cell_id, (size, name) in settings.items() if size == rows}
-        texts = rows_of_cells(job.run_directory, names, job.replay.file)
+        texts = rows_of_cells(share.job.run_directory, names, share.rows)
         # A text that no cell evicts says nothing at this size.
         texts = texts[texts["evictions"] > 0]
         whole = texts.groupby("problem_id")["cell_id"].transform("nunique") == len(names)

@@ -41,11 +41,12 @@ def jobs(
     out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str] = ()
 ) -> Iterator:
     """The replay of each panel, after its full cache has written the texts."""
-    from kvsweep.harness.replay.job import ReplayJob
+    from kvsweep.harness.replay.share import replay_share
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
     from kvsweep.harness.sweep.execute import decode_all
     from kvsweep.harness.sweep.job import make_job
+    from kvsweep.harness.sweep.share import share_of
 
     for model, task in panels:
         where = [f"results_dir={out}", f"run_name={experiment}", f"benchmark.limit={texts}", "draws=1"]
@@ -57,29 +58,31 @@ def jobs(
         names = [f"experiment={experiment}", f"model={model}", f"benchmark={task}"]
         plain = make_job(compose_config(*names, *where, *overrides, *unpacked))
         full = tuple(cell for cell in plain.cells if cell.policy.name == "full")
-        if failed := decode_all([replace(plain, cells=full)]):
+        if failed := decode_all([share_of(replace(plain, cells=full))]):
             raise failed[0]
-        yield ReplayJob.of(job, ReplayConfig(limit=texts))
+        yield replay_share(job, ReplayConfig(limit=texts))
 
 
-def cpu_seconds(job: Any) -> float:
-    """Run a job; the CPU seconds of it, without those of loading its model."""
-    from kvsweep.harness.replay.job import ReplayJob, replay_all
+def cpu_seconds(share: Any) -> float:
+    """Run a share of a job; the CPU seconds of it, without those of loading its model."""
+    from kvsweep.harness.replay.share import ReplayShare, replay_all
     from kvsweep.harness.sweep.decode import loaded
     from kvsweep.harness.sweep.execute import decode_all
 
-    loaded(job.model)
+    loaded(share.job.model)
     begin = time.process_time()
-    if failed := (replay_all if isinstance(job, ReplayJob) else decode_all)([job]):
+    if failed := (replay_all if isinstance(share, ReplayShare) else decode_all)([share]):
         raise failed[0]
     return time.process_time() - begin
 
 
-def replay_timed(job: Any, out: Path, **said: object) -> None:
-    """Replay what is left of a job; its CPU seconds and what is `said` become a line of seconds.jsonl."""
-    if not job.unfinished_cells():
+def replay_timed(share: Any, out: Path, **said: object) -> None:
+    """Replay what is left of a share; its CPU seconds and what is `said` become a line of seconds.jsonl."""
+    from kvsweep.harness.sweep.share import lacking
+
+    if not lacking(share):
         return
-    note = said | {"cells": len(job.cells), "cpu_seconds": round(cpu_seconds(job), 1)}
+    note = said | {"cells": len(share.job.cells), "cpu_seconds": round(cpu_seconds(share), 1)}
     with (out / "seconds.jsonl").open("a") as file:
         file.write(json.dumps(note) + "\n")
     print(note, flush=True)
@@ -87,26 +90,27 @@ def replay_timed(job: Any, out: Path, **said: object) -> None:
 
 def replay(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Replay every panel, and note its CPU seconds."""
-    for job in jobs(out, texts, experiment, panels, overrides):
-        replay_timed(job, out, panel=job.name, texts=texts)
+    for share in jobs(out, texts, experiment, panels, overrides):
+        replay_timed(share, out, panel=share.job.name, texts=texts)
 
 
 def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Decode each panel's whole grid with forks, then replay it three times, in one process; note CPU seconds."""
-    from kvsweep.harness.replay.job import ReplayJob
+    from kvsweep.harness.replay.share import replay_share
     from kvsweep.harness.replay.texts import ReplayConfig
     from kvsweep.harness.settings import compose_config
     from kvsweep.harness.sweep.job import make_job
+    from kvsweep.harness.sweep.share import share_of
 
     for model, task in panels:
         where = [f"results_dir={out}", f"run_name=cost_{model}_{task}", "benchmark.limit=100", "draws=1"]
         job = make_job(
             compose_config(f"experiment={experiment}", f"model={model}", f"benchmark={task}", *where, *overrides)
         )
-        replayed = ReplayJob.of(job, ReplayConfig(limit=texts))
-        decoded, rounds = cpu_seconds(job), []
+        replayed = replay_share(job, ReplayConfig(limit=texts))
+        decoded, rounds = cpu_seconds(share_of(job)), []
         for _ in range(3):
-            for file in job.run_directory.glob(f"*/{replayed.replay.file}"):
+            for file in job.run_directory.glob(f"*/{replayed.rows}"):
                 file.unlink()
             rounds.append(cpu_seconds(replayed))
         note = {"panel": job.name, "cells": len(job.cells), "texts": texts, "decoding": decoded, "replay": rounds}
@@ -117,12 +121,13 @@ def cost(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str
 
 def tokens(out: Path, texts: int, experiment: str, panels: Sequence[tuple[str, str]], overrides: Sequence[str]) -> None:
     """Replay the first tokens of the texts, and write how their KL ranks the cells of each panel like Pass@1 does."""
+    from kvsweep.harness.replay.share import replay_share
     from kvsweep.harness.replay.texts import ReplayConfig
 
     replays, found = list(jobs(out, texts, experiment, panels, overrides)), []
     for most in FIRST_TOKENS:
         config = ReplayConfig(limit=texts, tokens=most)
-        seconds = {tuple(job.name.split()): cpu_seconds(replace(job, replay=config)) for job in replays}
+        seconds = {tuple(share.job.name.split()): cpu_seconds(replay_share(share.job, config)) for share in replays}
         cells = completed(joined(out, experiment, texts, config.file))
         table = correlations(cells[cells["policy"] != "full"])
         table = table[(table["cohort"] == "all") & (table["number"] == "kl")]

@@ -21,6 +21,7 @@ from kvsweep.harness.sweep import execute as executing
 from kvsweep.harness.sweep import launch
 from kvsweep.harness.sweep.job import make_job, rounds_until
 from kvsweep.harness.sweep.launch import Inline
+from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
 from kvsweep.task_status import TaskStatus, read_tasks
@@ -234,8 +235,8 @@ def test_slurm_gets_an_array_for_each_round_that_waits_for_the_one_before(
 
 def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, compose):
     job = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
-    assert not decode_round(0, [job])
-    [error] = decode_round(1, [job])
+    assert not decode_round(0, [share_of(job)])
+    [error] = decode_round(1, [share_of(job)])
     [task] = read_tasks(job.run_directory)
     assert task.state == "stopped"
     assert task.error == str(error)
@@ -245,10 +246,10 @@ def test_a_round_that_waits_for_another_shard_says_so_in_its_status(settings, co
 def test_in_one_task_a_job_that_cannot_go_on_leaves_the_others_status_alone(settings, compose):
     waits = replace(make_job(compose(*settings, DECIDED)), shard=Shard(index=1, count=2))
     other = replace(waits, shard=Shard(index=1, count=1), run_directory=waits.run_directory.parent / "other")
-    assert not decode_round(0, [waits, other])
-    [error] = decode_round(1, [waits, other])
+    assert not decode_round(0, [*map(share_of, (waits, other))])
+    [error] = decode_round(1, [*map(share_of, (waits, other))])
     assert [(task.state, task.error) for task in read_tasks(waits.run_directory)] == [("stopped", str(error))]
-    status = TaskStatus.read(TaskStatus.path(other.run_directory, other.status("queued").task))
+    status = TaskStatus.read(TaskStatus.path(other.run_directory, share_of(other).task))
     assert (status.state, status.error) == ("queued", None)
 
 
@@ -261,11 +262,11 @@ def test_a_job_that_fails_has_no_later_round_and_the_others_go_on(settings, comp
     other = replace(job, model=replace(job.model, name="another"), run_directory=job.run_directory.parent / "other")
     begun = []
 
-    def execute(grader, part):
-        begun.append((part.model.name, part.draws))
-        if part.model.name == "another":
+    def execute(grader, share, work):
+        begun.append((share.job.model.name, share.job.draws))
+        if share.job.model.name == "another":
             raise OSError("the disk is gone")
-        return execute_whole(grader, part)
+        return execute_whole(grader, share, work)
 
     execute_whole = executing.execute
     monkeypatch.setattr(executing, "execute", execute)
@@ -305,8 +306,8 @@ def test_every_shard_has_its_part_of_every_round(settings, compose):
     ]  # fmt: skip
     shards = [replace(whole, shard=Shard(index=i, count=4)) for i in (1, 2, 3, 4)]
     for draws, new in ((2, {0, 1}), (4, {2, 3}), (8, {4, 5, 6, 7})):
-        parts = [replace(shard, draws=draws).own_pairs for shard in shards]
-        assert sorted(pair for part in parts for pair in part) == sorted(replace(whole, draws=draws).own_pairs)
+        parts = [share_of(replace(shard, draws=draws)).pairs for shard in shards]
+        assert sorted(pair for part in parts for pair in part) == sorted(share_of(replace(whole, draws=draws)).pairs)
         assert {sum(draw in new for _, draw in part) for part in parts} == {10 * len(new) // 4}
         # A pair stays with its shard when there are more draws.
-        assert all(set(part) <= set(shard.own_pairs) for part, shard in zip(parts, shards, strict=True))
+        assert all(set(part) <= set(share_of(shard).pairs) for part, shard in zip(parts, shards, strict=True))

@@ -17,6 +17,7 @@ from kvsweep.harness.settings import CONF, WEIGHTS, build, compose_config
 from kvsweep.harness.sweep import estimate
 from kvsweep.harness.sweep.estimate import TokensLeft, first_eviction, forked_tokens, saving
 from kvsweep.harness.sweep.job import make_job
+from kvsweep.harness.sweep.share import share_of
 
 
 def test_forked_tokens_by_hand() -> None:
@@ -41,19 +42,20 @@ def test_the_tokens_left_follow_what_is_stored(compose: Callable[..., Any], tiny
     cache = ["policy.budget=64", "policy.local_window=8", "policy.keep_ratio=0.4", "policy.question=on_top"]
     job = make_job(compose(*tiny, *cache, "benchmark=toy_add", "grid.policy=[full,window]"))
     full, window = (cell.cell_id for cell in job.cells)
-    left = TokensLeft(job, {full: set(), window: {job.own_pairs[2]}})
+    share = share_of(job)
+    left = TokensLeft(share, {full: set(), window: {share.pairs[2]}})
     # Three texts of at most 40 tokens, which end before an eviction: once for both cells.
     assert int(left) == 3 * 40
-    left.store(full, job.own_pairs[0], 10)
+    left.store(full, share.pairs[0], 10)
     assert int(left) == 3 * 10, "the mean of the known lengths in place of the limit; a cell lacks the first text"
-    left.store(window, job.own_pairs[0], 11)
+    left.store(window, share.pairs[0], 11)
     assert int(left) == 2 * 10, "a text is as long as the first cell wrote it"
-    left.know(job.own_pairs[1], 30)
+    left.know(share.pairs[1], 30)
     assert int(left) == 30 + 20
-    for pair in job.own_pairs[1:]:
+    for pair in share.pairs[1:]:
         left.store(full, pair, 5)
     assert int(left) == 30
-    left.store(window, job.own_pairs[1], 30)
+    left.store(window, share.pairs[1], 30)
     assert int(left) == 0
 
 

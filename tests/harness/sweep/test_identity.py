@@ -23,6 +23,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.harness.sweep.share import lacking, share_of
 from kvsweep.records import COMPLETIONS_FILE, read_grades
 
 IN_EACH_WAY = pytest.mark.slow_unless(rule=lambda name: name in (INPUTS["weights"], INPUTS["oracle labels"]))
@@ -91,7 +92,7 @@ def test_a_file_that_changes_between_submission_and_start_stops_the_task(
 ) -> None:
     job = shipped(settings)
     change(place / name)
-    [error] = decode_all([job])
+    [error] = decode_all([share_of(job)])
     assert isinstance(error, UserError)
     assert str(place / name) in str(error)
     assert rows(place) == []
@@ -104,10 +105,10 @@ def test_a_file_that_changes_between_submission_and_start_stops_the_task(
 def test_a_file_that_changes_between_two_rounds_ends_the_sweep(place: Path, settings: list[str], name: str) -> None:
     job = shipped(settings, "until=decided", "draws=4")
     first, second = (replace(job, draws=draws) for draws in job.rounds)
-    assert decode_all([first]) == []
+    assert decode_all([share_of(first)]) == []
     stored = rows(place)
     change(place / name)
-    [error] = decode_all([second])
+    [error] = decode_all([share_of(second)])
     assert str(place / name) in str(error)
     assert rows(place) == stored
 
@@ -118,8 +119,8 @@ def test_a_file_that_changes_between_resume_and_report_changes_no_row(
     place: Path, settings: list[str], name: str
 ) -> None:
     job = shipped(settings)
-    assert decode_all([job]) == []
-    assert decode_all([shipped(settings)]) == []
+    assert decode_all([share_of(job)]) == []
+    assert decode_all([share_of(shipped(settings))]) == []
     stored, before = rows(place), load_run(place / "default")
     change(place / name)
     after = load_run(place / "default")
@@ -136,14 +137,14 @@ def test_a_file_that_changes_between_resume_and_report_changes_no_row(
 def test_a_resume_with_other_weights_has_cells_of_its_own(place: Path, settings: list[str]) -> None:
     settings = [*settings, "grid.policy=[full,random]"]
     before = {cell.cell_id for cell in shipped(settings).cells}
-    assert decode_all([shipped(settings)]) == []
+    assert decode_all([share_of(shipped(settings))]) == []
     stored = rows(place)
     saved = (place / INPUTS["weights"]).read_bytes()
     change(place / INPUTS["weights"])
     assert before.isdisjoint(cell.cell_id for cell in shipped(settings).cells)
     (place / INPUTS["weights"]).write_bytes(saved)
     assert {cell.cell_id for cell in shipped(settings).cells} == before
-    assert decode_all([shipped(settings)]) == []
+    assert decode_all([share_of(shipped(settings))]) == []
     assert rows(place) == stored
     change(place / INPUTS["weights"])  # between the resume and the report, which reads what was written
     assert set(load_run(place / "default").cells["cell_id"]) == before
@@ -166,7 +167,7 @@ def test_a_file_that_changes_while_the_model_is_loaded_stops_the_task(
 
     monkeypatch.setattr(decode_cells, "load_model", slow_load)
     decode_cells.loaded.cache_clear()
-    [error] = decode_all([job])
+    [error] = decode_all([share_of(job)])
     assert str(place / INPUTS["weights"]) in str(error)
     assert rows(place) == []
 
@@ -210,17 +211,17 @@ def test_a_sweep_with_another_grading_rule_grades_its_cells_again(
     settings = [*settings, "grid.policy=[full]", "decoding.max_new_tokens=400"]
     first, second = shipped(settings), shipped(settings, change)
     assert [cell.cell_id for cell in first.cells] == [cell.cell_id for cell in second.cells]
-    assert decode_all([first]) == []
+    assert decode_all([share_of(first)]) == []
     folder, stored = first.run_directory / first.cells[0].cell_id, rows(place)
     before = [*read_grades(folder)]
-    assert not first.unfinished_cells()
-    assert second.unfinished_cells()
-    assert decode_all([second]) == []
+    assert not lacking(share_of(first))
+    assert lacking(share_of(second))
+    assert decode_all([share_of(second)]) == []
     after = [*read_grades(folder)]
     assert rows(place) == stored
     assert len(after) == len(before) == 2
     assert {row.rule for row in after}.isdisjoint(row.rule for row in before)
-    assert not second.unfinished_cells()
+    assert not lacking(share_of(second))
 
 
 def test_a_prompt_longer_than_the_model_was_made_for_is_refused(place: Path, settings: list[str]) -> None:
@@ -228,7 +229,7 @@ def test_a_prompt_longer_than_the_model_was_made_for_is_refused(place: Path, set
     rows_ = [{"id": "short", "problem": "1+1?", "answer": 2}, {"id": "long", "problem": "1 + " * 100_000, "answer": 2}]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows_))
     own = [f"benchmark.path={problems}", "benchmark.source=file", "grid.policy=[full]"]
-    [error] = decode_all([shipped(settings, *own)])
+    [error] = decode_all([share_of(shipped(settings, *own))])
     assert isinstance(error, UserError)
     assert "problem 'long' asks" in str(error)
     assert rows(place) == []

@@ -23,6 +23,7 @@ from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.harness.sweep.share import share_of
 
 ROWS = [{"id": "a", "problem": "1+1?", "answer": 2}, {"id": "b", "problem": "2+2?", "answer": 4}]
 
@@ -338,7 +339,7 @@ def test_where_full_is_chosen_the_others_keep_their_own(compose: Callable[..., A
 def test_a_job_lists_each_pair_once(compose: Callable[..., Any], tiny: list[str]) -> None:
     job = make_job(compose(*tiny, "draws=3", "benchmark.limit=2"))
     first, second = (problem.id for problem in job.benchmark.problems)
-    assert job.own_pairs == [(first, 0), (first, 1), (first, 2), (second, 0), (second, 1), (second, 2)]
+    assert share_of(job).pairs == [(first, 0), (first, 1), (first, 2), (second, 0), (second, 1), (second, 2)]
 
 
 # --- The name of a cell -------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Listed(Launcher):
     def start(self, rounds):
         [(tasks, work)] = rounds
         queue(tasks)
-        lines = [f"{job.name} {job.shard}" for task in tasks for job in task]
+        lines = [f"{share.job.name} {share.job.shard}" for task in tasks for share in task]
         self.file.write_text(" | ".join(lines))
 """
 

@@ -1,0 +1,97 @@
+"""A replay as a share of a job: the same cells, launchers, shards and locks; it writes rows of replayed texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from kvsweep import records
+from kvsweep.errors import UserError
+from kvsweep.harness.provenance import describe_arithmetic, describe_process
+from kvsweep.harness.replay.texts import ReplayConfig, Text, read_texts
+from kvsweep.harness.sweep.execute import work_through
+from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job, stored_config
+from kvsweep.harness.sweep.launch import Launcher, start
+from kvsweep.harness.sweep.share import Share
+from kvsweep.harness.sweep.store import OpenCells
+from kvsweep.records import shard_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayShare(Share):
+    """The replay of texts, of at most `tokens` tokens of each, through the cells of a job."""
+
+    texts: Sequence[Text]
+    tokens: int | None
+
+
+def replay_share(job: Job, config: ReplayConfig) -> ReplayShare:
+    """The replay of all texts through a job's cells; a cell gets as many texts whatever its draws."""
+    texts = read_texts(job, config)
+    job = replace(job, rounds=(), finish=False, draws=1, tracker=UNTRACKED)
+    pairs = [text.pair for text in texts]
+    return ReplayShare(job=job, dealt=pairs, rows=config.file, texts=texts, tokens=config.tokens)
+
+
+def start_replay(shares: Sequence[ReplayShare], launcher: Launcher) -> None:
+    """Start replays by a launcher, and print what they found, or the command that shows their progress."""
+    start([(shares, replay_all)], launcher)
+    for directory, file in dict.fromkeys((share.job.run_directory, share.rows) for share in shares):
+        if launcher.waits:
+            from kvsweep.analysis.report.gallery import write_fidelity  # imports pandas
+
+            table, folder = write_fidelity(directory, file)
+            print(f"{table}\nnumbers and figure: {folder}")
+        else:
+            print(f"progress: kvsweep status {directory} --watch")
+
+
+def replay_all(shares: Sequence[ReplayShare]) -> list[Exception]:
+    """Write the rows that the shares' cells lack; return the errors of the shares that failed."""
+    return work_through(shares, execute)
+
+
+def execute(share: ReplayShare, work: OpenCells) -> None:
+    """Write the rows that the open cells lack, a text at a time; nothing is graded."""
+    from kvsweep.harness.replay.measure import replay  # imports torch
+    from kvsweep.harness.sweep.decode import loaded
+
+    job, decoding_pass = share.job, describe_process()
+    decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
+    for store in work.stores.values():
+        if not shard_files(store.directory, records.PROVENANCE_FILE):  # nothing of the cell was decoded yet
+            what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
+            store.begin_pass({**what, "config": job.resolved}, decoding_pass)
+    cells = [store.cell for store in work.stores.values()]
+    texts = job.shard.of(share.texts)
+    lacks = {text: [cell for cell in cells if work.lacks(cell.cell_id, text.pair)] for text in texts}
+    wanted = {text: found for text, found in lacks.items() if found}
+    for cell_id, row in replay(loaded(job.model), job, wanted, share.tokens):
+        work.append(cell_id, row)
+
+
+def read_jobs(directory: Path) -> list[Job]:
+    """The jobs that wrote the cells of a run directory, as their provenance has them."""
+    found: dict[str, dict[str, Any]] = {}
+    for folder, _ in records.read_cells(directory):
+        for file in shard_files(folder, records.PROVENANCE_FILE).values():
+            config = stored_config(file)
+            config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
+            config |= {"shard": "1/1", "until": None, "finish": False}
+            # Jobs that differ in their policies alone are one grid; a policy's own settings keep them apart.
+            found.setdefault(records.content_hash(config), config)
+    if not found:
+        raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
+    # The jobs of one model, benchmark and precision become one job.
+    groups: dict[str, Job] = {}
+    for job in (make_job(OmegaConf.create(config)) for config in found.values()):
+        key = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
+        first = groups.setdefault(key, job)
+        cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
+        inputs = {**first.inputs, **job.inputs}
+        groups[key] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
+    return list(groups.values())

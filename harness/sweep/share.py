@@ -1,0 +1,79 @@
+"""What one process does of a job in one round: decided before it runs. Which cells lack rows, their files say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kvsweep.harness.sweep.cell import Cell, is_done, stored_pairs
+from kvsweep.harness.sweep.job import Job
+from kvsweep.records import COMPLETIONS_FILE, Pair
+from kvsweep.task_status import CellProgress, State, TaskStatus, policy_label, task_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one process does of a job in one round.
+
+    Attributes:
+        job: the job with the cells and the shard of this process, and the draws until the end of the round.
+        dealt: (problem_id, draw) of the rows of all shards, in the order in which the shards get them.
+        rows: the file that gets the rows; a replay has another than the completions.
+        is_last: whether the round is the job's last, after which complete cells are marked DONE.
+    """
+
+    job: Job
+    dealt: Sequence[Pair]
+    rows: str = COMPLETIONS_FILE
+    is_last: bool = True
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """(problem_id, draw) of this shard's rows, problem by problem."""
+        place = {problem_id: number for number, (problem_id, _) in enumerate(self.dealt)}
+        return sorted(self.job.shard.of(self.dealt), key=lambda pair: place[pair[0]])
+
+    @property
+    def replays(self) -> bool:
+        return self.rows != COMPLETIONS_FILE
+
+    @property
+    def task(self) -> str:
+        """The name of the status file; a replay has one beside that of the decoding."""
+        job = self.job
+        name = task_name(job.model.name, job.benchmark.name, [cell.cell_id for cell in job.cells], str(job.shard))
+        return f"replay-{name}" if self.replays else name
+
+
+def share_of(job: Job) -> Share:
+    """The decoding of a job's completions. A pair belongs to the same shard whatever the job's draws are."""
+    dealt = [(problem_id, draw) for draw in range(job.draws) for problem_id in job.problem_ids]
+    return Share(job=job, dealt=dealt, is_last=job.draws >= max(job.rounds, default=0))
+
+
+def lacking(share: Share) -> list[Cell]:
+    """The cells without a DONE for the job's completions; before the last round those that lack a grade.
+
+    A replay has no DONE: the cells that lack a row of this shard.
+    """
+    job, run = share.job, share.job.run_directory
+    if share.replays:
+        return [cell for cell in job.cells if not stored_pairs(run / cell.cell_id, share.rows).issuperset(share.pairs)]
+    found = [cell for cell in job.cells if not is_done(run, cell, job.problem_ids, job.draws)]
+    return found if share.is_last else [cell for cell in found if np.isnan(job.scores(cell)).any()]
+
+
+def status_of(share: Share, state: State) -> TaskStatus:
+    """A status in which no completion is counted yet, and of a replay the cells that lack nothing."""
+    job, expected = share.job, len(share.pairs)
+    begun = {cell.cell_id for cell in (lacking(share) if share.replays else job.cells)}
+    whole: dict[str, Any] = {"model": job.model.name, "benchmark": job.benchmark.name, "expected": expected}
+    whole["random_weights"] = job.model.random_weights
+    cells = {}
+    for cell in job.cells:
+        finished, label = 0 if cell.cell_id in begun else expected, policy_label(cell.policy.identity())
+        cells[cell.cell_id] = CellProgress(policy=label, finished=finished, **whole)
+    names: dict[str, Any] = {"task": share.task, "shard": str(job.shard), "command": job.command}
+    return TaskStatus(**names, state=state, cells=cells, replays=share.replays)
