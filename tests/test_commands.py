@@ -320,7 +320,7 @@ def test_the_job_after_a_failed_one_is_done(
     decode = decoding.decode
 
     def fail(work: Any) -> None:
-        if work.job.benchmark.name == "toy_add":
+        if work.share.job.benchmark.name == "toy_add":
             raise RuntimeError("broken")
         decode(work)
 
@@ -338,7 +338,7 @@ def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str]
     setup = (
         "import kvsweep.harness.sweep.decode as run; decode = run.decode\n"
         "def fail(work):\n"
-        "    if work.job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
+        "    if work.share.job.benchmark.name == 'toy_add': raise RuntimeError('broken')\n"
         "    decode(work)\n"
         "run.decode = fail"
     )
