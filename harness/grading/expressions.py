@@ -7,157 +7,20 @@ expressions: they are equal if the library says so and their values where number
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import permutations, product
 from typing import Any
+
+from kvsweep.harness.grading.spelling import readable, split
 
 _MAX_CHARS = 300  # Nothing longer is calculated: it is equal only if it is written the same.
 _MOST_DIGITS = 200_000
 _MOST_DIGITS_OF_EXPONENT = 300.0  # of e, whose power is a rounded number that takes 24 ms then
 _GROWING = {"factorial", "factorial2", "subfactorial", "binomial", "gamma", "RisingFactorial", "FallingFactorial"}
 
-# A word that makes another number, or no number, of the number before it.
-_NOT_UNIT = re.compile("(?:i|e|pi|hundred|thousand|[mbtr]+illion|dozen|hal[fv]e?|third|squared|cubed|time|base|not)s?")
-_TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:bf|rm|it|sf)|mbox|operatorname)\s*+"
-_POWER = r"\^\s*(?:\{\s*-?\d\s*\}|-?\d)"
-TEXT_COMMAND = re.compile(rf"{_TEXT}\{{((?:{_POWER}|[^{{}}])*+)\}}")
-_UNIT = rf"{_TEXT}\{{(?:{_POWER}|\\cdot|[^\W\d_]|[ .,/()⁻-])*+\}}(?:\s*{_POWER})?"
-_FINAL_UNITS = re.compile(rf"(?<=[\w)}}])\s*({_UNIT}(?:(?:\s|\\cdot|/)*{_UNIT})*)[\s.]*$")
-# Other words of two or three letters may be products of names, unless a longer word follows.
-_SHORT = r"[kcdmn]m|kg|[mn]s|[kMG][WJN]|m[lL]|[kMG]?(?:Pa|Hz|eV)|(?:k?cal|mol|in|ft|yd|mi|min|hr|sec|yr|lb|day)s?"
-_WORD = r"[^\W\d_A-Za-z]|[^\W\d_]{4,}|[a-z]{2,3}(?= [a-z]{4})|[apAP]\.?[mM]"
-_BARE_WORD = rf"(?:{_WORD}|(?:k?m/[sh]|{_SHORT}|oz|mph|rad|per|sq|men)(?:\^\{{?[23]\}}?)?)"
-_BARE_UNITS = re.compile(rf"((?:\\[a-z]+|[^A-Za-z\\])*[\d}}])\s+({_BARE_WORD}(?:[ ./-]+{_BARE_WORD})*)[\s.]*$")
-_LEAD = re.compile(r"^(?:(?:the|final|answer)\s+)*(?:(?:is|are|equals?|equal to)\b|answer:)\s*(?=[-\d.\\(])", re.I)
-_SPELLED_AS = {
-    "": r"\left \right \displaystyle \big \Big \bigl \bigr \Bigl \Bigr", "<": r"\lt", ">": r"\gt", "odot": r"\odot",
-    r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle", ")": r"\rangle", " ": r"\quad \qquad ~", "-": "\u2212 –",
-    r"\leq ": r"\le \leqslant ≤", r"\geq ": r"\ge \geqslant ≥", r"\neq ": r"\ne ≠", r"\emptyset ": r"\varnothing",
-    r"\ldots ": r"\dots \cdots", r"\frac": r"\dfrac \tfrac", r"\cup ": r"\bigcup ∪", r"\in ": "∈", r"\sqrt ": "√",
-    "μ": "µ", "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
-    r"\mathbb{R}": r"\R \reals ℝ",
-}  # fmt: skip
-_SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
-
-
-def _repeating(decimal: re.Match[str]) -> str:
-    r"""`0.1\overline{6}` as a fraction, (16 - 1) / 90."""
-    once, again = decimal[1] + decimal[2], decimal[3]
-    return rf"\frac{{{int(once + again) - int(once)}}}{{{'9' * len(again)}{'0' * len(decimal[2])}}}"
-
-
-_SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
-_INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them says "and" or "or" with its commas
-# One spelling of what can be spelled in several ways: pattern, replacement and an example, in the order of use.
-# `(?<!\\)` spares the `\\` between matrix rows.
-SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
-    (rf"^{_TEXT}\{{(-?[\d.,]+ [^{{}}]*)\}}$", r"\1", r"\text{5 cm} -> 5 cm"),
-    (r"^\$?\\\$\s*(\d(?:\d|\.\d|\{?,\}?|\\!)*)\.?\$?$", r"\1\\text{dollars}", r"\$18.90 -> 18.90\text{dollars}"),
-    (r"√\s*(\d+)", r"\\sqrt{\1}", r"√15 -> \sqrt{15}"),
-    (r"\\[A-Za-z]+\s*|[^\x00-}]", lambda match: _SPELLED.get(match[0].strip(), match[0]),
-     r"\dfrac 12 ≤ 3 -> \frac12 \leq  3"),
-    (r"(?<=\d)(?:,?\\[,!]|\{,\}(?:\\!)?)\s*(?=\d{3}(?!\d))", "", r"10,\!080 + 10{,}080 -> 10080 + 10080"),
-    (r"\\?\$|(?<!\\)\\[()\[\]]|(?<!\\)\\!\s*|(?<!\\)\\?%", "", r"\(5\!:\!2\) \% -> 5:2 "),
-    (r"\{([:,])\}", r"\1", "1{:}2 -> 1:2"),
-    (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", ""),
-     "1,625,000 -> 1625000"),
-    (r"(?<!\\)\\[,;: ]", " ", r"(1,\;2) -> (1, 2)"),
-    (r"\\\{\s*\\\}", r"\\emptyset ", r"\{ \} -> \emptyset "),
-    (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*([CF])(?![A-Za-z]))?", r"\\text{degrees \1}",
-     r"25^{\circ}C -> 25\text{degrees C}"),
-    (rf"\\frac\s*\{{\s*({_UNIT})\s*\}}\s*\{{\s*({_UNIT})\s*\}}", r"\1/\2",
-     r"\frac{\text{m}}{\text{s}^2} -> \text{m}/\text{s}^2"),
-    (rf"(?<=\d)\s*\\mu\s*({_TEXT}\{{)\s*", r"\1μ", r"5 \mu\text{m} -> 5\text{μm}"),
-    (rf"(?<=\d)\s*\^?\{{?(?:{_TEXT}\{{)?\s*(?:st|nd|rd|th)(?![A-Za-z])\s*\}}{{0,2}}", "", r"12^{\text{th}} -> 12"),
-    (rf",?\s*(?:{_TEXT}\{{[\s,]*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))(?:\s*,)?",
-     lambda match: (r" \land ", r" \lor ")["or" in match[0]] if _INEQUALITIES.fullmatch(match.string) else ", ",
-     "x<1 or x>2 -> x<1 \\lor  x>2"),
-    (r"(?<![\w.])(\d+(?:\.\d*)?)\s*[eE]([+-]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}", r"4.5e33 -> 4.5 \cdot 10^{33}"),
-    (r"(?<=\d)\s*(?:[x*]|\\times|\\cdot)\s*10\s*\^\s*(\{)?([+-]?\d+)(?(1)\})", r" \\cdot 10^{\2}",
-     r"4.6 x 10^-24 -> 4.6 \cdot 10^{-24}"),
-    (r"(?<!\d)\.(?=\d)", "0.", "-.5 -> -0.5"),
-    (r"(\d+)\.(\d*)\\(?:overline|bar)\s*\{?(\d++)\}?+(?!\s*_)", _repeating, r"0.1\overline{6} -> \frac{15}{90}"),
-    (r"(?<=\d)\.(?![\d\\])", "", "3./4 -> 3/4"),
-    (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}", r"1 1/2 -> 1\frac{1}{2}"),
-    (r"\((\d[\dA-F]*)\)\s*_", r"\1_", "(2A5)_{16} -> 2A5_{16}"),
-    (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2", r"2 \pm 1 -> 2 + 1, 2 - 1"),
-    (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1", r"x =\approx 3 -> x = 3"),
-    # The argument of a function ends with the next product sign; the library reads `\sin^{2}(x)` and not `\sin^2(x)`.
-    (rf"({_SINE}(?:\s*[\^_]\s*(?:\{{-?\d+\}}|\d))?)\s*(?![\^_(])"
-     r"((?:[\w\s^]|\\(?!cdot|times|sin|cos|tan|ln|log|exp)[a-z]+|\{[^{}]*\})+?)\s*(?=\\cdot|\\times)", r"\1(\2)",
-     r"\sin x \cdot 2 -> \sin(x)\cdot 2"),
-    (rf"({_SINE}\s*[\^_])\s*(\d)\s*(?=\()", r"\1{\2}", r"\sin^2(x) -> \sin^{2}(x)"),
-    (r"(^|\\in\s*)\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)$", r"\1\\mathbb{R}",
-     r"x \in (-\infty, \infty) -> x \in \mathbb{R}"),
-)  # fmt: skip
-
-
-def readable(answer: str) -> tuple[str, str]:
-    r"""The answer in one spelling, without `\left`, `\dfrac`, `$`, marks of thousands or final units; and its units."""
-    for pattern, new, _ in SPELLINGS:
-        answer = re.sub(pattern, new, answer)
-    items, units = zip(*map(_without_unit, split(answer, ",;")[0]), strict=True)
-    text = _LEAD.sub("", re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" ."))
-    return text, ";".join(units if len({*units, ""}) > 2 else {max(units)})  # one unit may stand for all items
-
-
-# Units in one spelling: M stays for mega, and M, S, G and H alone are no meter, second, gram and hour.
-_SYMBOLS_OF = {name: symbol for symbol, *names in map(str.split, (
-    "m meter metre", "g gram", "s second sec", "min minute", "h hour hr", "d day", "yr year yr", "in inche inch",
-    "ft foot feet", "yd yard yd", "mi mile", "lb pound lb", "oz ounce", "l liter litre", "n newton", "j joule",
-    "w watt", "v volt", "a ampere amp", "t tesla", "pa pascal", "hz hertz", "mol mole", "ev electronvolt",
-    "cal calorie", "k kelvin", "c coulomb celsius", "f fahrenheit", "degree deg degree", "rad radian",
-)) for name in names}  # fmt: skip
-UNIT_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
-    (r"⁻\^?", " -", "s⁻^2 -> s -2"),
-    (r"[{}^]|\\cdot", " ", r"m^{2} -> m  2 "),
-    (r"\.", "", "p.m. -> pm"),
-    (r"\b([kM]?[NJWV])([msh])\b", r"\1 \2", "kWh -> kW h"),
-    (r"(?i)\bmph\b", "mi/h", "MPH -> mi/h"),
-    (r"\b(?!(?:[MSGH]|pA)\b)(M(?=(?:Pa|Hz|eV|pc|[A-Zmgs])\b)|)(\w+)", lambda match: match[1] + match[2].lower(),
-     "MPa Meter M -> Mpa meter M"),
-    (rf"\b(kilo|centi|milli|mega|micro|nano|giga|deci|)({'|'.join(_SYMBOLS_OF)})s?\b",
-     lambda match: {"mega": "M", "micro": "μ"}.get(match[1], match[1][:1]) + _SYMBOLS_OF[match[2]],
-     "micrometers kilograms -> μm kg"),
-    (r"\b(\w{3,})s\b", r"\1", "apples -> apple"),
-    (r"\bsq(?:uare)? (\w+)", r"\1 2", "sq ft -> ft 2"),
-    (r"\bcu(?:bic)? (\w+)", r"\1 3", "cubic cm -> cm 3"),
-)  # fmt: skip
-
-
-def _without_unit(item: str) -> tuple[str, str]:
-    """A single item without its final unit, and the unit, each symbol with its power: "m1 s-2" for m/s^2."""
-    item = _BARE_UNITS.sub(r"\1\\text{\2}", item)
-    found = _FINAL_UNITS.search(item)
-    unit = TEXT_COMMAND.sub(r" \1", found[1]) if found else ""
-    if not found or any(map(_NOT_UNIT.fullmatch, re.findall("[a-z]+", unit.lower()))):
-        return item, ""
-    for pattern, new, _ in UNIT_SPELLINGS:
-        unit = re.sub(pattern, new, unit)
-    factors = [
-        word + ("-" if under and "-" not in power else "") + (power or "1")
-        for under, part in enumerate(re.split(r"/|\bper\b", unit))
-        for word, power in re.findall(r"([^\W\d_]+)\s*((?:-?\d)?)", part)
-    ]
-    return item[: found.start()], " ".join(sorted(factors))
-
-
 _TURNED = {">": "<", r"\geq": r"\leq"}
 _RELATIONS = ("=", "<", r"\leq", r"\neq", r"\in", *_TURNED)
-
-
-def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list[str]]:
-    r"""The parts between separators that stand in no brackets and no matrix, and these separators."""
-    depth, parts, found = 0, [""], []
-    for token in re.findall(r"\\[A-Za-z]+|\\.|.", text, re.DOTALL):
-        depth += (token in ("(", "[", "{", r"\{", r"\begin")) - (token in (")", "]", "}", r"\}", r"\end"))
-        if token in separators and depth <= 0:
-            found.append(token)
-            parts.append("")
-        else:
-            parts[-1] += token
-    return [part.strip() for part in parts], found
 
 
 def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
@@ -171,7 +34,8 @@ def compare(answer: str, gold: str) -> tuple[bool, str, str, str]:
 
 
 def _squeezed(text: str) -> str:
-    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\s", "", text))
+    spaced = re.sub(r"(?<=\d)\s+(?=\d)", "~", text)  # 1 2 is not 12
+    return re.sub(r"\{(\w)\}", r"\1", re.sub(r"\s", "", spaced))
 
 
 def _same(answer: str, gold: str) -> tuple[bool, str]:
@@ -182,7 +46,7 @@ def _same(answer: str, gold: str) -> tuple[bool, str]:
         return False, f"more than {_MAX_CHARS} characters, and not written the same"
     (kind, parts), (wanted, gold_parts) = _structure(answer), _structure(gold)
     if kind != wanted:
-        other = _same_otherwise(answer, gold) or _same_otherwise(gold, answer)
+        other = _same_otherwise(answer, gold, _SUM) or _same_otherwise(gold, answer)
         return other or (False, f"another structure: {kind} for {wanted}")
     if kind == "expression":
         return _same_expression(answer, gold)
@@ -228,15 +92,34 @@ _INDICES = re.compile(r"_\w|_\{[^{}]*\}|\([A-Za-z0-9](?:, ?[A-Za-z])*\)|'|\^[a-z
 _NAME = re.compile(r"[A-Za-z]|[A-Z]{2,4}|[A-Za-z][A-Za-z ]{3,}|\\(?!sqrt|sin|cos|tan|log|ln|exp)[A-Za-z]+[A-Z {}a-z]*|")
 
 
-def _same_otherwise(answer: str, gold: str) -> tuple[bool, str] | None:
+# What an answer, but no gold, may have on the left: `m+n`, `a^2+b^2`, `|S|`, `[ABC]`, `AB^2`, `\lfloor 9x \rfloor`.
+_TERM = r"\d*[a-z](?:\^\{?\d\}?)?"
+_SUM = re.compile(
+    rf"{_TERM}(?: ?[-+] ?{_TERM})+|\|[A-Z][^|]*\||\[[A-Z]{{3,}}\]|[A-Z]{{2}}\^\{{?2\}}?|\\l(floor|ceil)[^=]*\\r\1"
+)
+
+
+def _same_otherwise(answer: str, gold: str, also_named: re.Pattern[str] = _NAME) -> tuple[bool, str] | None:
     r"""Two structures that may say the same: `x = 5` and 5, `x > 2` and (2, \infty), a list with and without braces."""
     (kind, parts), (wanted, gold_parts) = _structure(answer), _structure(gold)
-    signs, named = set(kind.split()), bool(_NAME.fullmatch(_INDICES.sub("", parts[0]).strip()))
+    signs, left = set(kind.split()), parts[0].strip()
+    named = bool(_NAME.fullmatch(_INDICES.sub("", left).strip()) or also_named.fullmatch(left))
     if signs == {"="} == set(wanted.split()) and named:
         parts = [f"{parts[0]} = {part}" for part in parts]
+    if signs == {"="} and len(parts) == 2 and parts[0].startswith("(") and wanted == "list":  # (n, k) = (2, 3)
+        names, values = (_structure(part)[1] for part in parts)
+        both = [f"{name} = {value}" for name, value in zip(names, values, strict=False)]
+        return _same_parts(both, gold_parts, ordered=False) if len(names) == len(values) else None
+    if kind == "list" and wanted == "()" and all(re.match(r"[a-z] ?=", part) for part in parts):
+        named_parts = [part.split("=", 1) for part in parts]
+        if parts == sorted(parts) and len({name for name, _ in named_parts}) == len(parts):  # x = 1, y = 2 is (1, 2)
+            return _same_parts([value.strip() for _, value in named_parts], gold_parts, ordered=True)
+    if signs == {r"\neq"} and len(parts) == 2 and r"\cup" in gold:
+        return _same(rf"(-\infty, {parts[1]}) \cup ({parts[1]}, \infty)", gold)
     if signs in ({"="}, {r"\in"}):
-        values = all(_same(value, gold)[0] for value in parts[named:])
-        return values, "the value of a name: an equation is a value only if its left side is a single name"
+        return all(
+            _same(value, gold)[0] for value in parts[named:]
+        ), "the value of a name: an equation is a value only if its left side is a single name"
     if kind == r"list \land":
         for (sign, low), (other, high) in permutations(map(_structure, parts), 2):
             if len(parts) == len(low) == len(high) == 2 and low[1] == high[0]:  # x > 1 and x < 2 is 1 < x < 2
@@ -308,7 +191,9 @@ def _same_expression(answer: str, gold: str) -> tuple[bool, str]:
         if rest.free_symbols and any(part.func.__name__ in _GROWING for part in rest.find(Expr)):
             # sympy would put in numbers of its own choice, and calculate for hours.
             return _equal_at_points(left, right), "values at several points"
-        return not rest.free_symbols or bool(rest.equals(0)), "values, and sympy where there are names"
+        if not rest.free_symbols or rest.equals(0):
+            return True, "values, and sympy where there are names"
+        return _equal_where_real(left, right), "values at several points where both are real"
     return False, f"the library cannot read it, or its value has more than {_MOST_DIGITS:,} digits"
 
 
@@ -329,8 +214,21 @@ def _equal_at_points(left: Any, right: Any) -> bool:
     return bool(finite) and all(other.is_finite and abs(one - other) <= 1e-12 * abs(one) for one, other in finite)
 
 
+def _equal_where_real(left: Any, right: Any) -> bool:
+    """Whether two forms with roots agree wherever both are real: `\\sqrt{1/x}` and `1/\\sqrt{x}`."""
+    names = sorted(left.free_symbols, key=str)
+    if not any(part.is_Pow and not part.exp.is_Integer for part in (left + right).find(lambda part: part.is_Pow)):
+        return False
+    if left.free_symbols != right.free_symbols:
+        return False
+    pairs = [[_value_at(form, *at, names) for form in (left, right)] for at in _REAL_POINTS]
+    real = [(one, other) for one, other in pairs if one.is_real and other.is_real]
+    return len(real) > 2 and all(abs(one - other) <= 1e-12 * abs(one) for one, other in real)
+
+
 # Base and parts of small numbers for names, where no power of e is lost; bases for relations, and for expressions.
 _SMALL, _RELATION_BASES, _EXPRESSION_BASES = (1, 11), (1, 5, -3, 97), (2, 3)
+_REAL_POINTS = (_SMALL, (1, 1), (2, 7), (5, 1), (-3, 1), (-3, 7), (-2, 97))
 
 
 def _number(n: int, base: int) -> int:

@@ -127,7 +127,7 @@ class Grader(Workers):
         for row, verdict in zip(rows, self.judge([standard.job(row) for row in rows]), strict=True):
             yield (
                 f"{problem_id} draw {row.draw}: {verdict.outcome}\n"
-                f"  extracted  {verdict.answer}\n  gold       {gold}\n"
+                f"  stated in  {verdict.place}\n  extracted  {verdict.answer}\n  gold       {gold}\n"
                 f"  compared   {verdict.forms[0]}\n  with       {verdict.forms[1]}\n  decided by {verdict.rule}"
             )
 

@@ -8,13 +8,15 @@ careful one, which is trusted first; --audit adds more of these by id). They car
 is read. Answers are integers on AIME and AMC, expressions elsewhere. Rows go through the same workers as a cell's, and
 beside our verdicts stand those of math-verify alone on the same tails. With --mutants, so many generated cases
 (grade_mutants.py) and the file's golds are changed, and the changes graded. With --hostile, so many made-up hostile
-texts are graded too. The last line is one JSON object.
+texts are graded too. With --pairs, the pairs of tests/harness/grading/pairs.py are graded by both, kind by kind; with a
+file behind it, also its JSON lines with `fault`, `kind`, `gold`, `text` and `right`. The last line is one JSON object.
 """
 
 import argparse
 import json
 import random
 import resource
+import runpy
 import statistics
 import time
 from collections import Counter
@@ -26,6 +28,7 @@ from kvsweep.harness.grading.answers import AnswerKind, Job
 from kvsweep.harness.grading.grader import Grader
 from kvsweep.workers import Workers
 
+ROOT = Path(__file__).resolve().parents[2]
 INTEGERS = ("aime24", "amc23")
 _PIECES = (
     *(
@@ -71,6 +74,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="print every disagreement")
     parser.add_argument("--mutants", type=int, default=0, metavar="N")
     parser.add_argument("--hostile", type=int, default=0, metavar="N")
+    parser.add_argument("--pairs", type=Path, nargs="*", metavar="FILE")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=5.0)
     arguments = parser.parse_args()
@@ -83,6 +87,8 @@ def main() -> None:
             files = [arguments.file] if arguments.file else []
             made = [*grade_mutants.cases(arguments.mutants), *grade_mutants.golds(files)]
             result["mutants"] = grade_mutants.measured(made, grader)
+        if arguments.pairs is not None:
+            result["pairs"] = pairs(arguments.pairs, grader)
         if arguments.hostile:
             result["hostile"] = hostile(arguments.hostile, grader)
     print(json.dumps(result))
@@ -154,6 +160,28 @@ def audit(path: Path, grader: Grader, more: dict[int, bool], *, show: bool, libr
         "grader_timeouts": timeouts,
         "classes": dict(classes),
     }
+
+
+def pairs(files: list[Path], grader: Grader) -> dict[str, list[int]]:
+    """Grade labelled pairs; by kind of mistake and of answer their number and the wrong accepts and rejects of both."""
+    own = runpy.run_path(str(ROOT / "tests/harness/grading/pairs.py"))["PAIRS"]
+    rows = [(part.mistake, part.kind, *pair, True) for part in own for pair in part.accepted]
+    rows += [(part.mistake, part.kind, *pair, False) for part in own for pair in part.rejected]
+    for line in (line for file in files for line in file.read_text(encoding="utf-8").splitlines()):
+        row = json.loads(line)
+        rows.append((row["fault"], row["kind"], row["gold"], row["text"], row["right"]))
+    ours = [reply.outcome == "correct" for reply in grader.judge([_job(row[3], row[2], row[1]) for row in rows])]
+    with Workers() as workers:
+        theirs = [bool(verdict) for verdict in workers.map(alone, [(row[3], row[2]) for row in rows])]
+    table: dict[str, list[int]] = {}
+    for (mistake, kind, *_, right), mine, their in zip(rows, ours, theirs, strict=True):
+        counts = (1, mine and not right, right and not mine, their and not right, right and not their)
+        for name in (f"{mistake}, {kind}", f"all, {kind}"):
+            table[name] = [total + count for total, count in zip(table.get(name, [0] * 5), counts, strict=True)]
+    print(f"{'pairs':46} {'n':>4} accepted, rejected wrongly: ours, math-verify alone")
+    for name, (count, *wrong) in sorted(table.items()):
+        print(f"{name:46} {count:4} {wrong}")
+    return table
 
 
 def hostile(count: int, grader: Grader) -> dict[str, object]:

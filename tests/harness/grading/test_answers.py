@@ -3,18 +3,26 @@
 import csv
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvsweep.harness.grading.answers import Job, Rule, answer_part, canonical_gold, extract_answer, judge, stated_answer
+from kvsweep.harness.grading.answers import INTEGER_FORMS, Job, Rule, answer_part, canonical_gold, judge, stated_answer
 from kvsweep.harness.grading.grader import LENIENT_GRADES_FILE, Grader, read_standard
+from kvsweep.harness.grading.statements import DECLARATIONS, find_statement, last_conclusion
 from kvsweep.harness.models.config import ThinkTags
 from kvsweep.records import Completion, Problem
+from tests.harness.grading.pairs import PAIRS
 from tests.program import grade as main
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def extract_answer(text: str, kind: Any, **rule: Any) -> str | None:
+    stated = stated_answer(text, kind, Rule(**rule))
+    return stated and stated.value
 
 
 def script(name: str) -> Any:
@@ -111,7 +119,7 @@ class TestLetters:
             ("either (A) or (C)", None),
             (r"\boxed{C", None),
             ("", None),
-            ("answer: c", None),
+            ("answer: c", "C"),
             (r"\boxed{B, A}", "B, A"),
         ],
     )
@@ -124,6 +132,45 @@ class TestLetters:
     @pytest.mark.parametrize(("gold", "letter"), [("C", "C"), (" (D) ", "D"), ("E", None), ("a", None), ("12", None)])
     def test_golds(self, gold: str, letter: str | None) -> None:
         assert canonical_gold(gold, "letter") == letter
+
+
+class TestReports:
+    """Kinds of mistakes that users of other graders reported (`pairs.SOURCES`)."""
+
+    @pytest.mark.parametrize(
+        ("text", "gold", "kind"),
+        [
+            pytest.param(text, gold, part.kind, id=f"{part.mistake}: {gold} <- {text}")
+            for part in PAIRS
+            for gold, text in part.accepted
+        ],
+    )
+    def test_the_same(self, text: str, gold: str, kind: Any) -> None:
+        assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome == "correct"
+
+    @pytest.mark.parametrize(
+        ("text", "gold", "kind"),
+        [
+            pytest.param(text, gold, part.kind, id=f"{part.mistake}: {gold} <- {text}")
+            for part in PAIRS
+            for gold, text in part.rejected
+        ],
+    )
+    def test_something_else(self, text: str, gold: str, kind: Any) -> None:
+        assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome != "correct"
+
+    @pytest.mark.parametrize(("kind", "pattern", "example"), DECLARATIONS, ids=[row[2] for row in DECLARATIONS])
+    def test_every_declaration_declares_its_example(self, kind: str, pattern: str, example: str) -> None:
+        assert re.search(pattern, example, re.IGNORECASE | re.MULTILINE)
+        found = find_statement(example, "letter" if kind == "letter" else "integer")
+        assert found is not None
+        assert found.place == "a declaration"
+        assert found.value in ("B", "C") if kind == "letter" else found.value == "72"
+
+    @pytest.mark.parametrize(("pattern", "new", "example"), INTEGER_FORMS)
+    def test_every_form_of_an_integer_is_what_its_example_says(self, pattern: str, new: str, example: str) -> None:
+        before, after = example.split(" -> ")
+        assert re.sub(pattern, new, before) == after
 
 
 class TestStated:
@@ -156,12 +203,12 @@ class TestStated:
             ("x is 3, y is 4", None),
             ("Then x is 34}", None),
             ("**Therefore, the value is:**", None),
-            ("7", None),
+            ("7", None),  # a mention
             ("", None),
         ],
     )
     def test_a_conclusion_at_the_end(self, text: str, answer: str | None) -> None:
-        assert stated_answer(text) == answer
+        assert last_conclusion(text) == answer
 
     @pytest.mark.parametrize("kind", ["integer", "expression"])
     def test_the_last_box_counts(self, kind: Any) -> None:
@@ -186,7 +233,7 @@ class TestRule:
 
     def test_whole_text_is_for_models_that_do_not_think(self) -> None:
         assert extract_answer("\\boxed{5}", "integer") is None
-        assert extract_answer("\\boxed{5}", "integer", Rule(answer_from="whole_text")) == "5"
+        assert extract_answer("\\boxed{5}", "integer", answer_from="whole_text") == "5"
 
     def test_other_tags(self) -> None:
         tags = ThinkTags(start="<|begin_of_thought|>", end="<|end_of_thought|>")

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsweep.harness.grading.answers import judge
-from kvsweep.harness.grading.expressions import SPELLINGS, UNIT_SPELLINGS, compare, readable
+from kvsweep.harness.grading.expressions import compare
 from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.grading.spelling import SPELLINGS, STYLES, UNIT_SPELLINGS, readable
 from tests.harness.grading.test_answers import script
 
 mutants: ModuleType = script("grade_mutants")
@@ -287,7 +288,7 @@ class TestSpelling:
         verdict = compare(answer, gold)
         assert verdict[0], verdict
 
-    @pytest.mark.parametrize("rule", [*SPELLINGS, *UNIT_SPELLINGS], ids=lambda rule: rule[2])
+    @pytest.mark.parametrize("rule", [*STYLES, *SPELLINGS, *UNIT_SPELLINGS], ids=lambda rule: rule[2])
     def test_each_rule_rewrites_its_example(self, rule: Any) -> None:
         pattern, new, example = rule
         before, after = example.split(" -> ")

@@ -21,10 +21,10 @@ from kvsweep.harness.grading.answers import (
     answer_part,
     canonical_gold,
     judge,
-    last_box,
     parse_integer,
 )
 from kvsweep.harness.grading.grader import Grader
+from kvsweep.harness.grading.statements import last_box
 from kvsweep.records import Completion, Grade, Problem, append_row
 from tests.harness.grading import sleeping_judge
 from tests.program import grade as grade_command
@@ -113,7 +113,7 @@ class TestLastBox:
             (r"a stray } and { then \boxed{3}", "3"),
             (r"\\boxed{4}", None),
             (r"\boxed{}", None),
-            (r"\boxed 5", None),
+            (r"\boxed 5", "5"),
             ("27", None),
         ],
     )
@@ -155,6 +155,7 @@ class TestParseInteger:
             ("n=3", "3"),
             ("m + n = 25", "25"),
             ("{27}", "27"),
+            ("27_{10}", "27"),
             ("9" * 400, "9" * 400),
         ],
     )
@@ -167,7 +168,7 @@ class TestParseInteger:
             "", "-", "27.5", ".5", "1 2", "1, 2", "(1, 2)", "1,2", "1,23", "0,123", "1,2345", "27 or 28",
             "2^3", r"\frac{4}{2}", "4/2", "5!", "5i", r"5\mathrm{i}", r"5\text{ million}",
             r"5 \text{ or } 6", r"5\text{0}", r"5\pi", r"\sqrt{4}", "1e3", "²", "٣", "--1", r"\pm 5",
-            "x=y=5", "x", "5x", "{5}{6}", "27_{10}", "answer 27", "A", "9" * 501, r"10\,0800",
+            "x=y=5", "x", "5x", "{5}{6}", "answer 27", "A", "9" * 501, r"10\,0800",
             r"\text{not }5", r"5\text{ dozen}", "0x1b", "5 6",
         ],
     )  # fmt: skip
@@ -406,6 +407,7 @@ class TestCommand:
         first, second, third = re.split(r"^cell: ", capsys.readouterr().out, flags=re.MULTILINE)[1:]
         assert first.splitlines() == [
             "p draw 0: correct",
+            "  stated in  a box",
             "  extracted  x = 5",
             "  gold       5",
             "  compared   x = 5",

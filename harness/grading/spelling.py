@@ -1,0 +1,226 @@
+r"""One spelling of answers written as LaTeX: the second of the three stages in which an answer is read."""
+
+import re
+from collections.abc import Callable
+
+# A word that makes another number, or no number, of the number before it.
+_NOT_UNIT = re.compile(
+    "(?:i|e|pi|hundred|thousand|[mbtr]+illion|dozen|lakh|crore|[bmt]n|mio|mrd|hal[fv]e?|third|quarter|squared|cubed|time|base|not)s?|"
+    "or|more|less|fewer|greater|higher|lower|larger|smaller|least|most|over|under|above|below|about|than|factorial|"
+    "(?:[a-z]+t(?:ie|een)|hundred|thousand|[mbtr]+illion)ths?"
+)
+_FRACTIONS = ["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"]
+_THOUSANDS = {"k": 3, "K": 3, "M": 6, "B": 9, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|rm|it|sf)|mbox|operatorname)\s*+"
+_POWER = r"\^\s*(?:\{\s*-?\d\s*\}|-?\d)"
+TEXT_COMMAND = re.compile(rf"{_TEXT}\{{((?:{_POWER}|[^{{}}])*+)\}}")
+_UNIT = rf"{_TEXT}\{{(?:{_POWER}|\\cdot|[^\W\d_]|[ .,/()⁻-])*+\}}(?:\s*{_POWER})?"
+_FINAL_UNITS = re.compile(rf"(?<=[\w)}}])\s*({_UNIT}(?:(?:\s|\\cdot|/)*{_UNIT})*)[\s.]*$")
+# Other words of two or three letters may be products of names, unless a longer word follows.
+_SHORT = r"[kcdmn]m|kg|[mn]s|[kMG][WJN]|m[lL]|[kMG]?(?:Pa|Hz|eV)|(?:k?cal|mol|in|ft|yd|mi|min|hr|sec|yr|lb|day)s?"
+_WORD = r"[^\W\d_A-Za-z]|[^\W\d_]{4,}|[a-z]{2,3}(?= [a-z]{4})|[apAP]\.?[mM]"
+_BARE_WORD = rf"(?:{_WORD}|(?:k?m/[sh]|{_SHORT}|oz|mph|rad|per|sq|men)(?:\^\{{?[23]\}}?)?)"
+_BARE_UNITS = re.compile(rf"((?:\\[a-z]+|[^A-Za-z\\])*[\d}}])\s+({_BARE_WORD}(?:[ ./-]+{_BARE_WORD})*)[\s.]*$")
+_LEAD = re.compile(r"^(?:(?:the|final|answer)\s+)*(?:(?:is|are|equals?|equal to)\b|answer:)\s*(?=[-\d.\\(])", re.I)
+_NOTHING = re.compile(
+    r"^(?:there (?:is|are) )?no (?:(?:real|integer|positive|valid|such) )*(?:solutions?|roots?)$", re.I
+)
+_SPELLED_AS = {
+    "": r"\left \right \displaystyle \big \Big \bigl \bigr \Bigl \Bigr", "<": r"\lt", ">": r"\gt", "odot": r"\odot",
+    r"\{": r"\lbrace", r"\}": r"\rbrace", "(": r"\langle", ")": r"\rangle", " ": r"\quad \qquad ~", "-": "\u2212 –",
+    r"\leq ": r"\le \leqslant ≤", r"\geq ": r"\ge \geqslant ≥", r"\neq ": r"\ne ≠", r"\emptyset ": r"\varnothing",
+    r"\ldots ": r"\dots \cdots", r"\frac": r"\dfrac \tfrac \cfrac \nicefrac \sfrac", r"\cup ": r"\bigcup ∪",
+    r"\in ": "∈", r"\sqrt ": "√",
+    "μ": "µ", "^1": "¹", "^2": "²", "^3": "³", r"\pi ": "π", r"\cdot ": "·", r"\infty ": "∞", r"^\circ ": "°",
+    r"\mathbb{R}": r"\R \reals ℝ",
+}  # fmt: skip
+_SPELLED = {old: new for new, spelled in _SPELLED_AS.items() for old in spelled.split()}
+
+
+def _degrees(match: re.Match[str]) -> str:
+    """The function of an angle in degrees as that of the angle in radians."""
+    return rf"{match[1]}(\frac{{{match[2] or match[3] or match[4]}\pi}}{{180}})"
+
+
+def _without_point(match: re.Match[str]) -> str:
+    r"""The real numbers without one, as two intervals."""
+    return rf"(-\infty, {match[1]}) \cup ({match[1]}, \infty)"
+
+
+def _repeating(decimal: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction, (16 - 1) / 90."""
+    once, again = decimal[1] + decimal[2], decimal[3]
+    return rf"\frac{{{int(once + again) - int(once)}}}{{{'9' * len(again)}{'0' * len(decimal[2])}}}"
+
+
+_SINE = r"\\(?:(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|ln|log)"
+_INEQUALITIES = re.compile(r"[^,;]*(?:[<>]|\\[lg]eq)[^,;]*")  # a list of them says "and" or "or" with its commas
+_GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"
+_ANGLE = r"\s*(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))\s*"
+_MODULUS = r"(?:\\pmod\s*\{?|\(\s*(?:\\bmod|\\mod|mod)|\\bmod)[^{}()]*[})]?"
+# Style around a value: pattern, replacement and an example; used until none is left.
+STYLES: tuple[tuple[str, str, str], ...] = (
+    (rf"\\(?:boldsymbol|bm|pmb|underline|uline|emph)\s*{_GROUP}", r"\1", r"\bm{x+1} -> x+1"),
+    (rf"\\(?:math|text)(?:bf|sf|tt|it)\s*(?=\{{[^{{}}]*[\d\\]){_GROUP}", r"\1", r"\mathbf{\frac{5}{7}} -> \frac{5}{7}"),
+    (rf"\\(?:textcolor|colorbox)\s*\{{[^{{}}]*\}}\s*{_GROUP}", r"\1", r"\textcolor{red}{29} -> 29"),
+    (r"\\(?:color|hspace\*?|vspace\*?)\s*\{[^{}]*\}\s*", "", r"\color{blue} 29 -> 29"),
+    (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|sf|tt|it|bfseries|(?:display|text|(?:script){1,2})style)"
+     r"(?![A-Za-z])\s*", "", r"{\bf 29} -> {29}"),
+)  # fmt: skip
+
+
+def peeled(text: str) -> str:
+    """A value without the style around it."""
+    for _ in range(9):
+        before = text
+        for pattern, new, _ in STYLES:
+            text = re.sub(pattern, new, text)
+        if text == before:
+            break
+    return text
+
+
+# One spelling of what can be spelled in several ways: pattern, replacement and an example, in the order of use.
+# `(?<!\\)` spares the `\\` between matrix rows.
+SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
+    (rf"^{_TEXT}\{{(-?[\d.,]+ [^{{}}]*)\}}$", r"\1", r"\text{5 cm} -> 5 cm"),
+    (r"^(?:\\text\{)?\s*(?:for )?all (?:(?:positive|real|whole) )*(?:integers|reals|numbers)[ }]*"
+     r"(?=[a-z] ?(?:[<>≤≥]|\\[lg]))",
+     "", r"\text{all integers }k \ge 3 -> k \ge 3"),
+    (r"^\$?\\\$\s*([\d.,]+)\s*(?:\\text\s*\{\s*)?([kKMB])\s*\}?\$?$",
+     lambda match: rf"{match[1]} \cdot 10^{{{_THOUSANDS[match[2]]}}}",
+     r"\$5\text{M} -> 5 \cdot 10^{6}"),
+    (r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*(k|(?:thous|milli|billi|trilli)(?:and|on))\s*\}$",
+     lambda match: rf" \cdot 10^{{{_THOUSANDS[match[1]]}}}", r"33\text{k} -> 33 \cdot 10^{3}"),
+    (rf"(?<![\d.])(\d+)\s*(?:-|\\text\s*\{{\s*|\s)({'|'.join(_FRACTIONS)})s?\}}?$",
+     lambda match: rf"\frac{{{match[1]}}}{{{3 + _FRACTIONS.index(match[2])}}}",
+     r"5\text{ sevenths} -> \frac{5}{7}"),
+    (r"(?:\\text\s*\{)?[€£₹¥]\}?\s*(\d[\d.,]*)|(\d)\s*(?:¢|\\cent)",
+     lambda match: match[1] or rf"{match[2]}\text{{cents}}", r"75¢ -> 75\text{cents}"),
+    (r"(?<=\d)(?:\s|\\[,; ])*([kM]?)\\Omega(?![A-Za-z])", r"\\text{\1ohm}", r"4.2\,\Omega -> 4.2\text{ohm}"),
+    (r"\*\*\s*\(?(-?\w+)\)?", r"^{\1}", "x**10 -> x^{10}"),
+    (r"(?<![A-Za-z\\])(pi|theta|alpha|beta|lambda)(?![A-Za-z])(?![^{}]*[a-z]{3} [a-z]{2})", r"\\\1 ", "2pi -> 2\\pi "),
+    (r"(?<![A-Za-z\\])(sin|cos|tan|ln|log|exp|sqrt)\s*(?=\()", r"\\\1", "ln(5) -> \\ln(5)"),
+    (r"\\sqrt\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}", r"\sqrt(3) -> \sqrt{3}"),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10}", r"\lg 100 -> \log_{10} 100"),
+    (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?",
+     lambda match: rf"\overline{{{''.join(filter(None, match.groups()))}}}",
+     r"0.\dot{3} -> 0.\overline{3}"),
+    (r"\\hat\s*\{?\s*\\?([ijk])(?:math)?\s*\}?", r"\\mathbf{\1}", r"5\hat{i} -> 5\mathbf{i}"),
+    (r"^\$?\\\$\s*(\d(?:\d|\.\d|\{?,\}?|\\!)*)\.?\$?$", r"\1\\text{dollars}", r"\$18.90 -> 18.90\text{dollars}"),
+    (r"√\s*(\d+)", r"\\sqrt{\1}", r"√15 -> \sqrt{15}"),
+    (r"\\[A-Za-z]+\s*|[^\x00-}]", lambda match: _SPELLED.get(match[0].strip(), match[0]),
+     r"\dfrac 12 ≤ 3 -> \frac12 \leq  3"),
+    (r"(?<=\d)(?:,?\\[,!]|\{,\}(?:\\!)?)\s*(?=\d{3}(?!\d))", "", r"10,\!080 + 10{,}080 -> 10080 + 10080"),
+    (r"\\?\$|(?<!\\)\\[()\[\]]|(?<!\\)\\!\s*|(?<!\\)\\?%", "", r"\(5\!:\!2\) \% -> 5:2 "),
+    (r"\{([:,])\}", r"\1", "1{:}2 -> 1:2"),
+    (r"(?<![\d.,(\[])(?<!\\\{)[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", lambda match: match[0].replace(",", ""),
+     "1,625,000 -> 1625000"),
+    (r"(?<!\\)\\[,;: ]", " ", r"(1,\;2) -> (1, 2)"),
+    (r"\\\{\s*\\\}", r"\\emptyset ", r"\{ \} -> \emptyset "),
+    (r"\\operatorname\s*\{cis\}|(?<![A-Za-z])cis(?![A-Za-z])", r"\\cis", r"\operatorname{cis} 2 -> \cis 2"),
+    (rf"(\\(?:sin|cos|tan|cot|sec|csc|cis)(?:\s*\^\s*(?:\{{-?\d+\}}|\d))?)"
+     rf"(?:\s*\({_ANGLE}\)|\s*\{{{_ANGLE}\}}|{_ANGLE})", _degrees, r"\sin 40^\circ -> \sin(\frac{40\pi}{180})"),
+    (r"\\cis\s*\(([^()]*)\)", r"(\\cos(\1)+i \\sin(\1))", r"\cis(x) -> (\cos(x)+i \sin(x))"),
+    (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})(?:\s*([CF])(?![A-Za-z]))?", r"\\text{degrees \1}",
+     r"25^{\circ}C -> 25\text{degrees C}"),
+    (rf"\\frac\s*\{{\s*({_UNIT})\s*\}}\s*\{{\s*({_UNIT})\s*\}}", r"\1/\2",
+     r"\frac{\text{m}}{\text{s}^2} -> \text{m}/\text{s}^2"),
+    (rf"(?<=\d)\s*\\mu\s*({_TEXT}\{{)\s*", r"\1μ", r"5 \mu\text{m} -> 5\text{μm}"),
+    (rf"(?<=\d)\s*\^?\{{?(?:{_TEXT}\{{)?\s*(?:st|nd|rd|th)(?![A-Za-z])\s*\}}{{0,2}}", "", r"12^{\text{th}} -> 12"),
+    (rf",?\s*(?:{_TEXT}\{{[\s,]*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))(?:\s*,)?",
+     lambda match: (r" \land ", r" \lor ")["or" in match[0]] if _INEQUALITIES.fullmatch(match.string) else ", ",
+     "x<1 or x>2 -> x<1 \\lor  x>2"),
+    (r"(?<![\w.])(\d+(?:\.\d*)?)\s*[eE]([+-]?\d{1,3})(?!\w)", r"\1 \\cdot 10^{\2}", r"4.5e33 -> 4.5 \cdot 10^{33}"),
+    (r"(?<=\d)\s*(?:[x*]|\\times|\\cdot)\s*10\s*\^\s*(\{)?([+-]?\d+)(?(1)\})", r" \\cdot 10^{\2}",
+     r"4.6 x 10^-24 -> 4.6 \cdot 10^{-24}"),
+    (r"(?<!\d)\.(?=\d)", "0.", "-.5 -> -0.5"),
+    (r"(\d+)\.(\d*)\\(?:overline|bar)\s*\{?(\d++)\}?+(?!\s*_)", _repeating, r"0.1\overline{6} -> \frac{15}{90}"),
+    (r"(?<=\d)\.(?![\d\\])", "", "3./4 -> 3/4"),
+    (r"(?<![\d.}])(\d+)\s+(\d+)\s*/\s*(\d+)(?!\d)", r"\1\\frac{\2}{\3}", r"1 1/2 -> 1\frac{1}{2}"),
+    (r"\((\d[\dA-F]*)\)\s*_", r"\1_", "(2A5)_{16} -> 2A5_{16}"),
+    (r"([^,;]*)\\pm(?!od)([^,;]*?)\.?(?=[,;]|$)", r"\1+\2, \1-\2", r"2 \pm 1 -> 2 + 1, 2 - 1"),
+    (r"(^|[=,(\[])\s*(?:\+|\\approx(?![a-z]))", r"\1", r"x =\approx 3 -> x = 3"),
+    # The argument of a function ends with the next product sign; the library reads `\sin^{2}(x)` and not `\sin^2(x)`.
+    (rf"({_SINE}(?:\s*[\^_]\s*(?:\{{-?\d+\}}|\d))?)\s*(?![\^_(])"
+     r"((?:[\w\s^]|\\(?!cdot|times|sin|cos|tan|ln|log|exp)[a-z]+|\{[^{}]*\})+?)\s*(?=\\cdot|\\times)", r"\1(\2)",
+     r"\sin x \cdot 2 -> \sin(x)\cdot 2"),
+    (rf"({_SINE}\s*[\^_])\s*(\d)\s*(?=\()", r"\1{\2}", r"\sin^2(x) -> \sin^{2}(x)"),
+    (r"\\begin\{cases\}(.*?)\\end\{cases\}", lambda match: re.sub(r"\\\\", ",", match[1].replace("&", "")),
+     r"\begin{cases}a=4\\b=7\end{cases} -> a=4,b=7"),
+    (r"^\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\\mid|\\colon|[:|])\s*(.*)\\\}$", r"\1", r"\{x : x>3\} -> x>3"),
+    (r"\\mathbb\{R\}\s*(?:\\(?:small)?setminus|\\backslash|-)\s*\\\{\s*((?:[^{},\\]|\\frac\{\d+\}\{\d+\})+)\\\}",
+     _without_point, r"\mathbb{R}\setminus\{5\} -> (-\infty, 5) \cup (5, \infty)"),
+    (r"^([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])$",
+     lambda match: match[1].replace("]", "(") + match[2] + match[3].replace("[", ")"), "]2,5[ -> (2,5)"),
+    (r"^\((\d{1,3}(?:,0\d\d)+)\)$", lambda match: f"({match[1].replace(',', '')})", "(1,000) -> (1000)"),
+    (r"^(-?\d{1,3})((?: \d{3})+)(?=\s*(?:\\text|$))", lambda match: match[1] + match[2].replace(" ", ""),
+     "12 345 -> 12345"),
+    (r"(^|\\in\s*)\(\s*-\s*\\infty\s*,\s*\+?\s*\\infty\s*\)$", r"\1\\mathbb{R}",
+     r"x \in (-\infty, \infty) -> x \in \mathbb{R}"),
+)  # fmt: skip
+
+
+def readable(answer: str) -> tuple[str, str]:
+    r"""The answer in one spelling, without `\left`, `\dfrac`, `$`, marks of thousands or final units; and its units."""
+    answer = peeled(answer)
+    for pattern, new, _ in SPELLINGS:
+        answer = re.sub(pattern, new, answer)
+    items, units = zip(*map(_without_unit, split(answer, ",;")[0]), strict=True)
+    text = _LEAD.sub("", re.sub(r"\s+", " ", TEXT_COMMAND.sub(r" \1 ", ", ".join(items))).strip(" ."))
+    text = _NOTHING.sub(r"\\emptyset ", text)
+    return text, ";".join(units if len({*units, ""}) > 2 else {max(units)})  # one unit may stand for all items
+
+
+# Units in one spelling: M stays for mega, and M, S, G and H alone are no meter, second, gram and hour.
+_SYMBOLS_OF = {name: symbol for symbol, *names in map(str.split, (
+    "m meter metre", "g gram", "s second sec", "min minute", "h hour hr", "d day", "yr year yr", "in inche inch",
+    "ft foot feet", "yd yard yd", "mi mile", "lb pound lb", "oz ounce", "l liter litre", "n newton", "j joule",
+    "w watt", "v volt", "a ampere amp", "t tesla", "pa pascal", "hz hertz", "mol mole", "ev electronvolt",
+    "cal calorie", "k kelvin", "c coulomb celsius", "f fahrenheit", "degree deg degree", "rad radian",
+)) for name in names}  # fmt: skip
+UNIT_SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
+    (r"⁻\^?", " -", "s⁻^2 -> s -2"),
+    (r"[{}^]|\\cdot", " ", r"m^{2} -> m  2 "),
+    (r"\.", "", "p.m. -> pm"),
+    (r"\b([kM]?[NJWV])([msh])\b", r"\1 \2", "kWh -> kW h"),
+    (r"(?i)\bmph\b", "mi/h", "MPH -> mi/h"),
+    (r"\b(?!(?:[MSGH]|pA)\b)(M(?=(?:Pa|Hz|eV|pc|[A-Zmgs])\b)|)(\w+)", lambda match: match[1] + match[2].lower(),
+     "MPa Meter M -> Mpa meter M"),
+    (rf"\b(kilo|centi|milli|mega|micro|nano|giga|deci|)({'|'.join(_SYMBOLS_OF)})s?\b",
+     lambda match: {"mega": "M", "micro": "μ"}.get(match[1], match[1][:1]) + _SYMBOLS_OF[match[2]],
+     "micrometers kilograms -> μm kg"),
+    (r"\b(\w{3,})s\b", r"\1", "apples -> apple"),
+    (r"\bsq(?:uare)? (\w+)", r"\1 2", "sq ft -> ft 2"),
+    (r"\bcu(?:bic)? (\w+)", r"\1 3", "cubic cm -> cm 3"),
+)  # fmt: skip
+
+
+def _without_unit(item: str) -> tuple[str, str]:
+    """A single item without its final unit, and the unit, each symbol with its power: "m1 s-2" for m/s^2."""
+    item = _BARE_UNITS.sub(r"\1\\text{\2}", item)
+    found = _FINAL_UNITS.search(item)
+    unit = TEXT_COMMAND.sub(r" \1", found[1]) if found else ""
+    if not found or any(map(_NOT_UNIT.fullmatch, re.findall("[a-z]+", unit.lower()))):
+        return item, ""
+    for pattern, new, _ in UNIT_SPELLINGS:
+        unit = re.sub(pattern, new, unit)
+    factors = [
+        word + ("-" if under and "-" not in power else "") + (power or "1")
+        for under, part in enumerate(re.split(r"/|\bper\b", unit))
+        for word, power in re.findall(r"([^\W\d_]+)\s*((?:-?\d)?)", part)
+    ]
+    return item[: found.start()], " ".join(sorted(factors))
+
+
+def split(text: str, separators: str | tuple[str, ...]) -> tuple[list[str], list[str]]:
+    r"""The parts between separators that stand in no brackets and no matrix, and these separators."""
+    depth, parts, found = 0, [""], []
+    for token in re.findall(r"\\[A-Za-z]+|\\.|.", text, re.DOTALL):
+        depth += (token in ("(", "[", "{", r"\{", r"\begin")) - (token in (")", "]", "}", r"\}", r"\end"))
+        if token in separators and depth <= 0:
+            found.append(token)
+            parts.append("")
+        else:
+            parts[-1] += token
+    return [part.strip() for part in parts], found

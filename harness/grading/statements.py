@@ -1,0 +1,326 @@
+r"""Where a text states its answer: the first of the three stages in which an answer is read.
+
+A statement beats a mention. `find_statement` tries the places in the order of their rank (`RANKS`); of statements of
+one rank the last counts; what cannot be an answer of the kind asked for is no statement. What stands around a value is
+peeled off in `spelling`, and `expressions` decides what equals.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from kvsweep.harness.grading.spelling import TEXT_COMMAND, peeled
+
+AnswerKind = Literal["integer", "expression", "letter"]
+
+
+class Statement(NamedTuple):
+    """A stated answer: where the text states it, and the value as written (a letter as one of A to D)."""
+
+    place: str
+    value: str
+
+
+# --- Boxes ----------------------------------------------------------------------------------------------------
+
+_BOX = re.compile(
+    r"(?<!\\)\\(?:boxed|fbox|framebox)\s*+(?:(?P<open>\{)|(?P<bare>-?\d[\d.,]*\d|-?\d|\\(?:pi|infty|emptyset)\b|[A-D](?![A-Za-z]|\s+[a-z])))|"
+    r"<\|begin_of_box\|>(?P<tagged>.{0,2000}?)<\|end_of_box\|>",
+    re.DOTALL,
+)
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)  # A backslash takes its next character along, as in \{1,2\}.
+# What joins two boxes to one list: signs, "and", a bullet, and a name before "=".
+_JOINT = re.compile(
+    r"[\s$&,;.()\[\]\\*-]*+(?:\\?(?:quad|qquad)[\s\\,]*)?(?:\\?(?:text)?\{?\s*(?:and|or|as well as)\s*\}?)?"
+    r"[\s$,\\()\[\]]*+(?:(?:quad|qquad)[\s\\,$]*)?(?P<name>(?:[A-Za-z](?:_\{?\w\}?)?\s*&?=\s*)?)"
+)
+_NAME_BEFORE = re.compile(r"[A-Za-z](?:_\{?\w\}?)?\s*&?=\s*$")
+
+_CALLED_WRONG = re.compile(r"[\s$\\)*]*(?:,\s+which\b[^.!?\n]*)?\s(?:is|was|are)\s+(?:\w+\s+)?(?:wrong|incorrect)\b")
+
+
+class _Box(NamedTuple):
+    start: int
+    end: int
+    content: str | None  # None if the box is never closed
+
+
+def _boxes(text: str) -> Iterator[_Box]:
+    """The boxes of a text that are not empty, the last first."""
+    for found in reversed(list(_BOX.finditer(text))):
+        start, end, content = found.start(), found.end(), found["bare"] or found["tagged"]
+        if found["open"]:
+            depth = 1
+            for brace in _BRACES.finditer(text, found.end()):
+                depth += (brace[0] == "{") - (brace[0] == "}")
+                if depth == 0:
+                    end, content = brace.end(), text[found.end() : brace.start()].strip()
+                    break
+        if content != "":
+            yield _Box(start, end, content and content.strip())
+
+
+def last_box(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}` that is not empty; None if that is never closed, or if there is none."""
+    return next((box.content for box in _boxes(text)), None)
+
+
+def _boxed(text: str, kind: AnswerKind) -> Statement | None:
+    """The last box that holds an answer of the kind; boxes of expressions that signs or "and" join are one list."""
+    values, start = list[str](), 0
+    for box in _boxes(text):
+        if _CALLED_WRONG.match(text, box.end):
+            continue
+        if values:
+            joint = _JOINT.fullmatch(text, box.end, start)
+            if kind != "expression" or not joint or not box.content:
+                break
+            values[-1] = joint["name"] + values[-1]
+        if box.content and (value := _fitting(box.content, kind, in_box=True)):
+            values.append(value)
+            start = box.start
+    if len(values) > 1 and (name := _NAME_BEFORE.search(text, max(0, start - 20), start)):
+        values[-1] = name[0] + values[-1]
+    return Statement("a box", ", ".join(dict.fromkeys(reversed(values))).replace("&=", "=")) if values else None
+
+
+# --- What says that an answer follows --------------------------------------------------------------------------
+
+_ANSWER = (
+    r"(?:answers?|antwort|antwoord|svar|respuesta|réponse|risposta|resposta|răspuns|odpowiedź|odpověď|cevap|vastaus|"
+    r"válasz|απάντηση|ответ|đáp án|jawaban|उत्तर|الإجابة|答案|答え|正解|정답)"
+    r"(?:\s+(?:final|finale|correcta|correcte|corretta))?"
+)
+_CHOICE = rf"(?:{_ANSWER}|choice|option)"
+_BE = r"(?:is|are|(?:would|must|should|will|has\s+to)(?:\s+(?:then|therefore|thus))?\s+be)\b"
+_SURE = (
+    r"(?:\s+(?:therefore|thus|then|hence|indeed|definitely|(?:un)?doubtedly|certainly|surely|clearly|simply|exactly|"
+    r"(?:most\s+)?(?:likely|probably)))*+"
+)
+_SAYS = rf"[*_\"']*+(?:\s*+(?:[:：=是为は]|은)|\s+[-–—](?=\s)|\s+{_BE}{_SURE}\s*+:?+)[*_]*+"
+_OF = r"(?:\s+(?:choice|option))?(?:\s+(?:to|for|of|among|from)\b[^.:?\n]{0,60}?)?"
+_HEADING = rf"^[#*_\s]*+(?:(?:the|my|final|correct)\s+)*{_ANSWER}[*_]*+\s*?[:：]?[*_]*+[ \t]*\n"
+# The value follows a pattern, or is its group: kind ("" for all), pattern and an example.
+DECLARATIONS: tuple[tuple[str, str, str], ...] = (
+    ("", r"<answer>(?P<value>[^<]{1,500})</answer>", "<answer>72</answer>"),
+    ("", r"^####[ \t]+", "#### 72"),
+    ("", _HEADING, "**Final answer**\n\n72"),
+    ("", rf"(?<![A-Za-z]){_ANSWER}{_OF}{_SAYS}", "the answer is 72"),
+    ("number", r"^[#*_\s]*+(?:[a-z]+\s+){0,3}(?:result|solution)[*_]*+[:：][*_]*+(?![^\n]*[a-z]{2}[ \t])",
+     "**Result**: 72"),
+    ("number", r"^A: ", "A: 72"),
+    ("letter", rf"\b(?:choice|option){_OF}{_SAYS}", "the best option would be B"),
+    ("letter", r"\bI(?:'d|'ll|\s+would|\s+will|\s+therefore)*+\s+"
+     r"(?:choose|pick|select|(?:go|stay|stick)\s+with)\b", "I choose C"),
+    ("letter", r"\bit(?:'s|\s+is)\b", "It's C."),
+    ("letter", rf"(?:^[^\w\n]{{0,6}}|[.!?,:;]\s+|\b(?:so|thus|therefore|hence|that)\s+|\b{_CHOICE}\s+)[*(]*+"
+     rf"(?P<value>(?-i:[A-D]))[*).]*+\s+(?-i:{_BE}){_SURE}\s+(?:the\s+)?"
+     r"(?:only\s+)?(?:answer|(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?)(?:\s+here)?"
+     r"(?=\s*+(?:[.!,;*]|$|because|since))", "Option B is correct."),
+)  # fmt: skip
+_DECLARED = [(kind, re.compile(pattern, re.IGNORECASE | re.MULTILINE)) for kind, pattern, _ in DECLARATIONS]
+_DOUBTED = re.compile(
+    r"\b(?:if|whether|suppose|assum\w+|unless|(?<!no )doubt|never|not|cannot|wrong|incorrect|might|could|"
+    r"someone|object\w*|claim\w*|argu\w*|tempt\w*|thought|guess\w*|recall)\b|n't|^\s*is\b",
+    re.I,
+)
+_IMAGINED = re.compile(r"\b(?:if|had|were)\b(?=.*\bwould\b)", re.I | re.S)
+_TAKES_BACK = re.compile(r"\b(?:wait|hmm|actually)\b", re.I)
+_CHECKS = re.compile(r"\b(?:but|alternatively|let(?:'s| me (?!know)))\b", re.I)
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\\$*<(])|(?<=[。！？])|\n\s*\n|\n(?=[A-Z*#<-])")
+_CLAUSE_START = re.compile(r"[.!?;:,\n](?:\s|$)")
+_GOES_ON = re.compile(r",?\s+(?:which|because|since|where|so|not|as|but)\b|\s+[(—–]\s*[a-z]{3}")
+_ENDS = (*".!)]}*$>",)  # what a text ends with that does not break off
+_MARKS = " \t\n*-✅✓✔"
+
+
+def _declared(text: str, kind: AnswerKind) -> Statement | None:
+    start = 0 if kind == "letter" else max(0, len(text) - _TAIL_CHARS)
+    found = [
+        (match.end(), value)
+        for only, pattern in _DECLARED
+        if only in ("", "letter" if kind == "letter" else "number")
+        for match in pattern.finditer(text, start)
+        if (value := _declared_value(text, match, kind))
+    ]
+    if not found:
+        return None
+    end, value = max(found)
+    after = text[end:].strip(_MARKS)
+    breaks_off = "\n" in after and not after.endswith(_ENDS)
+    if _TAKES_BACK.search(after) or (kind != "letter" and (breaks_off or _CHECKS.search(after))):
+        return None
+    return Statement("a declaration", value)
+
+
+def _declared_value(text: str, match: re.Match[str], kind: AnswerKind) -> str | None:
+    """The value that follows a declaration in its sentence or, after a heading, in the next line."""
+    before = text[max(0, match.start() - 200) : match.start()]
+    sentence = re.split(r"[.!?\n]\s", before)[-1]
+    if _IMAGINED.search(sentence + match[0]) or _DOUBTED.search(_CLAUSE_START.split(before)[-1]):
+        return None
+    if "value" in match.re.groupindex:
+        return _fitting(match["value"], kind)
+    rest = text[match.end() : match.end() + 2000]
+    value = _SENTENCE_END.split(rest.lstrip() if match[0].endswith("\n") else rest)[0].split("\n")[0].strip()
+    if value.endswith("?") or re.match(r"not\b", value):
+        return None
+    if kind == "letter":
+        return letter_of(value)
+    if bold := re.match(r"\*\*([^*]+)\*\*(?!\s*(?:\w|[-+*/=^]))", value):
+        value = bold[1]
+    elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value):
+        states = _STATES.fullmatch(value.rstrip(".! "))
+        value = next(filter(None, states.groups())) if states else ""
+    value = re.split(r",\s+[a-z]{2,}" if kind == "integer" else r"$", _GOES_ON.split(value)[0])[0]
+    names_it = _FORMULA.search(value) or re.search(r"[:：=]\W*$", match[0])
+    return _fitting(value, kind) if names_it else None
+
+
+# --- What the end of the text concludes ------------------------------------------------------------------------
+
+_TAIL_CHARS = 1500
+_HEDGE = re.compile(r"\?|^\\\[|\b(?:wait|maybe|perhaps|may|might|could|alternatively|let me (?!know)|assume)\b", re.I)
+_DENIES = re.compile(r"\b(?:is|are|be|equals)\s+not\b|\b(?:cannot|never|doubt)\b|n't", re.I)
+_LAST_CLAUSE = re.compile(r",\s+(?:so|thus|therefore|hence|and|but)\b")
+_FORMULA = re.compile(r"\d|\\[A-Za-z]|\([A-F]\)")
+_CONCLUDES = re.compile(r"(?:so|thus|hence|therefore|then)\b|.*\b(?:answer|correct|right|confident)\b", re.I | re.S)
+_STATES = re.compile(
+    r"(?:.*\b(?:that|think|so|thus|therefore),?\s)?\s*(\S.{0,200}?)\sis\s+(?:the\s)?(?:correct|right|final)\b.*|"
+    rf".*\b(?:is|are|was|equals|be|by){_SURE}\s*:?\s+((?![^=]*\b[a-z]{{4}}.*=).+)|.*[=≈](?P<result>.+)",
+    re.IGNORECASE | re.DOTALL,
+)
+_BOLD = re.compile(r"\*\*([^*\n]*[^*\n:])\*\*")
+_DISPLAY = re.compile(r"(?:\\\[|\$\$)\s*[A-Za-z](?:_\w)?\s*=\s*([^=]+?)\s*[.]?\s*(?:\\\]|\$\$)$")
+_CLEAN = re.compile(r"[-\s$\\(*]*\d[\d,.]*[\s$\\)*%]*")
+
+
+def last_conclusion(text: str) -> str | None:
+    """The number or formula that a text states at its end, or None: no hedge, no question and no break follows.
+
+    The last sentence with a number or a formula states it in bold, after "is", or as what a calculation comes to.
+    """
+    tail = re.sub(r"\n\s*(?:-{3,}|\*{3,})\s*$", "", text[-_TAIL_CHARS:].rstrip())
+    tail = re.sub(r"[\s✅✓✔\ufe0f\U0001f000-\U0001faff]+$", "", tail)
+    if shown := _DISPLAY.search(tail):
+        return shown[1]
+    for sentence in map(str.strip, reversed(_SENTENCE_END.split(tail)[-8:])):
+        denied = _HEDGE.search(sentence) or _DENIES.search(_LAST_CLAUSE.split(sentence)[-1])
+        if denied or sentence.count("}") > sentence.count("{"):
+            return None
+        if _FORMULA.search(sentence):
+            states = _STATES.fullmatch(re.split(r", (?:which|because|since|where|not)\b", sentence)[0].rstrip(".! "))
+            concludes = bool(_CONCLUDES.match(tail, tail.rindex(sentence)))
+            value = next(filter(None, states.groups())) if states and (concludes or not states["result"]) else None
+            bold = _BOLD.findall(sentence if value is None else value)
+            value = bold[0] if len(bold) == 1 else value
+            if value is None or not (tail.endswith(_ENDS) or (concludes and _CLEAN.fullmatch(value))):
+                return None
+            return _bare(re.sub(r"^[A-Za-z][A-Za-z ]{0,30}:\s+", "", value)) or None
+    return None
+
+
+def _concluded(text: str, kind: AnswerKind) -> Statement | None:
+    if kind == "letter":
+        return _bold_letter(text[-_TAIL_CHARS:])
+    value = last_conclusion(text)
+    return Statement("the last sentence", value) if value else None
+
+
+def _bare(value: str) -> str:
+    return re.sub(r"\\[()\[\]]|(?<!\\)\$+|\*\*|`", "", value).strip(" .。\n\t_✅✓✔")
+
+
+# --- Letters ---------------------------------------------------------------------------------------------------
+
+_HEAD = r"(?:(?:option|choice|answer|letter)\s*:?\s*)?[(\[{\"'`<“‘\s]*"
+_SHUT = r"[)\]}\"'`>”’]*"
+_AND = r"\s*(?:[,;/&]|\bor\b|\band\b|,\s*(?:and|or)\b)\s*(?:(?:possibly|perhaps|maybe)\s+)?"
+_SEVERAL = re.compile(rf"{_HEAD}[A-D]{_SHUT}{_AND}{_HEAD}[A-D]\b(?!['’]).*", re.DOTALL)
+# What may follow a letter: a mark and the option's text, a reason, or what is set apart.
+_APART = (
+    r"[.:)\]]\s+(?!(?:is|are|was|would|has|can|cannot)\b)|[,;]\s+|\s*(?:[—–]\s+|です)|\s+-\s+|\s+\(|\s{2,}|"
+    r"\s+(?:because|since|as|for|where|which|due|with|while|so|not|but|and\s+not|rather)\b"
+)
+_LETTER = re.compile(rf"(?i:{_HEAD})([A-D])(?:{_SHUT}[.,:;!\s]*|{_SHUT}(?:{_APART}).*)", re.DOTALL)
+_SMALL_LETTER = re.compile(rf"(?:(?i:option|choice)\s+)?[(\[\s\"'`]*([a-d]){_SHUT}[.:]?\s*")
+_SMALL_OPTION = re.compile(r"\(?([a-d])[).:]+\s+\S.*")
+
+
+def letter_of(value: str, *, option: bool = False) -> str | None:
+    """The letter that a value states, A to D; several letters as written; None for anything else.
+
+    A symbol that begins with a letter, such as C2v or D-glucose, is no letter. A small letter counts without any other
+    word, or, as an `option`, before a mark and a text.
+    """
+    value = re.sub(r"\\q?quad|\\[ ,;]|~", "  ", value.strip())
+    value = re.sub(r"\\[()\[\]]|\$+", "", TEXT_COMMAND.sub(r"\1", peeled(value))).strip(" .。\n\t*_\\")
+    if _SEVERAL.fullmatch(value):
+        return value
+    small = _SMALL_LETTER.fullmatch(value) or (_SMALL_OPTION.fullmatch(value) if option else None)
+    found = _LETTER.fullmatch(value) or small
+    return found[1].upper() if found else None
+
+
+_WRONG = re.compile(
+    r"\b(?:not|rul\w+ out|wrong|incorrect|eliminat\w+|except|doubt|exclud\w+|false|never|cannot)\b|n't|\?", re.I
+)
+_LINKS = re.compile(r"\b(?:is|be|so|thus|therefore|hence|option|choice|answer)\b|:", re.I)
+
+
+def _bold_letter(tail: str) -> Statement | None:
+    """The letter that alone is bold, or the bold letter at the end."""
+    bold = [(match, letter_of(match[1])) for match in re.finditer(r"\*\*([^*\n]{1,200})\*\*", tail)]
+    found = [(match, letter) for match, letter in bold if letter]
+    if not found:
+        return None
+    last, letter = found[-1]
+    line = tail[tail.rfind("\n", 0, last.start()) + 1 :].split("\n")[0]
+    counts = len({one for _, one in found}) == 1 or not tail[last.end() :].strip(" .!\n")
+    return Statement("bold type", letter) if counts and not _WRONG.search(line) else None
+
+
+def _mentioned(text: str, kind: AnswerKind) -> Statement | None:
+    """What is the whole text, or a letter that the last line or its last sentence names without doubt."""
+    whole = text.strip(_MARKS)
+    if kind != "letter":
+        is_value = (
+            len(whole) <= 100
+            and "\n" not in whole
+            and not re.search(r"[A-Za-z]{2}\W+[A-Za-z]{2}|[^\W\d_A-Za-z]{2}|\?", whole)
+        )
+        return Statement("the whole text", whole) if is_value and _FORMULA.search(whole) else None
+    lines = [line.strip() for line in whole.splitlines() if line.strip()]
+    letters = [letter_of(line, option=True) for line in lines[-6:]]
+    if lines and letters[-1] and not _WRONG.search(lines[-1]) and len({*letters} - {None}) == 1:
+        return Statement("the last line", letters[-1])
+    sentence = _SENTENCE_END.split(lines[-1])[-1] if lines else ""
+    named = {*re.findall(r"(?<=\()[A-D](?=\))", sentence), *re.findall(r"\b(?:option|choice) ([A-D])\b", sentence)}
+    if len(named) == 1 and _LINKS.search(sentence) and not (_WRONG.search(sentence) or _HEDGE.search(sentence)):
+        return Statement("the last sentence", named.pop())
+    return None
+
+
+def _fitting(value: str, kind: AnswerKind, *, in_box: bool = False) -> str | None:
+    """The value if it can be an answer of the kind: a letter, a number with a digit, or any expression."""
+    if kind == "letter":
+        return letter_of(value)
+    value = value if in_box else _bare(value)
+    return value if value and (kind == "expression" or re.search(r"\d", value)) else None
+
+
+_NOT_BUT = re.compile(r"\bnot (?!only\b)[^.,;\n]{1,40}? but (?!also\b)(?:rather )?")
+# The ranks of places, from statements to mentions.
+RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _declared, _concluded, _mentioned)
+
+
+def find_statement(text: str, kind: AnswerKind) -> Statement | None:
+    """The answer that a text states, or None; a last box that is never closed breaks the text off."""
+    text = _NOT_BUT.sub("", text)
+    box = next(_boxes(text), None)
+    if box and box.content is None:
+        return None
+    for find in RANKS:
+        if found := find(text, kind):
+            return found
+    return Statement(f"a box that holds no {kind}", box.content) if box and box.content else None
