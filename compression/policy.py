@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 
 from kvsweep.compression import artifacts
+from kvsweep.compression.source import code_hash, is_own, source_files
 from kvsweep.kernels.implementation import Operations, Tensor, operations, torch
 
 
@@ -175,13 +176,20 @@ class Policy(ABC):
         """Choose the rows to keep."""
 
     def files(self) -> dict[Path, str]:
-        """The files of tensors that the policy reads, each with the hash of its contents."""
-        return {artifacts.file_of(place): artifacts.digest(place) for place in self._artifacts.values()}
+        """The files of tensors that the policy reads, and the Python files of a user's policy, each with a hash."""
+        code = source_files(type(self)) if is_own(type(self)) else {}
+        return code | {artifacts.file_of(place): artifacts.digest(place) for place in self._artifacts.values()}
 
     def identity(self) -> dict[str, Any]:
-        """Everything about the policy that can change a completion, for `cell_id`: an artifact by its contents."""
+        """Everything about the policy that can change a completion, for `cell_id`.
+
+        An artifact stands by its contents, and a user's class by its name and a hash of its code. The package's own
+        policies have no code here, so that an update keeps the ids; see `CellStore.begin_pass`.
+        """
         digests = {kind: artifacts.digest(place) for kind, place in self._artifacts.items()}
-        return dataclasses.asdict(self) | digests
+        cls = type(self)
+        named = {"class": f"{cls.__module__}.{cls.__qualname__} {code_hash(cls)}"} if is_own(cls) else {}
+        return dataclasses.asdict(self) | digests | named
 
     def load_artifacts(self) -> None:
         """Read the artifacts; raises ValueError where one holds numbers that are none of its kind."""

@@ -8,6 +8,7 @@ goes on where it stopped. SLURM gets all rounds in one submission, and each arra
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from kvsweep.harness.replay.share import ReplayShare, replay_share, start_replay
 from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.sweep.cell import Cell, stored_pairs
 from kvsweep.harness.sweep.execute import decode_all
-from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.job import Job, changed_code
 from kvsweep.harness.sweep.launch import Launcher, show_results, start
 from kvsweep.harness.sweep.share import Share, lacking, share_of
 from kvsweep.harness.sweep.store import CellStore
@@ -86,6 +87,8 @@ class ReplayPlan:
 
 def run(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> None:
     """Do all that a command asks for and that its launcher waits for; print the results, or where to see progress."""
+    for note in filter(None, map(changed_code, jobs)):
+        print(note, file=sys.stderr)
     if plan.wanted:
         jobs = _replayed(jobs, launcher, plan)
     if not jobs:

@@ -41,8 +41,18 @@ def own_folder() -> Path | None:
 
 def conf_files(group: str) -> dict[str, Path]:
     """The YAML files of a group of the configuration by name, those of one's own folder too."""
-    files = [path for folder in filter(None, [own_folder(), CONF]) for path in (folder / group).glob("*.yaml")]
-    return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
+    files = {path.stem: path for path in (CONF / group).glob("*.yaml")} | own_conf_files(group)
+    return dict(sorted(files.items()))
+
+
+def own_conf_files(group: str) -> dict[str, Path]:
+    """The YAML files of a group in one's own folder, by name; one that a shipped file has too raises a UserError."""
+    own = own_folder()
+    files = sorted((own / group).glob("*.yaml")) if own else []
+    for path in files:
+        if (CONF / group / path.name).exists():
+            raise UserError(f"{path} has the name of a shipped file, which would be taken in its place: rename it.")
+    return {path.stem: path for path in files}
 
 
 def choices(group: str) -> list[str]:

@@ -7,12 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field
 
 from kvsweep.compression.policy import BudgetPolicy, Policy, Question, size_of
 from kvsweep.errors import UserError
-from kvsweep.harness.settings import CONF, build, build_target, choices, conf_files, plain, unknown_choice, whole_number
+from kvsweep.harness.settings import (
+    CONF,
+    build,
+    build_target,
+    choices,
+    conf_files,
+    own_conf_files,
+    plain,
+    unknown_choice,
+    whole_number,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +50,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     every, question, sinks), so that they hold the same memory. A shared setting that the composed policy leaves at
     null, and all other settings, come from each policy's own YAML.
     """
+    check_names()
     grid = build(GridAxes, "grid", config.grid)
     return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
 
@@ -54,7 +66,29 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-            yield build_target("policy", _sized({**values, **setting}))
+            yield _named(name, build_target("policy", _sized({**values, **setting})))
+
+
+def check_names() -> None:
+    """Refuse files of the user's conf/policy whose name is another than the file's, or that of a shipped policy."""
+    for name, path in own_conf_files("policy").items():
+        given = policy_file(name).get("name")
+        if given != name:
+            mend = f"write `name: {name}`, or name the file {given}.yaml"
+            raise UserError(f"{path} has the name {given}, under which its results would stand: {mend}.")
+
+
+def _named(name: str, policy: Policy) -> Policy:
+    """The policy, if its class is that of the file `name`; its results stand under this name."""
+    if name not in choices("policy"):
+        raise UserError(unknown_choice("policy", name, "policy.name"))
+    wanted = get_class(policy_file(name)._target_)
+    if type(policy) is not wanted:
+        mend = "leave policy.name out, or give a policy of your own a file in conf/policy"
+        raise UserError(
+            f"policy.name={name} is the name of {wanted.__qualname__}, not of {type(policy).__qualname__}: {mend}."
+        )
+    return policy
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:

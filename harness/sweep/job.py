@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from pydantic import Field
 
+from kvsweep.command_line import counted
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import BudgetPolicy, Policy
@@ -27,7 +28,7 @@ from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_numbe
 from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
 from kvsweep.kernels.implementation import Implementation, check_installed
-from kvsweep.records import WHOLE, Shard, read_provenance
+from kvsweep.records import WHOLE, Shard, content_hash, read_cells, read_provenance
 
 Seconds = Annotated[float, Field(gt=0, description="a number of seconds")]
 
@@ -115,6 +116,25 @@ class Job:
     def scores(self, cell: Cell) -> NDArray[np.float64]:
         """The stored grades of one of this job's cells, [problems, draws]: 1 right, 0 not, NaN without a grade."""
         return stored_scores(self.run_directory / cell.cell_id, self.problem_ids, self.draws)
+
+
+def changed_code(job: Job) -> str | None:
+    """The sentence that names the job's cells that are new because a policy's code has changed; None if none are."""
+
+    def without_code(described: Mapping[str, Any]) -> tuple[str, str]:
+        policy = {name: value for name, value in described["policy"].items() if name != "class"}
+        return described["condition"], content_hash([policy, described.get("cache")])
+
+    ids = {cell.cell_id for cell in job.cells}
+    earlier = {without_code(stored) for folder, stored in read_cells(job.run_directory) if folder.name not in ids}
+    own = [cell for cell in job.cells if "class" in cell.policy.identity()]
+    new = [cell for cell in own if not (job.run_directory / cell.cell_id).exists()]
+    changed = [cell for cell in new if without_code(cell.describe()) in earlier]
+    if not changed:
+        return None
+    names = ", ".join(sorted({cell.policy.name for cell in changed}))
+    new_ones = f"new, beside those of the earlier code: {counted(len(changed), 'cell')}"
+    return f"note: the code of policy={names} has changed; {new_ones}."
 
 
 def make_job(config: DictConfig) -> Job:

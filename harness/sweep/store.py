@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from kvsweep import records
 from kvsweep.command_line import LOCKED, counted
+from kvsweep.compression.source import code_hash
 from kvsweep.errors import BrokenCell, UserError, plain_disk_errors
 from kvsweep.files import locked, make_folder, open_file, read_file, read_lines, replace_text, replacing
 from kvsweep.harness.sweep.cell import Cell, Done, file_sizes, stored_pairs
@@ -138,13 +139,26 @@ class CellStore:
             records.append_row(self.directory / self.shard.file(name), row)
 
     def begin_pass(self, provenance: dict[str, Any], decoding_pass: Mapping[str, Any]) -> None:
-        """Record where the rows to come are from, beside the earlier decoding passes, and delete DONE."""
+        """Record where the rows to come are from, beside the earlier decoding passes, and delete DONE.
+
+        Rows that other code of the policy has made in this cell raise a UserError.
+        """
         path = self.directory / self.shard.file(records.PROVENANCE_FILE)
+        code = code_hash(type(self.cell.policy))
         with plain_disk_errors(self.directory):
-            passes = [*_earlier_passes(path), decoding_pass]
+            for part in records.shard_files(self.directory, records.PROVENANCE_FILE).values():
+                self._check_code(code, _earlier_passes(part))
+            passes = [*_earlier_passes(path), {**decoding_pass, "policy_code": code}]
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
             whole = {"schema": records.SCHEMA, **provenance, "decoding_passes": passes}
             replace_text(path, json.dumps(whole, indent=2) + "\n")
+
+    def _check_code(self, code: str, passes: Sequence[Mapping[str, Any]]) -> None:
+        for earlier in passes:
+            if (other := earlier.get("policy_code", code)) != code:
+                begun = f"cell {self.cell.cell_id} was begun by other code of policy={self.cell.policy.name}"
+                mend = "go on with that code, or take another run_name for cells of this code"
+                raise UserError(f"{begun} ({other}, now {code}): {mend}.")
 
     def mark_done(self, problem_ids: Sequence[str], draws: int) -> bool:
         """Write DONE if the shards have stored all these draws of all these problems, else delete DONE."""

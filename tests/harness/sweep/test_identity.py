@@ -3,14 +3,17 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from kvsweep import files
 from kvsweep.analysis.load import load_run
@@ -18,11 +21,12 @@ from kvsweep.compression.artifacts import read_card
 from kvsweep.compression.policies.dynts import save_labels
 from kvsweep.errors import UserError
 from kvsweep.files import digests
+from kvsweep.harness.command import init
 from kvsweep.harness.inspect.text import of_cell
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep.execute import decode_all
-from kvsweep.harness.sweep.job import Job, make_job
+from kvsweep.harness.sweep.job import Job, changed_code, make_job
 from kvsweep.harness.sweep.share import lacking, share_of
 from kvsweep.records import COMPLETIONS_FILE, read_grades
 
@@ -84,6 +88,74 @@ def rows(place: Path) -> list[bytes]:
 def shipped(settings: list[str], *more: str) -> Job:
     """The job as a scheduler hands it to a task: its ids were made earlier, by another process."""
     return pickle.loads(pickle.dumps(make_job(compose_config(*settings, *more))))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that `kvsweep init` made, as the working directory."""
+    init(tmp_path / "own")
+    monkeypatch.chdir(tmp_path / "own")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    sys.modules.pop("my_policies", None)
+    yield tmp_path / "own"
+    sys.modules.pop("my_policies", None)
+
+
+SPREAD = ["policy=spread", "benchmark=toy_add", "benchmark.limit=1", "policy.budget=64", "policy.local_window=16"]
+
+
+def spread(*more: str) -> Job:
+    """A job of the policy of one's own folder, whose module is imported anew, as by another process."""
+    sys.modules.pop("my_policies", None)
+    return make_job(compose_config(*SPREAD, *more))
+
+
+def test_a_users_policy_of_other_code_is_another_cell(own: Path) -> None:
+    job = spread()
+    [cell] = job.cells
+    assert cell.describe()["policy"]["class"].startswith("my_policies.Spread ")
+    assert changed_code(job) is None
+    (job.run_directory / cell.cell_id).mkdir(parents=True)
+    (job.run_directory / cell.cell_id / "cell.yaml").write_text(yaml.safe_dump(cell.describe()))
+    source = own / "my_policies.py"
+    source.write_text(source.read_text().replace("Positions [length]", "Positions, [length],"))
+    assert spread().cells[0].cell_id == cell.cell_id
+    source.write_text(source.read_text().replace("% self.stride", "% 2"))
+    changed = spread()
+    assert changed.cells[0].cell_id != cell.cell_id
+    note = changed_code(changed)
+    assert note is not None
+    assert "the code of policy=spread has changed; new, beside those of the earlier code: 1 cell" in note
+    with pytest.raises(UserError, match=r"my_policies\.py has changed since the cells of .* were planned"):
+        job.check_inputs()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("spread2.yaml", None, "has the name spread, under which its results would stand: write `name: spread2`"),
+        ("full.yaml", None, "has the name of a shipped file"),
+    ],
+)
+def test_a_policy_has_the_name_of_its_file(own: Path, file: str, text: str | None, message: str) -> None:
+    shutil.copy(own / "conf/policy/spread.yaml", own / "conf/policy" / file)
+    with pytest.raises(UserError, match=re.escape(message)):
+        spread()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["policy=h2o", "policy.name=full"], "policy.name=full is the name of FullCache, not of H2O"),
+        (["policy=h2o", "policy.name=dynts"], "policy.name=dynts is the name of DynTS, not of H2O"),
+        (["policy=h2o", "policy.name=../x"], "policy.name=../x is unknown"),
+        (["policy=h2o", "policy.name=full", "grid.policy=[full,dynts]"], "policy.name=full is the name of FullCache"),
+    ],
+)
+def test_no_policy_takes_the_name_of_another(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        make_job(compose_config("model=toy_qwen", "benchmark=toy_add", *words))
 
 
 @pytest.mark.parametrize("name", INPUTS.values(), ids=INPUTS)

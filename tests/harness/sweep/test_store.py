@@ -21,6 +21,7 @@ from kvsweep import records
 from kvsweep.analysis.export import export
 from kvsweep.analysis.load import load_run, load_texts
 from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.source import code_hash
 from kvsweep.errors import OtherSchemaError, UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
@@ -322,7 +323,20 @@ def test_decoding_passes_of_provenance_add_up(tmp_path: Path) -> None:
         opened.begin_pass({"draws": 1}, {"started": "then"})
         opened.begin_pass({"draws": 2}, {"started": "now"})
     provenance = json.loads((opened.directory / "provenance.json").read_text())
-    assert provenance == {"schema": 1, "draws": 2, "decoding_passes": [{"started": "then"}, {"started": "now"}]}
+    code = code_hash(type(CELL.policy))
+    passes = [{"started": "then", "policy_code": code}, {"started": "now", "policy_code": code}]
+    assert provenance == {"schema": 1, "draws": 2, "decoding_passes": passes}
+
+
+def test_rows_of_two_codes_of_a_shipped_policy_do_not_mix(tmp_path: Path) -> None:
+    with store(tmp_path) as opened:
+        opened.begin_pass({}, {"started": "then"})
+    path = opened.directory / "provenance.json"
+    path.write_text(path.read_text().replace(code_hash(type(CELL.policy)), "0" * 16))
+    begun = path.read_text()
+    with store(tmp_path) as again, pytest.raises(UserError, match=r"was begun by other code of policy=.*run_name"):
+        again.begin_pass({}, {"started": "now"})
+    assert path.read_text() == begun
 
 
 def test_every_reader_takes_the_last_row_of_a_repeated_pair(tmp_path: Path) -> None:
@@ -548,7 +562,7 @@ def test_a_damaged_provenance_is_moved_aside(damage: bytes, tmp_path: Path, caps
         store.begin_pass({}, {"host": "a"})
         assert json.loads((store.directory / "provenance.json").read_text()) == {
             "schema": 1,
-            "decoding_passes": [{"host": "a"}],
+            "decoding_passes": [{"host": "a", "policy_code": code_hash(type(CELL.policy))}],
         }
         assert (store.directory / "provenance.json.quarantine").read_bytes() == damage
     assert capsys.readouterr().err.count("\n") == 1

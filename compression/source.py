@@ -1,0 +1,85 @@
+"""The code of a policy as part of what made a cell: which Python files decide, and a hash of what they say."""
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+from kvsweep.records import content_hash
+
+_PACKAGE = __name__.partition(".")[0]
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def is_own(policy_class: type) -> bool:
+    """Whether a policy's class is a user's, and none of this package."""
+    return policy_class.__module__.partition(".")[0] != _PACKAGE
+
+
+def source_files(policy_class: type) -> dict[Path, str]:
+    """The Python files that a policy's class is made of, each with a hash of its code.
+
+    These are the modules of the class and of the classes above it, but for `compression.policy`, and of a user's class
+    also what these modules import from the same folder or the same installed package. Comments, docstrings and layout
+    are not part of the hash.
+    """
+    modules = {sys.modules[cls.__module__] for cls in policy_class.__mro__}
+    waiting = [module for module in modules if _belongs(module, policy_class)]
+    found: dict[Path, str] = {}
+    while waiting:
+        module = waiting.pop()
+        path = Path(inspect.getsourcefile(module) or "")
+        if path in found:
+            continue
+        text = path.read_text(encoding="utf-8")
+        found[path] = _hash_of_code(text)
+        if is_own(policy_class):
+            waiting += [other for other in _imported(text, module) if _belongs(other, policy_class)]
+    return found
+
+
+def code_hash(policy_class: type) -> str:
+    return content_hash(sorted(source_files(policy_class).values()))
+
+
+def _belongs(module: ModuleType, policy_class: type) -> bool:
+    """Whether a module is of the folder or installed package of a class; for this package, of compression.policies."""
+    if not is_own(policy_class):
+        return module.__name__.startswith(f"{_PACKAGE}.compression.policies")
+    home = Path(inspect.getfile(policy_class)).resolve().parent
+    path = Path(getattr(module, "__file__", None) or "/").resolve()
+    beside = path.is_relative_to(home) and _INSTALLED.isdisjoint(path.relative_to(home).parts)
+    if _INSTALLED.isdisjoint(home.parts) and beside:
+        return path.suffix == ".py"
+    same_package = module.__name__.partition(".")[0] == policy_class.__module__.partition(".")[0]
+    return same_package and path.suffix == ".py"
+
+
+def _imported(text: str, module: ModuleType) -> Iterator[ModuleType]:
+    """The modules that a module's import statements name, wherever in the file they stand."""
+    package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
+    for node in ast.walk(ast.parse(text)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            absolute = importlib.util.resolve_name(base, package) if node.level else base
+            names = [absolute, *(f"{absolute}.{alias.name}" for alias in node.names)]
+        yield from (sys.modules[name] for name in names if name in sys.modules)
+
+
+@lru_cache(maxsize=256)
+def _hash_of_code(text: str) -> str:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            documented = isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
+            if documented and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                body[0].value = ast.Constant("")
+    return content_hash(ast.unparse(tree))
