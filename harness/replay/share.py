@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from kvsweep.harness.sweep.job import UNTRACKED, Job, make_job, stored_config
 from kvsweep.harness.sweep.launch import Launcher, start
 from kvsweep.harness.sweep.share import Share
 from kvsweep.harness.sweep.store import OpenCells
-from kvsweep.records import shard_files
+from kvsweep.records import PROVENANCE_FILE, shard_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
     job, decoding_pass = share.job, describe_process()
     decoding_pass["arithmetic"] = describe_arithmetic(invariant=False, impl=job.impl, dtype=job.model.dtype)
     for store in work.stores.values():
-        if not shard_files(store.directory, records.PROVENANCE_FILE):  # nothing of the cell was decoded yet
+        if not shard_files(store.directory, PROVENANCE_FILE):  # nothing of the cell was decoded yet
             what = {"expected": 0, "draws": job.draws, "random_weights": job.model.random_weights}
             store.begin_pass({**what, "config": job.resolved}, decoding_pass)
     cells = [store.cell for store in work.stores.values()]
@@ -77,8 +78,10 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
 def read_jobs(directory: Path) -> list[Job]:
     """The jobs that wrote the cells of a run directory, as their provenance has them."""
     found: dict[str, dict[str, Any]] = {}
+    begun: set[str] = set()
     for folder, _ in records.read_cells(directory):
-        for file in shard_files(folder, records.PROVENANCE_FILE).values():
+        begun.add(folder.name)
+        for file in shard_files(folder, PROVENANCE_FILE).values():
             config = stored_config(file)
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
@@ -91,7 +94,17 @@ def read_jobs(directory: Path) -> list[Job]:
     for job in (make_job(OmegaConf.create(config)) for config in found.values()):
         key = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
         first = groups.setdefault(key, job)
-        cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
+        cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells) if cell.cell_id in begun}
         inputs = {**first.inputs, **job.inputs}
         groups[key] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
-    return list(groups.values())
+    _name_others(directory, begun - {cell.cell_id for job in groups.values() for cell in job.cells}, begun)
+    return [job for job in groups.values() if job.cells]
+
+
+def _name_others(directory: Path, others: set[str], begun: set[str]) -> None:
+    """Say which cells cannot be made again; a UserError if they are all."""
+    reason = "because the weights or the code of its policy have changed"
+    if others == begun:
+        raise UserError(f"no cell of {directory} can be replayed, {reason}: restore them.")
+    for name in sorted(others):
+        print(f"note: cell {name} is not replayed, {reason}.", file=sys.stderr)

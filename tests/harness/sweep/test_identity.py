@@ -24,6 +24,7 @@ from kvsweep.files import digests
 from kvsweep.harness.command import init
 from kvsweep.harness.inspect.text import of_cell
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.replay.share import read_jobs
 from kvsweep.harness.settings import WEIGHTS, compose_config
 from kvsweep.harness.sweep.execute import decode_all
 from kvsweep.harness.sweep.job import Job, changed_code, make_job
@@ -129,6 +130,18 @@ def test_a_users_policy_of_other_code_is_another_cell(own: Path) -> None:
     assert "the code of policy=spread has changed; new, beside those of the earlier code: 1 cell" in note
     with pytest.raises(UserError, match=r"my_policies\.py has changed since the cells of .* were planned"):
         job.check_inputs()
+
+
+def test_a_replay_leaves_out_cells_of_other_code(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
+    assert decode_all([share_of(job)]) == []
+    [full] = [cell for cell in job.cells if cell.policy.name == "full"]
+    source = own / "my_policies.py"
+    source.write_text(source.read_text().replace("% self.stride", "% 2"))
+    sys.modules.pop("my_policies")
+    [replayed] = read_jobs(job.run_directory)
+    assert replayed.cells == (full,)
+    assert "is not replayed, because the weights or the code of its policy have changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
