@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from kvsweep.compression.cache import use_slot_attention
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ROLES, ModelConfig
+from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.models.probe import check_steps
@@ -91,6 +92,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
     _check_planned(model)
     check_steps(model)
     _check_text(model)
+    if unapplied := unapplied_settings(network.generation_config):
+        named = f"the generation_config of model={config.name} sets {', '.join(unapplied)}"
+        print(f"note: {named}; transformers' generate applies this, and kvsweep does not.", file=sys.stderr)
     return model
 
 
