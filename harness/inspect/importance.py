@@ -62,6 +62,7 @@ def policy_scores(text: InspectedText, policies: Sequence[BudgetPolicy]) -> list
     """
     if not policies:
         return []
+    text.model.check_rows("policies score its rows")
     model, trace, device, end = text.model, text.trace, text.model.device, text.trace.think_end
     for policy in policies:
         if any(isinstance(signal, LastUse) for signal in policy.signals):

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache, use_slot_attention
-from kvsweep.compression.policy import Selection
-from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
+from kvsweep.compression.cache import use_slot_attention
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ROLES, ModelConfig
+from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.models.probe import check_steps
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
 from kvsweep.harness.provenance import VISIBLE, named_gpus
 
@@ -44,13 +43,8 @@ _MOST_THREADS = torch.get_num_threads()
 # processes 3 to 200 times slower, since threads wait for each other many times a step.
 _PARAMETERS_PER_THREAD = 32_000_000
 
-# Tokens that the check of a loaded model takes.
-_CHECKED = 9
-_KEPT = (0, 1, 4, 6, 7)  # of the 8 rows before the last token
-# The largest root mean square of the differences, in standard deviations of the logits; 16 bits round far more.
 # What a template of Jinja draws at random by.
 _DRAWN = re.compile(r"\|\s*random\b|\blipsum\b")
-_ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
@@ -98,6 +92,9 @@ def load_model(config: ModelConfig) -> LoadedModel:
     _check_planned(model)
     check_steps(model)
     _check_text(model)
+    if unapplied := unapplied_settings(network.generation_config):
+        named = f"the generation_config of model={config.name} sets {', '.join(unapplied)}"
+        print(f"note: {named}; transformers' generate applies this, and kvsweep does not.", file=sys.stderr)
     return model
 
 
@@ -189,86 +186,3 @@ def device_of(config: ModelConfig) -> torch.device:
         unseen = f"this process was given a GPU ({VISIBLE}={os.environ[VISIBLE]}), and torch finds none"
         raise UserError(f"{unseen}: mend the driver or torch's build, or set model.device=cpu.")
     return torch.device("cpu" if config.device == "auto" else config.device)
-
-
-@torch.inference_mode()
-def check_steps(model: LoadedModel) -> None:
-    """Hold two decode steps, the second after an eviction, to the network's own code; a UserError where they differ."""
-    ids = torch.arange(3, 3 + 7 * _CHECKED, 7, device=model.device)[None] % model.spec.vocab_size
-    prefill = Prefill()
-    try:
-        found = _steps(model, ids, prefill)
-        expected = _own_logits(model, ids, prefill)
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # Each architecture fails in its own way.
-        raise _refused(model, f"fails over a slot cache ({_first_line(error)})") from error
-    difference = (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
-    if not difference <= _ALLOWED[model.config.dtype]:
-        raise _refused(model, f"has other logits over a slot cache, by {difference:.3g} of their standard deviation")
-
-
-def _refused(model: LoadedModel, what: str) -> UserError:
-    return UserError(f"model type {model.spec.family} {what}: choose a model that docs/python.md lists.")
-
-
-def _steps(model: LoadedModel, ids: Tensor, prefill: Prefill) -> Tensor:
-    """Logits [2, vocabulary] of the last two tokens, each a step over a slot cache, with an eviction between them."""
-    cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device)
-    at = torch.arange(_CHECKED, device=model.device)
-    model.read(ids[:, : _CHECKED - 2], 0, prefill, model.new_cache())
-    _check_rows(model, prefill)
-    cache.admit(prefill)
-    logits = []
-    for step in (_CHECKED - 2, _CHECKED - 1):
-        cache.begin_step(at[step : step + 1])
-        hidden = model.step_hidden(ids[0, step : step + 1], at[step : step + 1], cache)
-        logits.append(model.logits(hidden, cache.linear)[0].float())
-        if step < _CHECKED - 1 and cache.slot_layers:
-            cache.evict(0, Selection(keep=torch.tensor(_KEPT, device=model.device)))
-    return torch.stack(logits)
-
-
-def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
-    """Refuse a network whose layers compute rows of other shapes than its config says."""
-    heads = {"q": model.shape.q_heads, "k": model.shape.kv_heads, "v": model.shape.kv_heads}
-    rows = [("q", query) for query in prefill.queries]
-    rows += [pair for layer in (*prefill.rows, *prefill.windows) for pair in zip("kv", layer, strict=True)]
-    for name, tensor in rows:
-        found, expected = (tensor.shape[0], tensor.shape[2]), (heads[name], model.shape.head_dim)
-        if found != expected:
-            raise _refused(model, f"has {name} of (heads, width) {found}, not {expected}")
-    kinds = ("full",) * len(prefill.rows) + ("window",) * len(prefill.windows) + ("linear",) * len(prefill.states)
-    if sorted(kinds) != sorted(model.shape.layer_kinds):
-        raise _refused(model, f"has layers {', '.join(kinds)}, not {', '.join(model.shape.layer_kinds)}")
-    wanted = [(*size, dtype) for size, dtype in zip(model.shape.states, model.shape.state_dtypes, strict=True)]
-    for states in prefill.states:
-        given = [(*state.shape, state.dtype) for state in states]
-        if given != wanted:
-            raise _refused(model, f"has linear states of {given}, not {wanted}")
-
-
-def _own_logits(model: LoadedModel, ids: Tensor, prefill: Prefill) -> Tensor:
-    """The same logits by the network's own code, whose last token does not see the rows evicted before it."""
-    network, shape = model.network, model.shape
-    # In 16 bits transformers' eager attention rounds logits and overflows; its sdpa does neither, and has no softcap.
-    plain = type(network)._supports_sdpa and prefill.softcap is None
-    network.set_attn_implementation("sdpa" if plain else "eager")
-    try:
-        return network(input_ids=ids, attention_mask=_masks(network, shape), use_cache=False).logits[0, -2:].float()
-    finally:
-        network.set_attn_implementation(SLOT_ATTENTION)
-
-
-def _masks(network: Any, shape: CacheShape) -> Any:
-    """What each token does not see, as the network's code takes it: one mask, or one for each kind of layer."""
-    later = torch.ones(_CHECKED, _CHECKED, dtype=torch.bool, device=network.device).triu(1)
-    evicted = later.clone()
-    evicted[-1, [i for i in range(_CHECKED - 1) if i not in _KEPT]] = True
-    beyond = later | ~later.new_ones(later.shape).triu(1 - shape.window)
-    zeros, lowest = later.new_zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype), torch.finfo(network.dtype).min
-    full, window = (zeros.masked_fill(hidden, lowest) for hidden in (evicted, beyond))
-    masks: dict[LayerKind, Tensor | None] = {"full": full, "window": window, "linear": None}
-    if len(set(shape.layer_kinds)) == 1:
-        return masks[shape.layer_kinds[0]]
-    return {name: masks[kind] for name, kind in zip(network.config.layer_types, shape.layer_kinds, strict=True)}

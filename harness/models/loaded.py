@@ -97,6 +97,8 @@ def _normalized(norm: Any, states: Tensor) -> Tensor:
 
 
 Linear = Callable[..., Tensor]
+# The names in transformers of the layers that a prompt's cache is made of.
+_LAYER_TYPES = {"full": "full_attention", "window": "sliding_attention", "linear": "linear_attention"}
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,13 @@ class LoadedModel:
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids))
 
+    def forget_spec(self) -> None:
+        """Let the facts of the network's config be read again, which has changed."""
+        for name in ("spec", "shape", "_cache_config"):
+            self.__dict__.pop(name, None)
+
     @cached_property
-    def _fused_step(self) -> FusedStep | None:
+    def fused_step(self) -> FusedStep | None:
         return FusedStep(self.network) if self.spec.fusable else None
 
     @cached_property
@@ -234,15 +241,29 @@ class LoadedModel:
 
     def step_hidden(self, tokens: Tensor, positions: Tensor, cache: SlotCache) -> Tensor:
         """Last hidden states [tokens, hidden_size] of a step that the cache has begun; more tokens may fill a block."""
-        if self._fused_step is not None:
-            return self._fused_step(tokens, positions, cache)
+        if self.fused_step is not None:
+            return self.fused_step(tokens, positions, cache)
         ids, at = tokens[:, None], positions[:, None]
         given = {"past_key_values": cache, "slot_cache": cache, "use_cache": True}
         with self._step_products.by(cache.linear):
             return self.network.base_model(input_ids=ids, position_ids=at, **given).last_hidden_state[:, 0]
 
     def new_cache(self) -> DynamicCache:
-        return DynamicCache(config=self.network.config)
+        return DynamicCache(config=self._cache_config)
+
+    @cached_property
+    def _cache_config(self) -> Any:
+        """The network's config with the layers of `spec`: transformers' caches obey fields that a family ignores."""
+        config = copy.copy(self.network.config)
+        config.layer_types = [_LAYER_TYPES[kind] for kind in self.spec.layer_kinds]
+        config.sliding_window = self.spec.window or None
+        return config
+
+    def check_rows(self, needed: str) -> None:
+        """Raise a UserError for a model without a layer of full attention, whose rows `needed` says are needed."""
+        if not self.spec.layers:
+            none = f"model={self.config.name} has no layer of full attention, and {needed}"
+            raise UserError(f"{none}: choose another model.")
 
     def read(self, ids: Tensor, start: int, prefill: Prefill | PaddedPrefill, cache: DynamicCache | None) -> Tensor:
         """Read prompts, or the next chunk of one, from position `start` on: last hidden states, after the final norm.

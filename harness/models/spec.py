@@ -16,8 +16,8 @@ from kvsweep.harness.models.hub import cached_file, from_place, lines_of, reason
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
 
-_KINDS: dict[str, LayerKind] = {"full_attention": "full", "attention": "full", "sliding_attention": "window"}
-_KINDS |= {"linear_attention": "linear", "conv": "linear"}
+_FULL: dict[str, LayerKind] = {"full_attention": "full", "attention": "full"}
+_WINDOW: dict[str, LayerKind] = {"sliding_attention": "window"}
 # The families whose config.json names every size, once it has these fields.
 _PLAIN = {"llama", "qwen2", "qwen3"}
 _SIZES = (
@@ -34,6 +34,18 @@ FAMILIES = _PLAIN | {
     *("persimmon", "phi", "phi3", "phimoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
     *("qwen3_next", "seed_oss", "smollm3", "solar_open", "starcoder2"),
 }
+# Where each family's own attention code in transformers finds windows of `sliding_window`. A family that is not named
+# here has full attention alone, and its code reads neither `sliding_window` nor `layer_types`.
+# In the layers that `layer_types` calls sliding_attention:
+_TYPED = {"cohere2", "dots1", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "ministral", "olmo3"}
+_TYPED |= {"qwen2", "qwen2_moe", "qwen3", "smollm3"}
+# In every layer:
+_WINDOWED = {"ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2"}
+# Of both, the families that have windows only if `use_sliding_window` is true; the others do not read this field.
+_SWITCHED = {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"}
+# The name in `layer_types` of a family's linear layers.
+_LINEAR = {"lfm2": "conv", "lfm2_moe": "conv"}
+_LINEAR |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "linear_attention")
 # Multimodal wrappers, of which the text model alone is read: it has a family of its own.
 _WRAPPERS = {"gemma3", "qwen3_5", "qwen3_5_moe"}
 # Families with a table of positions, which has no row for a longer text.
@@ -71,27 +83,25 @@ class ModelSpec:
         for field, what in _REFUSED_FIELDS.items():
             if facts[field]:
                 raise _refused(family, f"{what} ({field})")
+        if facts["is_causal"] is False:
+            raise _refused(family, "attention to later tokens (is_causal=false)")
         if family not in FAMILIES:
             raise _refused(family, "no proof that a slot cache decodes it as its own code does")
         ropes = _rope_types(facts["rope_parameters"] or facts["rope_scaling"])
         positions = _longest(facts, ropes)
-        window = None if facts["use_sliding_window"] is False else facts["sliding_window"]
+        named, window = _layers(facts, family)
         # A window of all positions is full attention, as long as no text is longer.
         acts = window is not None and (positions is None or window < positions)
-        kind = "full_attention" if window is None else "sliding_attention"
-        named = facts["layer_types"] or [kind] * facts.size("num_hidden_layers")
-        if others := sorted(set(named) - set(_KINDS)):
-            raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(_KINDS)} work")
-        kinds = [_KINDS[kind] if acts or _KINDS[kind] != "window" else "full" for kind in named]
+        kinds = [kind if acts or kind != "window" else "full" for kind in named]
         if unknown := sorted(ropes - _FIXED_ROPES - {"dynamic", "longrope"}):
             raise _refused(family, f"rotary embeddings of type {', '.join(unknown)}")
         heads, hidden = facts.size("num_attention_heads"), facts.size("hidden_size")
         fusable = family in _PLAIN and facts["hidden_act"] in (None, "silu")
-        limited = not ropes <= _FIXED_ROPES or family in _TABLES or (not acts and "sliding_attention" in named)
+        limited = not ropes <= _FIXED_ROPES or family in _TABLES or ("window" in named and not acts)
         return cls(
             family=family,
             layer_kinds=tuple(kinds),
-            window=facts.size("sliding_window") if "window" in kinds else 0,
+            window=window or 0 if "window" in kinds else 0,
             states=_states(facts) if "linear" in kinds else (),
             q_heads=heads,
             kv_heads=1 if facts["multi_query"] else facts.size("num_key_value_heads", heads),
@@ -153,6 +163,36 @@ class _Facts:
         return value
 
 
+def _layers(facts: _Facts, family: str) -> tuple[list[LayerKind], int | None]:
+    """The kinds of the layers and the size of the windows, None without any, as the family's own code reads a config.
+
+    A UserError where this code fails, or where its implementations of attention read a config differently.
+    """
+    count = facts.size("num_hidden_layers")
+    window = facts["sliding_window"]
+    if family in _SWITCHED and not facts["use_sliding_window"]:
+        window = None
+    if family == "olmoe" and window is not None:
+        raise _refused(family, f"sliding_window={window}, which its attention takes and its masks ignore")
+    kinds = _FULL | (_WINDOW if family in _TYPED else {})
+    if family in _LINEAR:
+        kinds[_LINEAR[family]] = "linear"
+    named: list[LayerKind] = ["full" if family not in _WINDOWED or window is None else "window"] * count
+    if family in _TYPED or family in _LINEAR:
+        types = [str(kind) for kind in facts["layer_types"] or ["full_attention"] * count]
+        if len(types) != count:
+            raise _refused(family, f"{len(types)} layer_types for {count} layers")
+        if others := sorted(set(types) - set(kinds)):
+            raise _refused(family, f"layers of kind {', '.join(others)}, and only {', '.join(kinds)} work")
+        named = [kinds[kind] for kind in types]
+    if "window" not in named:
+        return named, None
+    if window is None:
+        off = "use_sliding_window=false" if family in _SWITCHED else "no sliding_window"
+        raise _refused(family, f"layers of kind {', '.join(_WINDOW)}, and {off}")
+    return named, facts.size("sliding_window")
+
+
 def _states(facts: _Facts) -> tuple[tuple[int, ...], ...]:
     """The sizes of a linear layer's states: a short convolution's inputs, or these and a delta rule's sum."""
     if facts["conv_L_cache"]:
@@ -201,6 +241,8 @@ def _is_plain(fields: Any) -> bool:
     if not isinstance(fields, Mapping) or fields.get("model_type") not in _PLAIN or "per_layer_config" in fields:
         return False
     if fields.get("use_sliding_window") and "layer_types" not in fields:
+        return False
+    if "layer_types" in fields and not isinstance(fields["layer_types"], list):
         return False
     needed = (*_SIZES, "head_dim") if fields["model_type"] == "qwen3" else _SIZES
     return all(isinstance(fields.get(name), int) for name in needed)

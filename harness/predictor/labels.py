@@ -68,6 +68,8 @@ def label_trace(
     model: LoadedModel, trace: Trace, min_distance: int, kinds: Sequence[LabelKind], impl: Implementation = "torch"
 ) -> tuple[Tensor, dict[LabelKind, Tensor]]:
     """The thinking tokens' last hidden states [T, hidden_size] and labels [T], NaN where a token has none."""
+    if kinds:
+        model.check_rows("labels are attention to its rows")
     labels = LabelPass(trace.answer_start, min_distance, kinds, impl)
     hidden = read_whole(model, trace.token_ids, labels)
     thinking = slice(trace.think_start, trace.think_end)

@@ -102,6 +102,7 @@ def _queries_at(model: LoadedModel, position: int) -> list[Tensor]:
 @torch.inference_mode()
 def make_statistics(recipe: Recipe, traces: Sequence[Trace], model: LoadedModel) -> dict[str, Any]:
     """Write the means of the queries of a text file, or of the traces, to recipe.out/statistics.safetensors."""
+    model.check_rows("statistics are of its queries")
     frequencies, scaling = rotation_of(model)
     means = QueryMeans(frequencies, scaling)
     for token_ids in _texts(recipe, traces, model):

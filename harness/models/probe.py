@@ -1,0 +1,146 @@
+"""The check of a loaded model: two steps over a slot cache are held to the network's own code.
+
+The check's text is short and reaches beyond all the same: while the check runs, the network's windows are shrunk to a
+few tokens, and the text's positions begin so late that the steps lie beyond the length that the model was made for.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvsweep.compression.cache import SLOT_ATTENTION, SlotCache
+from kvsweep.compression.policy import Selection
+from kvsweep.compression.rows import CacheShape, LayerKind, Prefill
+from kvsweep.errors import UserError
+from kvsweep.harness.models.hub import lines_of
+from kvsweep.harness.models.loaded import LoadedModel
+
+# Tokens of the check's text, and of them those of the prompt.
+_CHECKED, _PROMPT = 9, 7
+_KEPT = (0, 1, 4, 6, 7)  # of the 8 rows before the last token
+_WINDOW = 4  # the longest window during the check
+# The largest root mean square of the differences, in standard deviations of the logits; 16 bits round far more.
+_ALLOWED = {"float32": 2e-3, "bfloat16": 0.1, "float16": 0.1}
+
+
+@torch.inference_mode()
+def check_steps(model: LoadedModel) -> None:
+    """Hold two decode steps, the second after an eviction, to the network's own code; a UserError where they differ."""
+    ids = torch.arange(3, 3 + 7 * _CHECKED, 7, device=model.device)[None] % model.spec.vocab_size
+    prefill = Prefill()
+    try:
+        with _short_windows(model):
+            at = torch.arange(_CHECKED, device=model.device) + _first_position(model)
+            found = _steps(model, ids, at, prefill)
+            expected = _own_logits(model, ids, at, prefill)
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # Each architecture fails in its own way.
+        raise _refused(model, f"fails over a slot cache ({lines_of(error)[0].rstrip('.')[:200]})") from error
+    difference = (found - expected).square().mean().sqrt() / expected.std().clamp(min=1e-12)
+    if not difference <= _ALLOWED[model.config.dtype]:
+        raise _refused(model, f"has other logits over a slot cache, by {difference:.3g} of their standard deviation")
+
+
+def _refused(model: LoadedModel, what: str) -> UserError:
+    return UserError(f"model type {model.spec.family} {what}: choose a model that docs/python.md lists.")
+
+
+@contextmanager
+def _short_windows(model: LoadedModel) -> Iterator[None]:
+    """Shrink the windows in the network's config and modules, whoever reads them, and read the model's spec again."""
+    _ = model.fused_step  # fused or not as the model's own spec says
+    holders: list[Any] = [model.network.config, *model.network.modules()]
+    windows = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
+    long = [(holder, window) for holder, window in windows if isinstance(window, int) and window > _WINDOW]
+    try:
+        for holder, _ in long:
+            holder.sliding_window = _WINDOW
+        model.forget_spec()
+        yield
+    finally:
+        for holder, window in long:
+            holder.sliding_window = window
+        model.forget_spec()
+
+
+def _first_position(model: LoadedModel) -> int:
+    """The position of the text's first token: the steps lie beyond the original length, unless longer texts are
+    refused, and the prompt's rows begin where a window's memory does."""
+    config, window = model.network.config, model.spec.window or 1
+    if model.spec.limited:
+        return 0
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [vars(config), rope, *(part for part in rope.values() if isinstance(part, Mapping))]
+    lengths = [part.get("original_max_position_embeddings") for part in parts]
+    made_for = min([length for length in lengths if length is not None], default=model.spec.positions or 0)
+    return -(-max(0, int(made_for) - _PROMPT) // window) * window
+
+
+def _steps(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -> Tensor:
+    """Logits [2, vocabulary] of the last two tokens, each a step over a slot cache, with an eviction between them."""
+    cache = SlotCache(model.shape, slots=1, capacity=_CHECKED, device=model.device)
+    model.read(ids[:, :_PROMPT], int(at[0]), prefill, model.new_cache())
+    _check_rows(model, prefill)
+    cache.admit(prefill)
+    logits = []
+    for step in range(_PROMPT, _CHECKED):
+        cache.begin_step(at[step : step + 1])
+        hidden = model.step_hidden(ids[0, step : step + 1], at[step : step + 1], cache)
+        logits.append(model.logits(hidden, cache.linear)[0].float())
+        if step < _CHECKED - 1 and cache.slot_layers:
+            cache.evict(0, Selection(keep=torch.tensor(_KEPT, device=model.device)))
+    return torch.stack(logits)
+
+
+def _check_rows(model: LoadedModel, prefill: Prefill) -> None:
+    """Refuse a network whose layers compute rows of other shapes than its config says."""
+    heads = {"q": model.shape.q_heads, "k": model.shape.kv_heads, "v": model.shape.kv_heads}
+    rows = [("q", query) for query in prefill.queries]
+    rows += [pair for layer in (*prefill.rows, *prefill.windows) for pair in zip("kv", layer, strict=True)]
+    for name, tensor in rows:
+        found, expected = (tensor.shape[0], tensor.shape[2]), (heads[name], model.shape.head_dim)
+        if found != expected:
+            raise _refused(model, f"has {name} of (heads, width) {found}, not {expected}")
+    kinds = ("full",) * len(prefill.rows) + ("window",) * len(prefill.windows) + ("linear",) * len(prefill.states)
+    if sorted(kinds) != sorted(model.shape.layer_kinds):
+        raise _refused(model, f"has layers {', '.join(kinds)}, not {', '.join(model.shape.layer_kinds)}")
+    wanted = [(*size, dtype) for size, dtype in zip(model.shape.states, model.shape.state_dtypes, strict=True)]
+    for states in prefill.states:
+        given = [(*state.shape, state.dtype) for state in states]
+        if given != wanted:
+            raise _refused(model, f"has linear states of {given}, not {wanted}")
+
+
+def _own_logits(model: LoadedModel, ids: Tensor, at: Tensor, prefill: Prefill) -> Tensor:
+    """The same logits by the network's own code: with its own masks, then with those that hide the evicted rows."""
+    network, shape = model.network, model.shape
+    # In 16 bits transformers' eager attention rounds logits and overflows; its sdpa does neither, and has no softcap.
+    plain = type(network)._supports_sdpa and prefill.softcap is None
+    network.set_attn_implementation("sdpa" if plain else "eager")
+    reads = [(ids[:, :-1], at[None, :-1], None), (ids, at[None], _masks(network, shape))]
+    try:
+        found = [
+            network(input_ids=text, position_ids=positions, attention_mask=mask, use_cache=False).logits[0, -1].float()
+            for text, positions, mask in reads
+        ]
+        return torch.stack(found)
+    finally:
+        network.set_attn_implementation(SLOT_ATTENTION)
+
+
+def _masks(network: Any, shape: CacheShape) -> Any:
+    """What each token does not see, as the network's code takes it: one mask, or one for each kind of layer."""
+    later = torch.ones(_CHECKED, _CHECKED, dtype=torch.bool, device=network.device).triu(1)
+    evicted = later.clone()
+    evicted[-1, [i for i in range(_CHECKED - 1) if i not in _KEPT]] = True
+    beyond = later | ~later.new_ones(later.shape).triu(1 - shape.window)
+    zeros, lowest = later.new_zeros(1, 1, _CHECKED, _CHECKED, dtype=network.dtype), torch.finfo(network.dtype).min
+    full, window = (zeros.masked_fill(hidden, lowest) for hidden in (evicted, beyond))
+    masks: dict[LayerKind, Tensor | None] = {"full": full, "window": window, "linear": None}
+    if len(set(shape.layer_kinds)) == 1:
+        return masks[shape.layer_kinds[0]]
+    return {name: masks[kind] for name, kind in zip(network.config.layer_types, shape.layer_kinds, strict=True)}
