@@ -19,6 +19,7 @@ from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
 from kvsweep.harness.sweep.share import share_of
+from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
 from kvsweep.records import read_cells
 
@@ -56,6 +57,8 @@ def sweep(words: Sequence[str]) -> None:
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any of them runs."""
     found: list[tuple[Job, Launcher, ReplayPlan]] = []
+    given: list[str] = []
+    unused: list[dict[str, str]] = []
     mistakes: list[UserError] = []
 
     def collect(config: DictConfig) -> None:
@@ -66,7 +69,9 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
                     config.grid.policy = ["full", config.policy.name]
                 launcher = build_target("launcher", config.launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
-                found.append((make_job(config), launcher, plan))
+                found.append((job := make_job(config), launcher, plan))
+                given.extend(HydraConfig.get().overrides.task)
+                unused.append(unused_settings(config, job))
         except UserError as mistake:
             mistakes.append(mistake)
 
@@ -75,6 +80,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         raise mistakes[0]
     if not found:
         return [], Inline(), ReplayPlan()
+    refuse_unused(given, unused)
     jobs, launchers, plans = zip(*found, strict=True)
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")

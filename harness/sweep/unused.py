@@ -1,0 +1,50 @@
+"""Settings that a job does not use. One that the command line gives is refused, so that nothing is given in vain."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from kvsweep.compression.policy import BudgetPolicy
+from kvsweep.errors import UserError
+from kvsweep.harness.settings import plain
+from kvsweep.harness.sweep.grid import AXES, policy_file
+from kvsweep.harness.sweep.job import Job
+
+
+def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> None:
+    """Raise a UserError for a KEY=VALUE that none of the jobs uses; `unused` has each job's `unused_settings`."""
+    for word in given:
+        key = word.lstrip("+").partition("=")[0]
+        if unused and all(key in settings for settings in unused):
+            raise UserError(f"{word.lstrip('+')} has no effect, because {unused[0][key]}: leave it out.")
+
+
+def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
+    """The keys of a configuration that its job does not use, each with the reason."""
+    found = {f"cache.{name}": "no row is packed" for name in ("scheme", "group", "residual") if not job.cache.is_packed}
+    if not job.rounds:
+        found["report.margin"] = "until=decided alone uses it, and kvsweep report has --margin"
+    return found | dict(_of_policies(plain(config.policy), _grids(plain(config.grid))))
+
+
+def _grids(grid: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [grid, *grid["beside"]]
+
+
+def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """The settings of the composed policy and the axes of the first grid that no policy of any grid takes."""
+    own = composed["name"]
+    names = [grid.get("policy") or [own] for grid in grids]
+    listed = ", ".join(dict.fromkeys(name for some in names for name in some))
+    fields = {name: set(policy_file(name)) if name != own else set(composed) for some in names for name in some}
+    for key in composed.keys() - {"name", "_target_"}:
+        shared = key in BudgetPolicy.SHARED
+        takers = [[name for name in some if name == own or (shared and key in fields[name])] for some in names]
+        if not any(takers):
+            yield f"policy.{key}", f"no policy of the job ({listed}) takes it"
+        elif all(grid.get(key) for grid, some in zip(grids, takers, strict=True) if some):
+            yield f"policy.{key}", f"grid.{key} gives the values"
+    for axis in AXES:
+        if grids[0].get(axis) and not any(axis in fields[name] for name in names[0]):
+            yield f"grid.{axis}", f"no policy of the grid ({', '.join(names[0])}) takes it"

@@ -1,0 +1,66 @@
+"""A setting that no job uses is refused; one that some job uses is not."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsweep.errors import UserError
+from kvsweep.harness.settings import compose_config
+from kvsweep.harness.sweep.job import make_job
+from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
+
+TOY = ("model=toy_qwen", "benchmark=toy_add")
+
+
+def refuse(*jobs: list[str]) -> None:
+    configs = [compose_config(*TOY, *words) for words in jobs]
+    refuse_unused([word for words in jobs for word in words], [unused_settings(c, make_job(c)) for c in configs])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["policy=snapkv", "grid.policy=[full,h2o]", "policy.observation_window=8"],
+            "no policy of the job (full, h2o)",
+        ),
+        (["grid.policy=[full]", "grid.keep_ratio=[0.3,0.4]"], "no policy of the grid (full) takes it"),
+        (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
+        (["policy=full", "cache.group=16"], "no row is packed"),
+        (["policy=full", "cache.scheme=kivi"], "no row is packed"),
+        (["report.margin=3"], "until=decided alone uses it"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(words: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{words[-1]} has no effect, because {reason}")):
+        refuse(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["policy=snapkv", "policy.observation_window=8"],
+        ["policy=dynts", "grid.policy=[full,h2o]", "policy.keep_ratio=0.4", "policy.question=pinned"],
+        ["grid.policy=[full,dynts]", "grid.keep_ratio=[0.3,0.4]"],
+        ["policy.local_window=32", "grid.keep_ratio=[0.3,0.4]"],
+        ["policy.keep_ratio=0.5", "grid.keep_ratio=[0.3]", "grid.beside=[{policy: [h2o]}]"],
+        ["policy=full", "cache.bits=4", "cache.group=16"],
+        ["grid.policy=[full,dynts]", "until=decided", "draws=4", "report.margin=3"],
+    ],
+)
+def test_a_setting_that_a_policy_takes_is_not(words: list[str]) -> None:
+    refuse(words)
+
+
+def test_one_job_of_several_may_leave_a_setting_unused() -> None:
+    refuse(["policy=snapkv", "policy.observation_window=8"], ["policy=h2o"])
+
+
+def test_the_command_line_refuses_it(kvsweep: Callable[..., Any], tmp_path: Path) -> None:
+    ended = kvsweep(*TOY, "policy=full", "cache.group=16", f"results_dir={tmp_path}")
+    assert ended.code == 2
+    assert "cache.group=16 has no effect, because no row is packed: leave it out." in ended.err
+    assert not any(tmp_path.iterdir())
