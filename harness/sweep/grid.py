@@ -54,7 +54,7 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-            yield build_target("policy", _sized({**values, **setting}))
+            yield build_target("policy", _sized({**values, **setting}), Policy)
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:
