@@ -67,7 +67,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
             with plain_config_errors():
                 if not any(word.lstrip("+~").startswith(_NAMES_CELLS) for word in HydraConfig.get().overrides.task):
                     config.grid.policy = ["full", config.policy.name]
-                launcher = build_target("launcher", config.launcher)
+                launcher = build_target("launcher", config.launcher, Launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
                 found.append((job := make_job(config), launcher, plan))
                 given.extend(HydraConfig.get().overrides.task)

@@ -5,6 +5,8 @@
 """
 
 import dataclasses
+import importlib
+import inspect
 import os
 import re
 import sys
@@ -14,15 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.errors import HydraException
-from hydra.utils import get_class
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from kvsweep.command_line import did_you_mean
 from kvsweep.errors import UserError
-from kvsweep.escape import folder_below
+from kvsweep.escape import folder_below, visible
 from kvsweep.records import MOST
 
 WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
@@ -120,10 +121,22 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
         raise UserError(_sentence(section, adapter, error)) from error
 
 
-def build_target(section: str, node: DictConfig | Mapping[str, Any]) -> Any:
-    """Make the dataclass that `_target_` of a section names from the settings beside it, as `build` does."""
+def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type) -> Any:
+    """Make the dataclass that `_target_` of a section names, a `base`, from the settings beside it, as `build` does."""
     settings = plain(node)
-    return build(get_class(settings.pop("_target_")), section, settings)
+    return build(_target(section, str(settings.pop("_target_", None)), base), section, settings)
+
+
+def _target(section: str, path: str, base: type) -> type[Any]:
+    module, _, name = path.rpartition(".")
+    wanted = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except (ImportError, ValueError) as error:  # the empty text is no module's name
+        raise UserError(f"{section}._target_={path} cannot be imported ({error}): {wanted}.") from error
+    if not (inspect.isclass(found) and issubclass(found, base) and dataclasses.is_dataclass(found)):
+        raise UserError(f"{section}._target_={path} is no {section}: {wanted}.")
+    return found
 
 
 def plain(node: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -146,6 +159,9 @@ def plain_config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
+        if isinstance(error, OverrideParseException) and str(error).startswith("LexerNoViableAlt"):
+            word = f"{visible(error.override)} has a sign that a value without quotes cannot have"
+            raise UserError(f"""{word}: write 'KEY="VALUE"', with quotes around the value too.""") from error
         own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
         if mistake:
             raise UserError(mistake.split("\n")[0]) from error

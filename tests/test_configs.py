@@ -26,7 +26,7 @@ from kvsweep.harness.sweep.job import make_job
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = ("model", "benchmark", "policy", "decoding", "experiment")
-OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
+OPTIONS = {f"wrong_{i}": 10 + i for i in (1, 2, 3)}
 
 
 def names(group: str) -> list[str]:

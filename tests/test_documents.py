@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvsweep.cli import program as program_group
-from kvsweep.compression.policy import CacheView
+from kvsweep.compression.policy import CacheView, Policy
 from kvsweep.harness.predictor.recipe import read_settings
 from kvsweep.harness.settings import CONF, WEIGHTS, build_target
 
@@ -28,7 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # test_configs.py has the jobs of this one; the policy of the page has a test of its own below.
 COSTLY, ELSEWHERE = {"kvsweep -m experiment=methods"}, {"kvsweep policy=oldest"}
-OPTIONS = {f"wrong_{i}": i for i in (1, 2, 3)}
+OPTIONS = {f"wrong_{i}": 10 + i for i in (1, 2, 3)}
 
 
 class Block(NamedTuple):
@@ -311,7 +311,7 @@ def test_the_policy_of_the_page_works_as_printed(
     assert len(source.splitlines()) <= 20
     exec(source, module.__dict__)
     assert settings.pop("defaults") == ["base/budget", "_self_"]
-    policy = build_target("policy", {**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10})
+    policy = build_target("policy", {**settings, "keep_ratio": 0.5, "local_window": 2, "budget": 10}, Policy)
     assert type(policy).__name__ == class_name
     view = CacheView(
         problem_id="p0",

@@ -14,6 +14,8 @@ FIELDS: tuple[FieldName, ...] = ("id", "problem", "answer")
 
 # Where a question's options are columns, `answer` is the text of the right option, and these hold the other texts.
 WRONG_OPTIONS: tuple[FieldName, ...] = ("wrong_1", "wrong_2", "wrong_3")
+# The settings that belong to one dataset alone.
+_OfDataset = Literal["hub_id", "revision", "split", "hub_config", "columns", "answer_after", "keep_if"]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
@@ -33,9 +35,10 @@ class BenchmarkConfig:
     split: Text | None = None
     path: Text | None = None
     columns: Mapping[FieldName, Text | None] = field(default_factory=lambda: {name: name for name in FIELDS})
+    answer_after: Text | None = None
     keep_if: Mapping[str, str] | None = None
     hub_config: Text | None = None
-    fallback: Mapping[Literal["hub_id", "revision", "split", "hub_config", "columns", "keep_if"], Any] | None = None
+    fallback: Mapping[_OfDataset, Any] | None = None
     licence: Text | None = None
     option_seed: int = 0
     prompt: Text = "bare"
@@ -56,6 +59,9 @@ class BenchmarkConfig:
         if self.has_options and self.answer_kind != "letter":
             wanted = "must be letter where columns name options"
             raise UserError(f"benchmark.answer_kind={self.answer_kind} {wanted}; set it.")
+        if self.has_options and self.answer_after is not None:
+            reason = "cannot be set where columns name options, which are compared by their letters"
+            raise UserError(f"benchmark.answer_after={self.answer_after!r} {reason}; set it to null.")
         if self.fallback is not None and "hub_id" not in self.fallback:
             raise UserError(f"benchmark.fallback={self.fallback!r} names no hub_id; add one or set it to null.")
 

@@ -1,9 +1,7 @@
 """Rows of data become checked problems with prompt and gold; a fault is refused by its place before a model loads."""
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +11,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import WRONG_OPTIONS, BenchmarkConfig, FieldName
+from kvsweep.harness.benchmarks.golds import SOLUTION_END, is_text, read_gold
+from kvsweep.harness.benchmarks.options import LETTERS, check_lists, check_options, option_orders
 from kvsweep.harness.benchmarks.sources import Row, read_source
-from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
 from kvsweep.harness.settings import CONF
 from kvsweep.records import Problem, content_hash
 
 PROMPTS = CONF / "prompt"
-LETTERS = "ABCD"
 MOST_CHARS = 1_000_000
 
 
@@ -41,6 +39,9 @@ class Prompt(NamedTuple):
             reason = f"cannot ask this benchmark ({type(error).__name__}: {str(error)[:80]!r})"
             mend = f"choose a prompt that uses problem{' and options' if options else ' alone'}"
             raise UserError(f"benchmark.prompt={self.name} {reason}; {mend}.") from None
+        if not is_text(prompt):
+            fault = "writes half a character (a lone surrogate), which is no text"
+            raise UserError(f"benchmark.prompt={self.name} {fault}; correct it.")
         if problem not in prompt:
             raise UserError(f"benchmark.prompt={self.name} leaves the problem out; put {{{{ problem }}}} into it.")
         return prompt
@@ -78,24 +79,6 @@ def read_prompt(name: str) -> Prompt:
     return Prompt(name=name, template=template)
 
 
-def option_orders(ids: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
-    """Order the options of each question: 0 is the right option, 1 to 3 are the wrong ones, listed as A, B, C, D.
-
-    The right options take the letters in turn, in the order of a hash of (seed, id), so that each letter is right
-    equally often, to within one. The wrong options follow in the order of a hash of (seed, id, number).
-    """
-    orders = {}
-    for rank, problem_id in enumerate(sorted(ids, key=lambda problem_id: _digest(seed, problem_id))):
-        wrong = sorted((1, 2, 3), key=lambda number: _digest(seed, problem_id, number))
-        place = rank % len(LETTERS)
-        orders[problem_id] = (*wrong[:place], 0, *wrong[place:])
-    return orders
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """A loaded, checked benchmark."""
@@ -124,8 +107,11 @@ def load_problems(config: BenchmarkConfig) -> Benchmark:
 
 def _kept(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Row]:
     for column, text in (config.keep_if or {}).items():
-        if config.path is not None and not any(column in row.values for row in rows):
-            continue  # A local file without the column holds only the problems that are wanted.
+        if rows and not any(column in row.values for row in rows):
+            lacking = (
+                f"{origin} has no column {column!r}, which benchmark.keep_if names, its columns are {_names(rows)}"
+            )
+            raise UserError(f"{lacking}; correct it, or set benchmark.keep_if=null to take all rows.")
         rows = [row for row in rows if text in str(row.values.get(column))]
         if not rows:
             raise UserError(f"{origin} has no row with {text!r} in column {column!r}; correct benchmark.keep_if.")
@@ -141,17 +127,29 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
     texts = [_problem_text(row, problem_column) for row in rows]
     ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed) if config.has_options else {}
-    problems = []
+    problems, places = [], dict[tuple[str, ...], str]()
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
+        options = dict[str, str]()
+        choices = list[str]()
         if order := orders.get(problem_id):
             columns = (answer_column, *wrong_columns)
             choices = [_whole_text(str(_value(row, column, "option")), row) for column in columns]
+            check_options(choices, row, problem_id)
             options = {letter: choices[choice] for letter, choice in zip(LETTERS, order, strict=True)}
             gold = LETTERS[order.index(0)]
         else:
-            options, gold = {}, _gold(row, answer_column, config.answer_kind)
+            if config.answer_kind == "letter":
+                check_lists(row, text, problem_id)
+            gold = _gold(row, answer_column, config, problem_id)
+        earlier = places.setdefault((text, *sorted(choices)), row.where)
+        if earlier != row.where:
+            raise UserError(f"{row.where} has the problem of {earlier} again, under another id; delete one.")
         problems.append(Problem(id=problem_id, prompt=prompt.ask(text, options), gold=gold))
     return problems
+
+
+def _names(rows: list[Row]) -> str:
+    return ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values)) or "(none)"
 
 
 def _find(name: FieldName, config: BenchmarkConfig, rows: list[Row]) -> str | None:
@@ -163,8 +161,7 @@ def _find(name: FieldName, config: BenchmarkConfig, rows: list[Row]) -> str | No
 def _require(name: FieldName, config: BenchmarkConfig, rows: list[Row], origin: str) -> str:
     column = _find(name, config, rows)
     if column is None:
-        found = ", ".join(dict.fromkeys(repr(key) for row in rows for key in row.values)) or "(none)"
-        lacking = f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {found}"
+        lacking = f"{origin} has no column {config.columns.get(name, name)!r}, its columns are {_names(rows)}"
         raise UserError(f"{lacking}; name the right one with benchmark.columns.{name}=NAME.")
     return column
 
@@ -196,12 +193,20 @@ def _problem_text(row: Row, column: str) -> str:
     return _whole_text(value, row)
 
 
-def _gold(row: Row, column: str, kind: AnswerKind) -> str:
-    text = str(_value(row, column, "answer"))
-    gold = canonical_gold(text, kind)
-    if gold is None:
-        raise UserError(f"{row.where} has the answer {text!r:.60}, which is no {kind}; correct it.")
-    return gold
+def _gold(row: Row, column: str, config: BenchmarkConfig, problem_id: str) -> str:
+    value = _value(row, column, f"answer of problem {problem_id!r:.60}")
+    place = f"{row.where} has the answer {value!r:.60} of problem {problem_id!r:.60}, which"
+    after = config.answer_after
+    if after is not None and after not in str(value):
+        raise UserError(f"{place} lacks benchmark.answer_after={after!r}; correct the row or the setting.")
+    if after is None and SOLUTION_END in str(value):
+        mend = f"""set 'benchmark.answer_after="{SOLUTION_END}"' to take what follows"""
+        raise UserError(f"{place} is a worked solution with {SOLUTION_END} before its answer; {mend}.")
+    try:
+        return read_gold(value if after is None else str(value).rpartition(after)[2], config.answer_kind)
+    except ValueError as error:
+        mend = "write the answer alone, name what stands before it with benchmark.answer_after, or delete the row"
+        raise UserError(f"{place} {error}; {mend}.") from None
 
 
 def _value(row: Row, column: str, meaning: str, way_out: str = "fill it in or delete the row") -> object:
@@ -212,8 +217,6 @@ def _value(row: Row, column: str, meaning: str, way_out: str = "fill it in or de
 
 
 def _whole_text(text: str, row: Row) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{row.where} has half a character (a lone surrogate), which is no text; correct it.") from None
+    if not is_text(text):
+        raise UserError(f"{row.where} has half a character (a lone surrogate), which is no text; correct it.")
     return text.strip()

@@ -3,7 +3,8 @@
 import csv
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,8 @@ def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfi
         if config.fallback is None:
             raise
         # A revision or a column's name belongs to one dataset alone.
-        own: dict[str, Any] = {"revision": None, "hub_config": None, "keep_if": None, "columns": {}, "fallback": None}
+        own: dict[str, Any] = dict.fromkeys(("revision", "hub_config", "answer_after", "keep_if", "fallback"))
+        own["columns"] = {}
         second = build(BenchmarkConfig, "benchmark", vars(config) | own | dict(config.fallback))
         try:
             rows = _read_hub(second)
@@ -125,7 +127,7 @@ def _read_jsonl(path: Path) -> list[Row]:
 
 def _json_row(line: str, where: str) -> Row:
     try:
-        values = json.loads(line)
+        values = json.loads(line, object_pairs_hook=partial(_object, where))
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
@@ -133,10 +135,21 @@ def _json_row(line: str, where: str) -> Row:
     return Row(where, values)
 
 
+def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one that has a key twice is refused, as one of the two values would be lost."""
+    _refuse_repeated([key for key, _ in pairs], where, "key")
+    return dict(pairs)
+
+
+def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"{where} has the {noun} {repeated!r:.60} twice; rename or delete one.")
+
+
 def _read_json(path: Path) -> list[Row]:
     text = path.read_text(encoding="utf-8-sig")
     try:
-        items = json.loads(text)
+        items = json.loads(text, object_pairs_hook=partial(_object, str(path)))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(f"{path}{line} is not JSON that can be read; correct it, or call it .jsonl.") from None
@@ -150,6 +163,7 @@ def _read_csv(path: Path) -> list[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            _refuse_repeated(reader.fieldnames or (), f"{path}:1", "column")
             for values in reader:
                 # Otherwise a stray comma would shift the answer into another column.
                 if None in values or None in values.values():
@@ -165,6 +179,7 @@ def _read_parquet(path: Path) -> list[Row]:
     from pyarrow import ArrowException, parquet
 
     try:
+        _refuse_repeated(parquet.read_schema(path).names, str(path), "column")
         table = parquet.read_table(path)
     except ArrowException:
         raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None

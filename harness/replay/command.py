@@ -11,6 +11,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.replay.share import read_jobs, replay_share, start_replay
 from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.settings import build, build_target, compose_config
+from kvsweep.harness.sweep.launch import Launcher
 
 _OWN = ("texts", "limit", "tokens")
 _TIMED = ("slots", "memory_gb", "rounds")
@@ -40,5 +41,5 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         return
     if given := [name for name in _TIMED if name in own]:
         raise UserError(f"{given[0]}= goes with --time alone.")
-    shard, launcher = records.Shard.parse(str(config.shard)), build_target("launcher", config.launcher)
+    shard, launcher = records.Shard.parse(str(config.shard)), build_target("launcher", config.launcher, Launcher)
     start_replay([replay_share(replace(job, shard=shard), texts) for job in jobs], launcher)

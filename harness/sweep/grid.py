@@ -66,7 +66,7 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-            yield _named(name, build_target("policy", _sized({**values, **setting})))
+            yield _named(name, build_target("policy", _sized({**values, **setting}), Policy))
 
 
 def check_names() -> None:

@@ -39,17 +39,23 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
 
     A UserError has its own sentence and its `exit_code`, else BAD_INPUT. A disk that is full or may not be written to
     has BAD_INPUT, and memory that does not suffice FAILED. Ctrl-C has the sentence `interrupted` and INTERRUPTED,
-    SIGTERM the same sentence and TERMINATED. A closed stdout has FAILED and no sentence. Other errors pass.
+    SIGTERM the same sentence and TERMINATED. A stdout that is or gets closed has FAILED and no sentence, also where the
+    body ends with a status of its own. Other errors pass.
     """
+    if sys.stdout is None:  # Python's value where stdout was closed before the process started, as by `>&-`
+        sys.stdout = _closed_stdout()
     guard_streams()
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     try:
-        yield
+        try:
+            yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter writes what is left in stdout as it exits, and would complain about the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(FAILED)
     except Terminated:
         _end(program, interrupted, TERMINATED)
@@ -71,7 +77,25 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
 
 def _end(program: str, sentence: str, code: int) -> NoReturn:
     print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
     sys.exit(code)
+
+
+def _drop_stdout() -> None:
+    """Send to nowhere what the interpreter writes to stdout as it exits; it would complain about a closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _closed_stdout() -> TextIO:
+    """A stdout whose reader has gone. It has stdout's number, which a file that is opened later would get otherwise."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    os.set_inheritable(1, True)
+    return os.fdopen(1, "w", encoding="utf-8")
 
 
 def counted(count: int | str, noun: str) -> str:

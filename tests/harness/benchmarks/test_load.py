@@ -15,12 +15,15 @@ from typing import Any
 
 import datasets
 import jinja2
+import pyarrow
+import pyarrow.parquet
 import pytest
 from omegaconf import OmegaConf
 
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
-from kvsweep.harness.benchmarks.load import MOST_CHARS, PROMPTS, Benchmark, load_problems, option_orders, read_prompt
+from kvsweep.harness.benchmarks.load import MOST_CHARS, PROMPTS, Benchmark, load_problems, read_prompt
+from kvsweep.harness.benchmarks.options import option_orders
 from kvsweep.harness.settings import CONF, build
 from kvsweep.harness.sweep.job import make_job
 from kvsweep.harness.toy import tasks, words
@@ -240,6 +243,45 @@ class TestFiles:
         self, tmp_path: Path, row: dict[str, Any], parts: tuple[str, ...]
     ) -> None:
         mistake("p.jsonl:2", *parts, path=write_jsonl(tmp_path / "p.jsonl", [ROWS[0], row]))
+
+    def test_repeated_text_under_other_ids(self, tmp_path: Path) -> None:
+        rows = [{"id": i, "problem": f"same{' ' * i}", "answer": 384 + i} for i in range(2)]
+        mistake("p.jsonl:2", "p.jsonl:1 again", "another id", path=write_jsonl(tmp_path / "p.jsonl", rows))
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("p.jsonl", '{"id": 1, "problem": "?", "answer": 7, "answer": 8}'),
+            ("p.json", '[{"id": 1, "problem": "?", "answer": 7, "answer": 8}]'),
+            ("p.csv", "id,problem,answer,answer\n1,?,7,8\n"),
+        ],
+    )
+    def test_a_column_or_key_that_occurs_twice(self, tmp_path: Path, name: str, content: str) -> None:
+        (tmp_path / name).write_text(content)
+        mistake(name, "'answer' twice", path=tmp_path / name)
+
+    def test_a_parquet_column_that_occurs_twice(self, tmp_path: Path) -> None:
+        arrays = [pyarrow.array([value]) for value in ("?", "7", "8")]
+        table = pyarrow.Table.from_arrays(arrays, names=["problem", "answer", "answer"])
+        pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+        mistake("p.parquet", "'answer' twice", path=tmp_path / "p.parquet")
+
+    @pytest.mark.parametrize(
+        "row",
+        [{"answer": "\\text{\ud83d}"}, {"id": "\ud83d"}, {"problem": "2\udc00?"}],
+        ids=lambda row: next(iter(row)),
+    )
+    @pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
+    def test_half_a_character(self, tmp_path: Path, row: dict[str, str], kind: str) -> None:
+        answers = {"integer": "5", "expression": "5", "letter": "A"}
+        path = tmp_path / "p.jsonl"
+        path.write_text(json.dumps({"id": "x", "problem": "?", "answer": answers[kind], **row}))
+        assert mistake("p.jsonl:1", "lone surrogate", path=path, answer_kind=kind).encode()
+
+    def test_half_a_character_of_a_template(self, tmp_path: Path) -> None:
+        (tmp_path / "p.jinja").write_text('{{ problem }}{{ "\\ud83d" }}')
+        path = write_jsonl(tmp_path / "p.jsonl", ROWS)
+        mistake("benchmark.prompt=", "lone surrogate", path=path, prompt=str(tmp_path / "p.jinja"))
 
     def test_repeated_text_without_ids(self, tmp_path: Path) -> None:
         rows = [{"problem": "same", "answer": 1}, {"problem": "same ", "answer": 1}]
@@ -471,6 +513,9 @@ def made_up(count: int) -> list[dict[str, Any]]:
     ]
 
 
+OPTION_COLUMNS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
 class TestOptions:
     FIELDS = read_yaml(CONF / "benchmark" / "gpqa_diamond.yaml")
 
@@ -525,6 +570,13 @@ class TestOptions:
             ({"Incorrect Answer 2": " "}, ("gpqa.jsonl:2", "no option", "Incorrect Answer 2")),
             ({"Correct Answer": None}, ("gpqa.jsonl:2", "no option")),
             ({"Record ID": made_up(1)[0]["Record ID"]}, ("gpqa.jsonl:2", "ids must differ")),
+            ({"Incorrect Answer 2": "8 \n"}, ("gpqa.jsonl:2", "'8' twice")),
+            ({"Incorrect Answer 2": "9", "Incorrect Answer 3": " 9"}, ("gpqa.jsonl:2", "'9' twice")),
+            (
+                dict(zip(OPTION_COLUMNS, ("C) 3 J", "A) 4 J", "(B) 5 J", "D. 6 J"), strict=True)),
+                ("gpqa.jsonl:2", "letters of their own", "'C) 3 J'"),
+            ),
+            ({**made_up(1)[0], "Record ID": "other"}, ("gpqa.jsonl:2", "problem of", "gpqa.jsonl:1 again")),
         ],
     )
     def test_a_faulty_question(self, tmp_path: Path, change: dict[str, Any], parts: tuple[str, ...]) -> None:
@@ -533,6 +585,23 @@ class TestOptions:
         fields = {name: value for name, value in self.FIELDS.items() if name != "path"}
         mistake(*parts, path=write_jsonl(tmp_path / "gpqa.jsonl", rows), **fields)
 
+    def test_options_that_begin_with_a_letter_of_a_name(self, tmp_path: Path) -> None:
+        """Two names of species are no labels; and the same question may have other options."""
+        rows = made_up(2)
+        rows[0].update(dict(zip(OPTION_COLUMNS, ("C. elegans", "D. rerio", "B. subtilis", "yeast"), strict=True)))
+        rows[1]["Question"] = rows[0]["Question"]
+        assert self.load(tmp_path, rows).count == 2
+
+    @pytest.mark.parametrize(
+        "choices", [["6 J", "7 J"], {"label": ["A", "B"], "text": ["6 J", "7 J"]}, {"A": "6 J", "B": "7 J"}]
+    )
+    def test_a_list_of_options_that_no_prompt_asks(self, tmp_path: Path, choices: object) -> None:
+        row = {"id": "q", "problem": "Which energy?", "answer": "A", "choices": choices}
+        path = write_jsonl(tmp_path / "p.jsonl", [row])
+        mistake("p.jsonl:1", "'choices'", "'q'", "wrong_1 to wrong_3", path=path, answer_kind="letter")
+        asked = {**row, "problem": "Which energy?\nA) 6 J\nB) 7 J", "choices": ["6 J", "7 J"], "tags": []}
+        assert load(write_jsonl(path, [asked]), answer_kind="letter").problems[0].gold == "A"
+
     @pytest.mark.parametrize(
         ("fields", "parts"),
         [
@@ -540,8 +609,15 @@ class TestOptions:
             ({"columns": {"wrong_1": "x"}}, ("benchmark.columns", "wrong_2")),
             ({"columns": {f"wrong_{i}": "x" for i in (1, 2, 3)}}, ("benchmark.answer_kind=integer", "letter")),
             ({"fallback": {"revision": "x"}}, ("benchmark.fallback", "hub_id")),
+            ({"answer_after": ""}, ("benchmark.answer_after=''",)),
+            ({"answer_after": 4}, ("benchmark.answer_after=4",)),
+            (
+                {"answer_kind": "letter", "columns": {f"wrong_{i}": "x" for i in (1, 2, 3)}, "answer_after": "#"},
+                ("benchmark.answer_after='#'", "null"),
+            ),
             ({"keep_if": {"url": 3}}, ("benchmark.keep_if",)),
             ({"keep_if": {"id": "z"}}, ("'z'", "'id'")),
+            ({"keep_if": {"knd": "y"}}, ("no column 'knd'", "'id', 'problem', 'answer'", "benchmark.keep_if")),
             ({"option_seed": 1.5}, ("benchmark.option_seed",)),
             ({"answer_from": "dreams"}, ("benchmark.answer_from=dreams", "after_think")),
         ],

@@ -1,0 +1,73 @@
+"""Golds: from a value in the data to the form that answers are compared with, or the reason why none can equal it."""
+
+import re
+import unicodedata
+from decimal import Decimal
+
+from kvsweep.harness.grading.answers import AnswerKind, canonical_gold
+from kvsweep.harness.grading.spelling import TEXT_COMMAND, readable
+
+# What ends a worked solution in GSM8K's files, before the answer.
+SOLUTION_END = "####"
+_KINDS = {"letter": "letter from A to D"}
+_MOST_WORDS = 8
+_COMMANDS = re.compile(r"\\begin\{\w+\*?\}(?:\{\w*\})?|\\[A-Za-z]+|\$")
+_WORD = re.compile(r"(?<!\S)[^\W\d_]{2,}(?=[\s,.;:!?]|$)")
+# What programs write where a value is missing.
+_MISSING = {"None", "N/A", "n/a", "NaN", "nan", "NULL", "null", "<NA>", "inf", "-inf"}
+# What no answer in LaTeX has: pattern, what the pattern finds, and an example.
+_UNFIT = (
+    (r"^b?(['\"]).*\1$|[\"`#?]|[\[{]'", "quotes or marks of a program", '["7"]'),
+    (r"[^\s$].*\\boxed", "a box behind other text", r"2+3 = \boxed{5}"),
+    (r"\*\*", "marks of Markdown", "**12**"),
+    (r"</?[A-Za-z]+>", "a tag", "<answer>12</answer>"),
+    (r"^\{[^{}]*,[^{}]*\}$", r"plain braces, where LaTeX writes a set as \{1, 2\}", "{1,2}"),
+    (r"\d\s*\([A-Za-z]{3,}[^()]*\)$", "a number twice, or a remark", "12 (twelve)"),
+)  # fmt: skip
+
+
+def read_gold(value: object, kind: AnswerKind) -> str:
+    """The gold that answers of this kind are compared with; a ValueError has the reason where no answer can equal it.
+
+    The reason is the rest of a sentence whose subject is the value.
+    """
+    wanted = _KINDS.get(kind, kind)
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise ValueError(f"is a {type(value).__name__} and no {wanted}")
+    text = str(value)
+    if not is_text(text):
+        raise ValueError("has half a character (a lone surrogate) and is no text")
+    gold = canonical_gold(text, kind)
+    if gold is None:
+        raise ValueError(f"is no {wanted}")
+    if kind == "expression" and (fault := _fault(text)):
+        raise ValueError(f"is no {wanted} that an answer can equal: {fault}")
+    return gold
+
+
+def is_text(text: str) -> bool:
+    """False if the text has half a character (a lone surrogate), which no file of a report can hold."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def _fault(text: str) -> str | None:
+    """Why no answer can equal this expression, None where one can."""
+    spelled = readable(text)[0]
+    if text.strip() in _MISSING:
+        return "it stands for a missing value"
+    for pattern, found, _ in _UNFIT:
+        if re.search(pattern, spelled, re.DOTALL):
+            return f"it has {found}"
+    if not re.search(r"[^\W_]|[^\x00-\x7f]", spelled):
+        return "it has no number, name or word"
+    if strange := next((sign for sign in spelled if unicodedata.category(sign) in ("No", "Nl")), None):
+        return f"LaTeX has another form of {strange}"
+    if _is_sentence(text):
+        return "it is a sentence"
+    return None
+
+
+def _is_sentence(text: str) -> bool:
+    r"""True for four words beside numbers or signs, or many words. What stands in `\text{}` does not count."""
+    bare = _COMMANDS.sub(" ", TEXT_COMMAND.sub(" ", text))
+    return len(_WORD.findall(bare)) > (3 if re.search(r"[\d=+*/^<>]", bare) else _MOST_WORDS)

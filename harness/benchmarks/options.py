@@ -1,0 +1,57 @@
+"""Options of multiple-choice questions: their order, and what is refused because it would be asked wrongly."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from kvsweep.errors import UserError
+from kvsweep.harness.benchmarks.sources import Row
+
+LETTERS = "ABCD"
+_LABEL = re.compile(r"\(?([A-D])[).:]\s")
+
+
+def option_orders(ids: Sequence[str], seed: int) -> dict[str, tuple[int, ...]]:
+    """Order the options of each question: 0 is the right option, 1 to 3 are the wrong ones, listed as A, B, C, D.
+
+    The right options take the letters in turn, in the order of a hash of (seed, id), so that each letter is right
+    equally often, to within one. The wrong options follow in the order of a hash of (seed, id, number).
+    """
+    orders = {}
+    for rank, problem_id in enumerate(sorted(ids, key=lambda problem_id: _digest(seed, problem_id))):
+        wrong = sorted((1, 2, 3), key=lambda number: _digest(seed, problem_id, number))
+        place = rank % len(LETTERS)
+        orders[problem_id] = (*wrong[:place], 0, *wrong[place:])
+    return orders
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def check_options(choices: Sequence[str], row: Row, problem_id: str) -> None:
+    """Refuse options of which two are equal, and options that carry letters of their own."""
+    place = f"{row.where} has, for problem {problem_id!r:.60},"
+    if repeated := next((choice for choice in choices if choices.count(choice) > 1), None):
+        raise UserError(f"{place} the option {repeated!r:.60} twice; options must differ, so correct one.")
+    labels = [label[1] for choice in choices if (label := _LABEL.match(choice))]
+    if sorted(labels) == [*LETTERS]:
+        fault = f"options with letters of their own, such as {choices[0]!r:.60}"
+        raise UserError(f"{place} {fault}; delete these letters, since kvsweep writes its own.")
+
+
+def check_lists(row: Row, text: str, problem_id: str) -> None:
+    """Refuse a list of texts beside a problem that does not have them: options that no prompt would ask."""
+    for column, value in row.values.items():
+        if not all(choice in text for choice in _texts(value)):
+            fault = f"a list in column {column!r}, which no prompt asks, for problem {problem_id!r:.60}"
+            mend = "write options into the problem or into columns that benchmark.columns.wrong_1 to wrong_3 name"
+            raise UserError(f"{row.where} has {fault}; {mend}, or delete the column.")
+
+
+def _texts(value: object) -> list[str]:
+    """The texts in a list, or in the values of an object; none in any other value."""
+    if isinstance(value, Mapping):
+        value = [part for inner in value.values() for part in (inner if isinstance(inner, list) else [inner])]
+    return [str(part).strip() for part in value] if isinstance(value, list) else []

@@ -1,0 +1,172 @@
+"""A gold that no answer can equal is refused when the file is read; golds of real benchmarks are not."""
+
+import json
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from kvsweep.errors import UserError
+from kvsweep.harness.benchmarks import golds
+from kvsweep.harness.benchmarks.config import BenchmarkConfig
+from kvsweep.harness.benchmarks.golds import read_gold
+from kvsweep.harness.benchmarks.load import load_problems
+from kvsweep.harness.grading.answers import AnswerKind
+from kvsweep.harness.grading.expressions import compare
+from kvsweep.harness.settings import build
+from kvsweep.harness.sweep.job import make_job
+
+# Values of a column that are no answer, each with a word of the reason.
+UNFIT: list[tuple[Any, str]] = [
+    (["7"], "list"), ({"a": 1}, "dict"), (b"7", "bytes"), (True, "bool"), (date(2026, 1, 1), "date"),
+    ('["7"]', "program"), ("['7']", "program"), ("b'7'", "program"), ('"7"', "program"), ("{'a': 1}", "program"),
+    ("`7`", "program"), ("?", "program"), ("#7", "program"),
+    ("None", "missing"), ("N/A", "missing"), ("nan", "missing"), (" null ", "missing"), (float("inf"), "missing"),
+    ("The answer is 5 because 2+3.", "sentence"),
+    ("$f(x) = ax+b$, where $b$ is an arbitrary integer", "sentence"),
+    ("so all of them are right but for the last one of them", "sentence"),
+    (r"The sum is $\boxed{5}$.", "box"), (r"$2+3 = \boxed{5}$", "box"),
+    ("½", "½"), ("2½", "½"), ("x⁴", "⁴"), ("Ⅳ", "Ⅳ"),
+    ("**12**", "Markdown"), ("<answer>12</answer>", "tag"), ("{1,2}", r"\{1, 2\}"), ("12 (twelve)", "twice"),
+    ("-", "no number"), ("()", "no number"), ("...", "no expression"),
+]  # fmt: skip
+# Answers of unusual form that can be equalled.
+FIT = (
+    "7", "-7", 7, 7.5, Decimal("7.5"), "1,000", r"\$18.90", "17.5%", r"45^\circ", "45°", r"\boxed{5}", r"$\boxed{5}$",
+    "[7]", "{7}", "2×3",
+    r"\{1,2\}", r"\{1\pm\sqrt{5},-2\}", "(-1,6)", "(3,4]", "]2,5[", r"(-\infty,2)\cup(3,\infty)", "x=5, y=6", "5 or 6",
+    r"\text{(E)}", "B", r"\text{Evelyn}", "no solution", r"\text{none}", r"\text{June 20}", "July 4",
+    r"\text{4:30 p.m.}", "5 apples and 3 pears", "4 cups of water", "The answer is 5.", "pi/3",
+    "x**2+1", "sqrt(2)", "ln(2)", "2θ", "f'(x)",
+    r"\frac{def}{de+df+ef}", "np.arcsin(10/13)", r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}", r"\emptyset", "∅",
+    r"\left[\begin{array}{rr}3 & 7 \\ 5 & 12\end{array}\right]", "MR=SRMC", r"\text{all real numbers except } 2", "3!",
+    r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2}} M^{6}", r"(45^{\circ}, 60^{\circ})", "12:30", "1e-8", "€5",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "reason"), UNFIT, ids=lambda part: repr(part)[:30])
+def test_an_expression_that_no_answer_can_equal(value: object, reason: str) -> None:
+    with pytest.raises(ValueError, match="no expression") as caught:
+        read_gold(value, "expression")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("value", FIT, ids=repr)
+def test_an_expression_that_an_answer_can_equal(value: object) -> None:
+    gold = read_gold(value, "expression")
+    assert compare(gold, gold)[0]
+
+
+@pytest.mark.parametrize(("pattern", "found", "example"), golds._UNFIT, ids=lambda part: part[:20])
+def test_each_rule_has_an_example(pattern: str, found: str, example: str) -> None:
+    with pytest.raises(ValueError, match="no expression") as caught:
+        read_gold(example, "expression")
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "sentence"),
+    [
+        ("E", "letter", "is no letter from A to D"),
+        (2, "letter", "is no letter from A to D"),
+        (["A"], "letter", "is a list and no letter from A to D"),
+        ("7.5", "integer", "is no integer"),
+        (True, "integer", "is a bool and no integer"),
+    ],
+)
+def test_the_other_kinds(value: object, kind: AnswerKind, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        read_gold(value, kind)
+
+
+def load(path: Path, **fields: Any) -> list[str]:
+    """The golds of a file of problems."""
+    fields = {"name": "mine", "title": "Mine", "source": "file", "path": str(path), **fields}
+    return [problem.gold for problem in load_problems(build(BenchmarkConfig, "benchmark", fields)).problems]
+
+
+def mistake(path: Path, **fields: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        load(path, **fields)
+    return str(caught.value)
+
+
+def write(path: Path, *answers: object) -> Path:
+    rows = ({"id": f"q{n}", "problem": f"Problem {n}?", "answer": answer} for n, answer in enumerate(answers))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def test_the_sentence_names_place_problem_and_way_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", "5", "['7']")
+    assert mistake(path, answer_kind="expression") == (
+        f"{path}:2 has the answer \"['7']\" of problem 'q1', which is no expression that an answer can equal: it has "
+        "quotes or marks of a program; write the answer alone, name what stands before it with benchmark.answer_after, "
+        "or delete the row."
+    )
+
+
+def test_an_answer_of_bytes_in_a_parquet_file(tmp_path: Path) -> None:
+    datasets.Dataset.from_list([{"id": 1, "problem": "?", "answer": b"7"}]).to_parquet(tmp_path / "p.parquet")
+    assert "the answer b'7' of problem '1', which is a bytes" in mistake(
+        tmp_path / "p.parquet", answer_kind="expression"
+    )
+
+
+class TestAnswerAfter:
+    @pytest.mark.parametrize("kind", ["integer", "expression", "letter"])
+    def test_a_worked_solution_names_the_setting(self, tmp_path: Path, kind: str) -> None:
+        message = mistake(write(tmp_path / "p.jsonl", "48+24 = 72\n#### 72"), answer_kind=kind)
+        assert "problem 'q0'" in message
+        assert message.endswith("""set 'benchmark.answer_after="####"' to take what follows.""")
+
+    def test_the_answer_follows_the_last_such_text(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "p.jsonl", "#### 1\n#### 1,072", "#### $-5$")
+        assert load(path, answer_after="####") == ["1072", "-5"]
+        assert load(
+            write(path, r"The answer is: x. The answer is: \frac12 "), answer_after="is:", answer_kind="expression"
+        ) == [r"\frac12"]
+
+    def test_an_answer_without_the_text(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "p.jsonl", "#### 1", "72")
+        assert "p.jsonl:2 has the answer '72' of problem 'q1', which lacks benchmark.answer_after='####'" in mistake(
+            path, answer_after="####"
+        )
+        assert "is no integer" in mistake(write(path, "72 ####"), answer_after="####")
+
+    def test_a_cell_is_named_after_the_golds_alone(
+        self, tmp_path: Path, compose: Callable[..., Any], tiny: list[str]
+    ) -> None:
+        """The setting changes an id where it changes a gold; a file of the same golds has the same cells."""
+        worked, plain = write(tmp_path / "w.jsonl", "1\n#### 7"), write(tmp_path / "p.jsonl", "7")
+        other = write(tmp_path / "o.jsonl", "1\n#### 8")
+        quoted = "benchmark.answer_after='####'"
+        jobs = [
+            make_job(compose("benchmark=toy_add", f"benchmark.path={path}", *more, *tiny))
+            for path, more in ((worked, [quoted]), (plain, []), (other, [quoted]))
+        ]
+        first, second, third = (job.cells[0].cell_id for job in jobs)
+        assert first == second != third
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["aime24", "aime25", "amc23", "gsm8k"])
+def test_no_gold_of_a_real_benchmark_is_refused(name: str, shared_data: Path) -> None:
+    lines = (shared_data / f"{name}.jsonl").read_text().splitlines()
+    for answer in (json.loads(line)["answer"] for line in lines):
+        assert read_gold(answer, "integer") == read_gold(int(str(answer).replace(",", "")), "expression")
+
+
+@pytest.mark.shared
+def test_of_the_golds_of_graded_outputs_a_sentence_alone_is_refused(shared_data: Path) -> None:
+    refused = set()
+    for line in (shared_data / "graded_outputs.jsonl").read_text().splitlines():
+        try:
+            read_gold(json.loads(line)["gold"], "expression")
+        except ValueError as error:
+            refused.add((json.loads(line)["gold"][:30], str(error).rpartition(": ")[2]))
+    assert refused == {("$f(x)=a x+b$, where $b$ is an ", "it is a sentence")}

@@ -1,0 +1,72 @@
+"""Every command ends quietly, and with one status, where nobody reads what it prints."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvsweep.cli import program
+from kvsweep.command_line import BAD_INPUT, FAILED
+
+PROGRAM = (sys.executable, "-m", "kvsweep.cli")
+ENDS = ("raise SystemExit(0)", "raise SystemExit(2)", "pass", "raise UserError('wrong.')")
+
+
+def end(command: tuple[str, ...], how: str) -> tuple[int, str]:
+    """The status and the errors of a command whose stdout has no reader, or is closed, or is full."""
+    words = ["bash", "-c", '"$@" >&-', "bash", *command] if how == "closed" else [*command]
+    # As users have it: what is printed waits in a buffer, which is written as the command ends.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("w") as full, os.fdopen(writer, "w") as pipe:
+        stdout = full if how == "full" else pipe
+        done = subprocess.run(
+            words, stdout=stdout, stderr=subprocess.PIPE, env=env, text=True, timeout=120, check=False
+        )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("how", ["no reader", "closed"])
+@pytest.mark.parametrize("name", ["", *program.commands])
+def test_the_help_of_every_command(name: str, how: str) -> None:
+    assert end((*PROGRAM, *name.split(), "--help"), how) == (FAILED, "")
+
+
+@pytest.mark.parametrize("how", ["no reader", "closed"])
+def test_a_status_and_a_sweep(how: str, tmp_path: Path, kvsweep: Callable[..., object], tiny: list[str]) -> None:
+    kvsweep(*tiny, f"results_dir={tmp_path}", "run_name=a")
+    assert end((*PROGRAM, "status", str(tmp_path / "a")), how) == (FAILED, "")
+    assert end((*PROGRAM, "benchmark=toy_add", f"results_dir={tmp_path}", "--dry-run"), how) == (FAILED, "")
+    assert end((*PROGRAM, "benchmark=toy_add", "--cfg", "job"), how) == (FAILED, "")
+
+
+@pytest.mark.parametrize("body", ENDS)
+@pytest.mark.parametrize("how", ["no reader", "closed", "full"])
+def test_each_way_in_which_a_command_ends(body: str, how: str) -> None:
+    code = (
+        "from kvsweep.command_line import one_sentence\nfrom kvsweep.errors import UserError\n"
+        f"with one_sentence('x'):\n    print('said')\n    {body}\n"
+    )
+    status, errors = end((sys.executable, "-c", code), how)
+    if "UserError" in body:
+        assert (status, errors) == (BAD_INPUT, "x: error: wrong.\n")
+    elif how == "full":
+        assert status == BAD_INPUT
+        assert errors.startswith("x: error: No space left on device: mend that")
+        assert errors.count("\n") == 1
+    else:
+        assert (status, errors) == (FAILED, "")
+
+
+def test_a_file_never_gets_the_number_of_a_closed_stdout(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom kvsweep.command_line import one_sentence\n"
+        f"with one_sentence('x'):\n    file = open({str(tmp_path / 'rows')!r}, 'w')\n"
+        "    os.write(2, b'%d' % file.fileno())\n"
+    )
+    status, errors = end((sys.executable, "-c", code), "closed")
+    assert (status, int(errors) > 2) == (0, True)
