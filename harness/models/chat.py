@@ -28,7 +28,7 @@ class TemplateFault(Exception):
 
 
 class _Process:
-    """The process that renders templates: started by the first question, again after one that exceeded its limits."""
+    """The process that renders templates: started once, and again after one that exceeded its limits."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -46,6 +46,7 @@ class _Process:
                 line = process.stdout.readline()
             except BaseException:  # Ctrl-C: an answer that nobody has read must not answer the next question
                 process.kill()
+                process.wait()
                 raise
             if line.endswith("\n"):
                 return dict(json.loads(line))
