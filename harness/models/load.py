@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerFast
 
 from kvsweep.compression.cache import use_slot_attention
 from kvsweep.errors import UserError
+from kvsweep.harness.models.chat import TEMPLATES
 from kvsweep.harness.models.config import ROLES, ModelConfig
 from kvsweep.harness.models.generation import unapplied_settings
 from kvsweep.harness.models.hub import adapter_files, check_tensors, from_place, lines_of
-from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.models.loaded import OTHER_QUESTION, LoadedModel
 from kvsweep.harness.models.probe import check_steps
 from kvsweep.harness.models.spec import cannot_load, read_architecture, read_spec
 from kvsweep.harness.provenance import VISIBLE, named_gpus
@@ -55,6 +56,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     dtype: torch.dtype = getattr(torch, config.dtype)
+    if config.chat_template == "own":
+        TEMPLATES.start()  # beside the weights
     architecture = read_architecture(config)
     try:
         tokenizer = _load_tokenizer(config)
@@ -134,9 +137,12 @@ def _check_text(model: LoadedModel) -> None:
     if drawn := _DRAWN.search(str(model.tokenizer.chat_template or "")):
         random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")
+    model.asked(OTHER_QUESTION)  # a template may hold a shorter question by chance
     try:
         model.prompt_ids("?")
-    except Exception as error:  # a template raises what it likes
+    except UserError:
+        raise
+    except Exception as error:  # each kind of tokenizer fails in its own way
         lacks = f"model={model.config.name} has no chat template that takes a question ({_first_line(error)})"
         raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from error
 

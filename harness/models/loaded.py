@@ -7,26 +7,28 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Self
-from unittest.mock import patch
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import MoeModelOutputWithPast
-from transformers.utils import chat_template_utils
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.rows import CacheShape, PaddedPrefill, Prefill
 from kvsweep.errors import UserError
+from kvsweep.harness.models.chat import ControlTokens, TemplateFault, templated
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+# Stands in for a question where only the template's own text is wanted; no template has it.
+OTHER_QUESTION = "what kvsweep asks in place of a question"
 
 
 class _Layer:
@@ -187,16 +189,46 @@ class LoadedModel:
         return bisect_left(range(len(ids) + 1), end, key=lambda size: len(self.decode(ids[:size]))) - thinking
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
-        """Token ids of one user message in the chat template, up to where the model begins to think."""
+        """Token ids of one user message in the chat template, up to where the model begins to think.
+
+        Nothing in the message is a control token, whatever it holds.
+        """
         # A stored question may hold half a character, which a tokenizer refuses.
-        text = self._templated(prompt.encode(errors="replace").decode())
-        if self.config.force_think and not self._opens_thinking(text):
-            text += f"{self.config.think_start}\n"
-        return self.encode(text, add_special_tokens=self.config.chat_template == "none")
+        prompt = prompt.encode(errors="replace").decode()
+        text = self.asked(prompt)
+        add_special_tokens = self.config.chat_template == "none"
+        # One call wherever it is right, since a tokenizer may merge characters across the question's edges.
+        if (found := self._control_tokens.found_in(prompt)) is None:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        try:
+            edges, question = self._edges(prompt, text)
+            ids = self._control_tokens.encode_between(edges, question, add_special_tokens=add_special_tokens)
+        except Exception as error:  # each kind of tokenizer fails in its own way
+            held = f"the question {prompt!r:.60} holds {found!r:.40}, a control token of {self.config.place}"
+            cannot = "which its tokenizer or chat template cannot take as plain text"
+            raise UserError(f"{held}, {cannot}: correct the problem, or leave the problem out.") from error
+        return self._embedded(ids)
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        return ControlTokens(self.tokenizer, (self.config.think_start, self.config.think_end))
+
+    def _edges(self, prompt: str, text: str) -> tuple[list[str], str]:
+        """What the template writes around a question, and the question as it stands in the text.
+
+        The question itself may occur in the template, so the edges are those of another question.
+        """
+        edges = self.asked(OTHER_QUESTION).split(OTHER_QUESTION)
+        for question in (prompt, prompt.strip()):
+            if question.join(edges) == text:
+                return edges, question
+        raise ValueError("the chat template writes other text around this question")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
         """Token ids of a text; a UserError for an id beyond the model's embedding, as added tokens may have."""
-        ids = tuple(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+        return self._embedded(self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids)
+
+    def _embedded(self, ids: Sequence[int]) -> tuple[int, ...]:
         rows = self.spec.vocab_size
         if ids and max(ids) >= rows:
             token = self.tokenizer.convert_ids_to_tokens(max(ids))
@@ -204,7 +236,7 @@ class LoadedModel:
             raise UserError(
                 f"{beyond}, and the model embeds {rows:,} tokens: take the tokenizer of the model's own folder."
             )
-        return ids
+        return tuple(ids)
 
     @cached_property
     def thinking_opened_by(self) -> Literal["template", "forced", "model"]:
@@ -213,12 +245,27 @@ class LoadedModel:
             return "template"
         return "forced" if self.config.force_think else "model"
 
+    def asked(self, prompt: str) -> str:
+        """The text that asks a question, with the tag that opens the thinking where the template writes none.
+
+        A template that leaves the question out or changes it raises a UserError: all problems would be one prompt.
+        """
+        text = self._templated(prompt)
+        if prompt.strip() not in text:
+            left_out = f"model={self.config.name} has a chat template that leaves the question out or changes it"
+            mend = "correct the template, name another model, or give model.chat_template=none for a base model"
+            raise UserError(f"{left_out}, and the question must stand in the text as it is: {mend}.")
+        forced = self.config.force_think and not self._opens_thinking(text)
+        return f"{text}{self.config.think_start}\n" if forced else text
+
     def _templated(self, prompt: str) -> str:
         if self.config.chat_template == "none":
             return prompt
-        messages = [{"role": "user", "content": prompt}]  # a system prompt is the template's own
-        with _on_date(self.config.today):
-            return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        try:
+            return templated(self.tokenizer, prompt, self.config.today)
+        except TemplateFault as fault:
+            lacks = f"model={self.config.name} has no chat template that takes a question ({str(fault).rstrip('.')})"
+            raise UserError(f"{lacks}: give model.chat_template=none for a base model.") from fault
 
     def _opens_thinking(self, text: str) -> bool:
         return self.config.think_start is not None and text.rstrip().endswith(self.config.think_start)
@@ -323,19 +370,6 @@ class LoadedModel:
     @cached_property
     def _own_head(self) -> OwnHead | None:
         return None if self.spec.plain_head else OwnHead(self.network)
-
-
-@contextmanager
-def _on_date(today: str) -> Iterator[None]:
-    """Let chat templates of transformers take a date (as ISO 8601 writes it) for today's; they can ask for no other."""
-
-    class Date(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Self:
-            return cls.fromisoformat(today)
-
-    with patch.object(chat_template_utils, "datetime", Date):
-        yield
 
 
 class StepProducts:

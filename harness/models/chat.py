@@ -1,0 +1,163 @@
+"""Chat templates and control tokens: how a question becomes the text that a model reads, and nothing but a question."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Collection
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Encoding, Tokenizer
+
+from kvsweep.harness.models.chat_process import BYTES, SECONDS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+_BRACKETED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)  # as <tool_call> and [INST]
+
+
+class TemplateFault(Exception):
+    """What is wrong with a chat template, in words that follow its name."""
+
+
+class _Process:
+    """The process that renders templates: started once, and again after one that exceeded its limits."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._parent = 0
+        self._lock = threading.Lock()
+
+    def ask(self, question: dict[str, Any]) -> dict[str, str]:
+        """The process's answer; a fault if a limit of the system ended the process."""
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                print(json.dumps(question), file=process.stdin, flush=True)
+                line = process.stdout.readline()
+            except BaseException:  # Ctrl-C: an answer that nobody has read must not answer the next question
+                process.kill()
+                process.wait()
+                raise
+            if line.endswith("\n"):
+                return dict(json.loads(line))
+            if (code := process.wait()) >= 0:
+                raise RuntimeError(f"the process that renders chat templates ended with status {code}")
+            return {"fault": f"it needs more than {SECONDS} seconds or {BYTES >> 30} GiB of memory"}
+
+    def start(self) -> None:
+        """Start the process, which imports for a second, so that the first question need not wait for it."""
+        with self._lock:
+            self._running()
+
+    def _running(self) -> subprocess.Popen[str]:
+        # A fork shares the pipes, so it gets a process of its own.
+        if self._process is None or self._parent != os.getpid() or self._process.poll() is not None:
+            # -P: no module of the folder that the user is in.
+            command = [sys.executable, "-P", "-m", "kvsweep.harness.models.chat_process"]
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            self._parent = os.getpid()
+        return self._process
+
+    def end(self) -> None:
+        if self._process is not None and self._parent == os.getpid():
+            self._process.kill()
+            self._process.communicate()
+
+
+TEMPLATES = _Process()
+atexit.register(TEMPLATES.end)
+
+
+def templated(tokenizer: PreTrainedTokenizerFast, prompt: str, today: str) -> str:
+    """One user message in the tokenizer's chat template, up to where the model writes; a TemplateFault if it fails."""
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:  # there is none, or several and no default
+        raise TemplateFault(str(error).splitlines()[0]) from error
+    values = tokenizer.special_tokens_map
+    answer = TEMPLATES.ask({"template": template, "values": values, "prompt": prompt, "today": today})
+    if "text" not in answer:
+        raise TemplateFault(answer["fault"])
+    return answer["text"]
+
+
+class ControlTokens:
+    """The tokens that structure a chat: special ones, tags of the thinking, and other added ones within brackets.
+
+    A word that was added to a vocabulary structures nothing.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, tags: Collection[str | None] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._texts = {
+            i: token.content
+            for i, token in tokenizer.added_tokens_decoder.items()
+            if token.special or token.content in tags or _BRACKETED.fullmatch(token.content)
+        }
+        longest_first = sorted(self._texts.values(), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) is found nowhere
+
+    def found_in(self, text: str) -> str | None:
+        """A control token that the tokenizer reads in a text; None if there is none."""
+        if found := self._pattern.search(text):
+            return found.group()
+        # A tokenizer may read some tokens in other spellings.
+        ids = self._control_ids(self._tokenizer(text, add_special_tokens=False).input_ids)
+        return str(self._tokenizer.convert_ids_to_tokens(min(ids))) if ids else None
+
+    def encode_between(self, edges: list[str], question: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a template's texts with a question between them, in which nothing is a control token.
+
+        The plain part reaches to the template's control tokens around the question, where a tokenizer cuts a text
+        anyway: so the ids at the question's edges are those of the whole text. A ValueError if the tokenizer makes
+        control tokens of plain text.
+        """
+        backend = self._tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        pieces, plain = list[Encoding](), ""
+        for number, edge in enumerate(edges):
+            plain += question if number else ""
+            spans = [found.span() for found in self._pattern.finditer(edge)]
+            if spans:
+                start, end = spans[0][0], spans[-1][1]
+                pieces += [self._plain(plain + edge[:start]), backend.encode(edge[start:end], add_special_tokens=False)]
+                plain = ""
+                edge = edge[end:]
+            plain += edge
+        merged = Encoding.merge([*pieces, self._plain(plain)])
+        return list(backend.post_process(merged, add_special_tokens=add_special_tokens).ids)
+
+    def _plain(self, text: str) -> Encoding:
+        encoding = self._plain_tokenizer.encode(text, add_special_tokens=False)
+        if self._control_ids(encoding.ids):
+            raise ValueError("the tokenizer makes control tokens of plain text")
+        return encoding
+
+    def _control_ids(self, ids: list[int]) -> set[int]:
+        """The control tokens among the ids, without the token that a tokenizer writes for unknown characters."""
+        return self._texts.keys() & set(ids) - {self._tokenizer.unk_token_id}
+
+    @cached_property
+    def _plain_tokenizer(self) -> Tokenizer:
+        """The tokenizer without its control tokens: its own option knows special tokens alone."""
+        whole = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        kept = [token for token in whole["added_tokens"] if token["id"] not in self._texts]
+        return Tokenizer.from_str(json.dumps({**whole, "added_tokens": kept, "truncation": None, "padding": None}))
