@@ -708,6 +708,85 @@ def hostile(field: Field, entries: Sequence[dict[str, Any]]) -> Tally:
     return tally
 
 
+# --- Inputs that are accepted and mean something else ----------------------------------------------------------
+
+POLICIES = ("full", "dynts", "h2o", "snapkv", "rkv", "window", "streaming_llm", "random", "keydiff", "tova")
+NO_GOLDS = (
+    '["7"]',
+    "b'7'",
+    "N/A",
+    "None",
+    "nan",
+    "The answer is 5 because 2+3.",
+    "2+3=5\\n#### 5",
+    "{'a': 7}",
+    "\\ud800",
+)
+GOLDS = ("7", "\\\\frac{1}{2}", "x^2 + 1", "[2, 3)", "(1, 2)", "5 \\\\text{ cm}", "-4, 9")
+
+
+def meaning(field: Field, times: int) -> Tally:
+    """Give inputs that mean something else, and for each one its sound sibling: one is refused, the other is not."""
+    tally, place = Tally(), field.scratch / "own"
+    field.run(tally, "kvsweep", "init", place, codes=(0,))
+    draws = (_renamed, _unused, _golds, _columns, _own_policy)
+    for number in range(times):
+        words, files, is_sound = draws[number % len(draws)](field.dice)
+        shutil.rmtree(place / "conf/policy")
+        shutil.copytree(ROOT / "harness/template/conf/policy", place / "conf/policy")
+        for name, text in files.items():
+            (place / name).write_text(text)
+        words = ["model=toy_qwen", *words, f"results_dir={field.scratch / 'never'}", "--dry-run"]
+        ended = Command("kvsweep", *words, cwd=place).end()
+        tally += ended.tally()
+        if ended.code != (0 if is_sound else 2):
+            print(f"{'refused' if is_sound else 'accepted'}: {words} {files} {ended.said[-500:]!r}", file=sys.stderr)
+            tally.changed += 1
+    return tally
+
+
+Drawn = tuple[list[str], dict[str, str], bool]  # words of the command, files beside it, whether it means what it says
+
+
+def _renamed(dice: random.Random) -> Drawn:
+    policy, name = dice.choice(POLICIES), dice.choice((*POLICIES, "../x", "mine"))
+    return [f"policy={policy}", f"policy.name={name}"], {}, policy == name
+
+
+def _unused(dice: random.Random) -> Drawn:
+    names, width = dice.sample(("full", "h2o", "snapkv"), 2), dice.randint(1, 32)
+    words = ["policy=snapkv", f"grid.policy=[{','.join(names)}]", f"policy.observation_window={width}"]
+    bits = dice.choice((16, 4))
+    packed = [f"cache.bits={bits}", f"cache.group={dice.choice((16, 32))}"] if "snapkv" in names else []
+    return [*words, *packed], {}, "snapkv" in names and bits == 4 if packed else "snapkv" in names
+
+
+def _golds(dice: random.Random) -> Drawn:
+    is_sound = dice.random() < 0.5
+    gold = dice.choice(GOLDS if is_sound else NO_GOLDS)
+    lines = [f'{{"id": "a", "problem": "One?", "answer": "{gold}"}}', '{"id": "b", "problem": "Two?", "answer": "8"}']
+    dice.shuffle(lines)
+    words = ["benchmark=mine", "benchmark.path=drawn.jsonl", "benchmark.answer_kind=expression"]
+    return words, {"drawn.jsonl": "\n".join(lines) + "\n"}, is_sound
+
+
+def _columns(dice: random.Random) -> Drawn:
+    kind = dice.choice(("sound", "key", "problem", "keep_if"))
+    row = {"id": "a", "problem": "One?", "answer": 7, "kind": "y"}
+    lines = [json.dumps(row), json.dumps({**row, "id": "b", "problem": "One?" if kind == "problem" else "Two?"})]
+    if kind == "key":
+        lines[0] = lines[0].replace('"answer": 7', '"answer": 8, "answer": 7')
+    column = "knd" if kind == "keep_if" else "kind"
+    words = ["benchmark=mine", "benchmark.path=drawn.jsonl", f"+benchmark.keep_if={{{column}: y}}"]
+    return words, {"drawn.jsonl": "\n".join(lines) + "\n"}, kind == "sound"
+
+
+def _own_policy(dice: random.Random) -> Drawn:
+    name, file = dice.choice(("mine2", "h2o", "full")), dice.choice(("mine2", "full"))
+    text = (ROOT / "harness/template/conf/policy/spread.yaml").read_text().replace("name: spread", f"name: {name}")
+    return ["policy=spread"], {f"conf/policy/{file}.yaml": text}, name == file == "mine2"
+
+
 def _hostile_problems(field: Field, text: str, *, raw: bool) -> Path:
     path = field.scratch / "hostile.jsonl"
     if raw:
@@ -822,6 +901,7 @@ def main() -> None:
         long, entries = options.long, [entry for entry in corpus() if options.rows in entry["name"]]
         attacks: dict[str, Callable[[], Tally]] = {
             "hostile rows": lambda: hostile(field, entries if long or options.rows else field.dice.sample(entries, 2)),
+            "meaning": lambda: meaning(field, 200 if long else 20),
             "tampering": lambda: tamper(field, range(options.seed, options.seed + options.times), options.slow),
             "damaged files": lambda: damage(field, [*DAMAGE] if long else field.dice.sample([*DAMAGE], 2)),
             "disks": lambda: disks(field, ("full", "read-only", "file too large")[: 3 if long else 1]),
