@@ -132,8 +132,11 @@ def _check_planned(model: LoadedModel) -> None:
 
 
 def _check_text(model: LoadedModel) -> None:
-    """Refuse tags that the tokenizer cannot write, and a chat template that is missing or fails."""
+    """Refuse tags that the tokenizer cannot write, no end token, and a chat template that is missing or fails."""
     _ = model.think_end_ids
+    if not model.stop_ids:
+        endless = f"model={model.config.name} names no end token, so that no text would end before its limit"
+        raise UserError(f"{endless}: give eos_token_id in its generation_config.json, or name another model.")
     if drawn := _DRAWN.search(str(model.tokenizer.chat_template or "")):
         random = f"the chat template of model={model.config.name} draws at random ({drawn.group()})"
         raise UserError(f"{random}, so a question would differ each time: name another model, or correct the template.")

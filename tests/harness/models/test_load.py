@@ -259,6 +259,16 @@ def test_a_pickle_of_tensors_loads_where_it_is_asked_for(tiny_model_dir: Path, t
     assert all(torch.equal(value, whole[name]) for name, value in found.network.state_dict().items())
 
 
+def test_a_model_without_an_end_token_is_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        path = tmp_path / "model" / name
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value for key, value in values.items() if not key.startswith("eos_token")}))
+    with pytest.raises(UserError, match="names no end token, so that no text would end before its limit"):
+        load_model(ModelConfig(name="tiny", title="Tiny", path=str(tmp_path / "model"), dtype="float32"))
+
+
 @pytest.mark.parametrize("damage", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_damaged_file_of_a_model_is_one_sentence(damage: str, tiny_model_dir: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
