@@ -79,15 +79,15 @@ def check_names() -> None:
 
 
 def _named(name: str, policy: Policy) -> Policy:
-    """The policy, if its class is that of the file `name`; its results stand under this name."""
-    if name not in choices("policy"):
-        raise UserError(unknown_choice("policy", name, "policy.name"))
-    wanted = get_class(policy_file(name)._target_)
-    if type(policy) is not wanted:
-        mend = "leave policy.name out, or give a policy of your own a file in conf/policy"
-        raise UserError(
-            f"policy.name={name} is the name of {wanted.__qualname__}, not of {type(policy).__qualname__}: {mend}."
-        )
+    """The policy, if `name`, under which its results stand, is that of no other class's file."""
+    own = type(policy).__qualname__
+    if name in choices("policy"):
+        wanted = get_class(policy_file(name)._target_)
+        if type(policy) is not wanted:
+            mend = "leave policy.name out, or give a policy of your own a file in conf/policy"
+            raise UserError(f"policy.name={name} is the name of {wanted.__qualname__}, not of {own}: {mend}.")
+    elif not name.isidentifier() or type(policy) in (get_class(policy_file(one)._target_) for one in choices("policy")):
+        raise UserError(f"policy.name={name} is no file of conf/policy, and {own} has one: leave policy.name out.")
     return policy
 
 

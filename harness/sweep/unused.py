@@ -1,5 +1,6 @@
-"""Settings that a job does not use. One that the command line gives is refused, so that nothing is given in vain."""
+"""Settings that a job does not use. One that the command line gives is refused or named: nothing is given in vain."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +12,23 @@ from kvsweep.harness.settings import plain
 from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job
 
+_NAMED = {"report.margin", *(f"policy.{name}" for name in BudgetPolicy.SHARED)}
+
 
 def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> None:
-    """Raise a UserError for a KEY=VALUE that none of the jobs uses; `unused` has each job's `unused_settings`."""
-    for word in given:
-        key = word.lstrip("+").partition("=")[0]
-        if unused and all(key in settings for settings in unused):
-            raise UserError(f"{word.lstrip('+')} has no effect, because {unused[0][key]}: leave it out.")
+    """Raise a UserError for a KEY=VALUE that none of the jobs uses; `unused` has each job's `unused_settings`.
+
+    A size or the margin is named in a note and not refused: a script may give every job the same ones, those of the
+    full cache too.
+    """
+    for word in dict.fromkeys(word.lstrip("+") for word in given):
+        key = word.partition("=")[0]
+        if not (unused and all(key in settings for settings in unused)):
+            continue
+        vain = f"{word} has no effect, because {unused[0][key]}"
+        if key not in _NAMED:
+            raise UserError(f"{vain}: leave it out.")
+        print(f"note: {vain}.", file=sys.stderr)
 
 
 def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:

@@ -162,7 +162,8 @@ def test_a_policy_has_the_name_of_its_file(own: Path, file: str, text: str | Non
     [
         (["policy=h2o", "policy.name=full"], "policy.name=full is the name of FullCache, not of H2O"),
         (["policy=h2o", "policy.name=dynts"], "policy.name=dynts is the name of DynTS, not of H2O"),
-        (["policy=h2o", "policy.name=../x"], "policy.name=../x is unknown"),
+        (["policy=h2o", "policy.name=../x"], "policy.name=../x is no file of conf/policy, and H2O has one"),
+        (["policy=h2o", "policy.name=mine"], "policy.name=mine is no file of conf/policy, and H2O has one"),
         (["policy=h2o", "policy.name=full", "grid.policy=[full,dynts]"], "policy.name=full is the name of FullCache"),
     ],
 )

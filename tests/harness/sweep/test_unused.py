@@ -28,15 +28,26 @@ def refuse(*jobs: list[str]) -> None:
             "no policy of the job (full, h2o)",
         ),
         (["grid.policy=[full]", "grid.keep_ratio=[0.3,0.4]"], "no policy of the grid (full) takes it"),
-        (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
         (["policy=full", "cache.group=16"], "no row is packed"),
         (["policy=full", "cache.scheme=kivi"], "no row is packed"),
-        (["report.margin=3"], "until=decided alone uses it"),
     ],
 )
 def test_a_setting_without_effect_is_refused(words: list[str], reason: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"{words[-1]} has no effect, because {reason}")):
         refuse(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
+        (["grid.policy=[full]", "policy.budget=24"], "no policy of the job (full) takes it"),
+        (["report.margin=3"], "until=decided alone uses it, and kvsweep report has --margin"),
+    ],
+)
+def test_a_size_without_effect_is_named(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refuse(words)
+    assert f"note: {words[-1]} has no effect, because {reason}.\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
