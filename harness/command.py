@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from kvsweep.records import read_cells
 TEMPLATE = Path(__file__).resolve().parent / "template"
 # A command that names none of these runs the default policy, and beside it the full cache to compare with.
 _NAMES_CELLS = ("policy", "grid", "experiment")
+_NAMES_MODEL = ("model=", "model.name=", "experiment=")
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
 
@@ -65,12 +67,15 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         # Hydra prints lines of its own about an error that passes through it.
         try:
             with plain_config_errors():
-                if not any(word.lstrip("+~").startswith(_NAMES_CELLS) for word in HydraConfig.get().overrides.task):
+                words = [word.lstrip("+~") for word in HydraConfig.get().overrides.task]
+                if not any(word.startswith(_NAMES_CELLS) for word in words):
                     config.grid.policy = ["full", config.policy.name]
+                if not any(word.startswith(_NAMES_MODEL) for word in words) and (name := _own_model(words)):
+                    config.model.name = config.model.title = name
                 launcher = build_target("launcher", config.launcher, Launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
                 found.append((job := make_job(config), launcher, plan))
-                given.extend(HydraConfig.get().overrides.task)
+                given.extend(words)
                 unused.append(unused_settings(config, job))
         except UserError as mistake:
             mistakes.append(mistake)
@@ -90,6 +95,13 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         for _ in read_cells(directory):  # refuses those of another schema
             pass
     return list(jobs), launchers[0], plans[0]
+
+
+def _own_model(words: Sequence[str]) -> str | None:
+    """The name of a model that a path alone gives: its last part, so that results never stand under the default's."""
+    places = [word.partition("=")[2] for word in words if word.startswith(("model.path=", "model.gguf="))]
+    name = re.sub(r"[^\w.-]+", "_", Path(places[-1].strip("'\"")).absolute().name) if places else ""
+    return name or None
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from kvsweep import command_line
@@ -348,3 +349,25 @@ def test_a_failed_job_is_status_1(jobs: int, start_kvsweep: Run, tiny: list[str]
     assert process.returncode == command_line.FAILED
     assert "broken" in errors
     assert len(list((tmp_path / "runs/default").glob("*/DONE"))) == jobs - 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["model.path={place}"], "mine"),
+        (["model.path='{place}'"], "mine"),
+        (["model=toy_llama", "model.path={place}"], "toy_llama"),
+        (["model.path={place}", "model.name=other", "model.title=Other"], "other"),
+    ],
+)
+def test_a_path_alone_names_the_model(
+    words: list[str], named: str, kvsweep: Run, tiny: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").symlink_to(tiny[0].partition("=")[2])
+    words = [word.format(place=tmp_path / "mine") for word in words]
+    ended = kvsweep(
+        *words, "policy=window", "benchmark.limit=1", "decoding.max_new_tokens=8", f"results_dir={tmp_path}"
+    )
+    assert ended.code == 0, ended.err
+    [cell] = tmp_path.glob("default/*/cell.yaml")
+    assert yaml.safe_load(cell.read_text())["model"]["name"] == named
