@@ -11,7 +11,7 @@ from pydantic import Field
 from kvsweep.errors import UserError
 from kvsweep.files import digests
 from kvsweep.harness.models.gguf_file import names, scales_rope
-from kvsweep.harness.models.hub import adapter_files, converted, find_gguf
+from kvsweep.harness.models.hub import adapter_files, commit_of, converted, find_gguf, is_id
 from kvsweep.records import content_hash
 
 # What a stand-in tokenizer must have a token for.
@@ -123,6 +123,12 @@ class ModelConfig:
         """The folder or the hub id that weights and tokenizer are read from; a GGUF file is converted to a folder."""
         return self.place if self.gguf is None else str(converted(find_gguf(self.gguf)))
 
+    @property
+    def commit(self) -> str | None:
+        """The commit of a model on the hub, whatever `revision` names; None for a folder, a file or a built model."""
+        on_hub = self.gguf is None and not self.is_built and not Path(self.place).is_dir() and is_id(self.place)
+        return commit_of(self.place, self.revision) if on_hub else None
+
     def files(self) -> dict[Path, str]:
         """The files of checkpoint and adapter on this disk, each with the hash of all contents up to its end."""
         adapter = adapter_files(self.adapter) if self.adapter is not None else []
@@ -142,7 +148,7 @@ class ModelConfig:
         if self.is_built:
             weights = f"random@{content_hash([dict(self.config or {}), dict(self.special_tokens or {})])}"
         else:
-            weights = [f"{self.place}@{self.revision}", *self._checkpoint_files().values()][-1]
+            weights = [f"{self.place}@{self.commit or self.revision}", *self._checkpoint_files().values()][-1]
         if self.adapter is not None:
             weights = content_hash([weights, digests(adapter_files(self.adapter))[-1]])
         # Only where it acts, so that cells that are older than the setting keep their cell_id.

@@ -20,6 +20,7 @@ from kvsweep.harness.models import gguf_file
 
 Loaded = TypeVar("Loaded")
 _ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @cache
@@ -42,6 +43,37 @@ def is_reachable() -> bool:
     return not constants.HF_HUB_OFFLINE
 
 
+def is_id(place: str) -> bool:
+    """Whether a place has the form of an id on the hub."""
+    return _ID.fullmatch(place) is not None
+
+
+@cache
+def commit_of(place: str, revision: str | None) -> str:
+    """The commit that a branch, a tag or None (main) of a model on the hub names; a commit names itself.
+
+    Asked once a process, of the hub, or of its cache on this disk where the hub does not answer; it is told on stderr.
+    A name that neither knows raises a UserError, because a branch moves and identifies no model.
+    """
+    if revision is not None and _COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi, constants
+
+    name, error = revision or "main", OSError("its cache on this disk names no commit")
+    if is_reachable():
+        try:
+            found = HfApi().model_info(place, revision=revision, timeout=10.0).sha or ""
+        except Exception as raised:  # the hub's library raises what it likes
+            raise UserError(f"model.path={place}: {reason(place, revision, raised)}.") from raised
+    else:
+        ref = Path(constants.HF_HUB_CACHE) / f"models--{place.replace('/', '--')}" / "refs" / name
+        found = ref.read_text().strip() if ref.is_file() else ""
+    if not _COMMIT.fullmatch(found):
+        raise UserError(f"model.path={place}: {reason(place, revision, error)}.")
+    print(f"note: {place} is taken at commit {found}, which {name} names now.", file=sys.stderr)
+    return found
+
+
 def from_place(load: Callable[..., Loaded], place: str, revision: str | None) -> Loaded:
     """What `load`, a `from_pretrained`, reads from a folder, from the hub's cache if a commit pins it, or the hub."""
     if Path(place).is_dir():
@@ -52,7 +84,7 @@ def from_place(load: Callable[..., Loaded], place: str, revision: str | None) ->
     from huggingface_hub import try_to_load_from_cache
 
     # The cache knows of the last file that loading a model asks for, even if the hub has no such file.
-    is_pinned = revision is not None and re.fullmatch("[0-9a-f]{40}", revision) is not None
+    is_pinned = revision is not None and _COMMIT.fullmatch(revision) is not None
     known = try_to_load_from_cache(place, "generation_config.json", revision=revision) if is_pinned else None
     return load(local_files_only=True) if known is not None or not is_reachable() else load()
 

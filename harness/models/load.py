@@ -66,12 +66,12 @@ def load_model(config: ModelConfig) -> LoadedModel:
             with torch.device(device_of(config)):  # a CPU takes minutes to draw the weights of a large model
                 network = AutoModelForCausalLM.from_config(architecture, dtype=dtype)
         else:
-            how = {"revision": config.revision, "dtype": dtype, "config": architecture, "trust_remote_code": False}
+            how = {"revision": config.commit, "dtype": dtype, "config": architecture, "trust_remote_code": False}
             how |= {"key_mapping": _KEYS.get(architecture.model_type), "output_loading_info": True}
             how |= {"use_safetensors": config.safetensors_only or None}
             # With `output_loading_info` transformers returns a pair, which its types do not say.
             load: partial[Any] = partial(AutoModelForCausalLM.from_pretrained, config.checkpoint, **how)
-            network, told = from_place(load, config.checkpoint, config.revision)
+            network, told = from_place(load, config.checkpoint, config.commit)
             others = [name for name in told["unexpected_keys"] if not name.startswith(_OTHER_PARTS)]
             check_tensors(told["missing_keys"], others)
     except (UserError, MemoryError, torch.OutOfMemoryError):
@@ -162,8 +162,8 @@ def _load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:
     if config.is_built:
         return _stand_in_tokenizer(config)
     # AutoTokenizer gives every Qwen2 model Qwen2's own pre-tokenizer, even if its tokenizer.json names another.
-    load = partial(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, revision=config.revision or "main")
-    return from_place(load, config.checkpoint, config.revision)
+    load = partial(PreTrainedTokenizerFast.from_pretrained, config.checkpoint, revision=config.commit or "main")
+    return from_place(load, config.checkpoint, config.commit)
 
 
 def _stand_in_tokenizer(config: ModelConfig) -> PreTrainedTokenizerFast:

@@ -227,7 +227,7 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     """
     if config.is_built:
         return ModelSpec.of(read_architecture(config))
-    file, found = cached_file(config.checkpoint, config.revision, "config.json"), config.config
+    file, found = cached_file(config.checkpoint, config.commit, "config.json"), config.config
     if file is not None:
         try:
             found = json.loads(file.read_text())
@@ -256,7 +256,7 @@ def read_architecture(config: ModelConfig) -> Any:
         if config.is_built:
             architecture = _build_architecture(config)
         else:
-            place, revision = config.checkpoint, config.revision
+            place, revision = config.checkpoint, config.commit
             how = {"revision": revision, "trust_remote_code": False}
             architecture = from_place(lambda **more: AutoConfig.from_pretrained(place, **how, **more), place, revision)
             if architecture.model_type in _WRAPPERS:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -149,7 +149,7 @@ def make_job(config: DictConfig) -> Job:
         **data,
         cells=tuple({cell.cell_id: cell for cell in cells}.values()),
         run_directory=folder_below(str(config.results_dir), str(config.run_name), "run_name"),
-        resolved=plain(config),
+        resolved={**plain(config), "model": {**plain(config.model), "revision": settings["model"].revision}},
         command=command_line(),
     )
     job.check_inputs()
@@ -158,7 +158,8 @@ def make_job(config: DictConfig) -> Job:
 
 def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
     """The fields of a job that its configuration alone decides, its benchmark's settings and its policies, checked."""
-    settings: dict[str, Any] = {"model": build(ModelConfig, "model", config.model)}
+    model = build(ModelConfig, "model", config.model)
+    settings: dict[str, Any] = {"model": replace(model, revision=model.commit or model.revision)}
     asked = build(BenchmarkConfig, "benchmark", config.benchmark)
     settings |= {
         "decoding": build_decoding(config.decoding),

@@ -1,0 +1,67 @@
+"""A branch of the hub is a way to find a commit, and no identity."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from kvsweep.errors import UserError
+from kvsweep.harness.models import hub
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.models.hub import commit_of
+from kvsweep.harness.settings import WEIGHTS, compose_config
+from kvsweep.harness.sweep.job import make_job
+
+A, B = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """`point(name, commit)` moves a branch of me/toy, in the cache of a machine without network, for a new process."""
+    home = tmp_path / "models--me--toy"
+    (home / "snapshots").mkdir(parents=True)
+    (home / "refs").mkdir()
+    for commit in (A, B):
+        (home / "snapshots" / commit).symlink_to(WEIGHTS / "toy_qwen")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
+
+    def move(name: str, commit: str) -> None:
+        (home / "refs" / name).write_text(commit)
+        commit_of.cache_clear()
+
+    yield move
+    commit_of.cache_clear()
+
+
+def config(**fields: str) -> ModelConfig:
+    return ModelConfig(name="mine", title="Mine", path="me/toy", **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1"])
+def test_a_branch_that_moves_is_another_model(
+    revision: str | None, point: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["model.path=me/toy", f"model.revision={revision or 'null'}", "policy=full", "benchmark=toy_add"]
+    jobs = []
+    for commit in (A, B):
+        point(revision or "main", commit)
+        jobs.append(make_job(compose_config(*words)))
+        assert f"me/toy is taken at commit {commit}, which {revision or 'main'} names now" in capsys.readouterr().err
+    assert jobs[0].cells[0].cell_id != jobs[1].cells[0].cell_id
+    # A task that starts after the branch has moved, and a replay, take the commit of the plan.
+    assert [job.model.revision for job in jobs] == [job.resolved["model"]["revision"] for job in jobs] == [A, B]
+
+
+def test_a_commit_names_itself_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "is_reachable", lambda: pytest.fail("the hub was asked"))
+    assert config(revision=A).identity()["weights"] == f"me/toy@{A}"
+
+
+def test_a_branch_that_nobody_knows_is_refused(point: Callable[[str, str], None]) -> None:
+    commit_of.cache_clear()
+    with pytest.raises(
+        UserError, match=r"model.path=me/toy: the hub cannot be reached, and its cache on this disk lacks"
+    ):
+        config(revision="other").identity()
