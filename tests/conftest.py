@@ -137,12 +137,12 @@ def tiny(tiny_model_dir: Path, tiny_predictor_dir: Path, tiny_statistics: Path) 
     """Overrides that put the tiny model in place of any other and keep every text short."""
     return [
         f"model.path={tiny_model_dir}",
-        *("model.name=toy_qwen", "model.title=Toy-Qwen"),
         f"model.predictor={tiny_predictor_dir}",
         f"model.statistics={tiny_statistics}",
         "model.threads=1",
         "benchmark.limit=3",
         "decoding.max_new_tokens=40",
+        *("model.name=toy_qwen", "model.title=Toy-Qwen"),
     ]
 
 

@@ -19,6 +19,7 @@ from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.decode.sampling import SamplingConfig
+from kvsweep.harness.models import config as model_config
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.grid import build_policies
@@ -343,6 +344,12 @@ def test_a_job_lists_each_pair_once(compose: Callable[..., Any], tiny: list[str]
 
 
 # --- The name of a cell -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every revision is a commit here: nobody is asked what it names."""
+    monkeypatch.setattr(model_config, "commit_of", lambda place, revision: revision)
 
 
 def synthetic(**changes: Any) -> Cell:

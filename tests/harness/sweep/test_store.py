@@ -47,7 +47,7 @@ from kvsweep.records import (
 
 PROBLEMS = [Problem(id=name, prompt=f"{name}?", gold="1") for name in "abc"]
 CELL = Cell(
-    model=ModelConfig(name="m", title="M", path="owner/model"),
+    model=ModelConfig(name="m", title="M", path="owner/model", revision="a" * 40),
     benchmark=BenchmarkConfig(name="b", title="B", source="toy", task="add"),
     dataset_hash="0" * 16,
     policy=FullCache(name="full"),
