@@ -102,6 +102,7 @@ SPELLINGS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
     (r"(?<![A-Za-z\\])(pi|theta|alpha|beta|lambda)(?![A-Za-z])(?![^{}]*[a-z]{3} [a-z]{2})", r"\\\1 ", "2pi -> 2\\pi "),
     (r"(?<![A-Za-z\\])(sin|cos|tan|ln|log|exp|sqrt)\s*(?=\()", r"\\\1", "ln(5) -> \\ln(5)"),
     (r"\\sqrt\s*\(((?:[^()]|\([^()]*\))*)\)", r"\\sqrt{\1}", r"\sqrt(3) -> \sqrt{3}"),
+    (r"(?<![\w!])([A-Za-z]|\d+|\([^()]*\))!\s*(?=\^)", r"(\1!)", "n!^2 -> (n!)^2"),
     (r"\\lg(?![A-Za-z])", r"\\log_{10}", r"\lg 100 -> \log_{10} 100"),
     (r"\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?",
      lambda match: rf"\overline{{{''.join(filter(None, match.groups()))}}}",
