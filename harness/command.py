@@ -60,6 +60,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any of them runs."""
     found: list[tuple[Job, Launcher, ReplayPlan]] = []
     given: list[str] = []
+    notes: set[str] = set()
     unused: list[dict[str, str]] = []
     mistakes: list[UserError] = []
 
@@ -71,6 +72,8 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
                 if not any(word.startswith(_NAMES_CELLS) for word in words):
                     config.grid.policy = ["full", config.policy.name]
                 if not any(word.startswith(_NAMES_MODEL) for word in words) and (name := _own_model(words)):
+                    lent = f"takes precision, tags and sizes of {config.model.name}"
+                    notes.add(f"note: model={name} {lent}: choose the nearest with model=.")
                     config.model.name = config.model.title = name
                 launcher = build_target("launcher", config.launcher, Launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
@@ -85,6 +88,8 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         raise mistakes[0]
     if not found:
         return [], Inline(), ReplayPlan()
+    for note in sorted(notes):
+        print(note, file=sys.stderr)
     refuse_unused(given, unused)
     jobs, launchers, plans = zip(*found, strict=True)
     if any(launcher != launchers[0] for launcher in launchers):

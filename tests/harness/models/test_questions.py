@@ -59,7 +59,7 @@ def test_a_template_that_writes_the_date_gets_one_of_the_settings(folder: Path, 
 def test_the_date_is_part_of_the_identity_where_a_template_may_ask_for_it(folder: Path):
     plain = ModelConfig(name="m", title="M", path=str(folder))
     assert "today" not in plain.identity()
-    hub = replace(plain, path="someone/model")  # which is not fetched yet
+    hub = replace(plain, path="someone/model", revision="a" * 40)  # which is not fetched yet
     assert "today" not in hub.identity()
     assert replace(hub, today="2026-11-24").identity()["today"] == "2026-11-24"
     assert "today" not in replace(hub, today="2026-11-24", chat_template="none").identity()

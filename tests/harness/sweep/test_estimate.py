@@ -123,7 +123,9 @@ def test_a_folder_of_weights_that_borrows_an_embedded_models_settings_is_said(
     kvsweep: Callable[..., Any], tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     arguments = ["--dry-run", "benchmark=toy_chain", "policy=window", f"results_dir={tmp_path}"]
-    said = kvsweep(*arguments, f"model.path={tiny_model_dir}").out
+    alone = kvsweep(*arguments, f"model.path={tiny_model_dir}").err
+    assert f"model={tiny_model_dir.name} takes precision, tags and sizes of toy_qwen: choose the nearest with" in alone
+    said = kvsweep(*arguments, "model=toy_qwen", f"model.path={tiny_model_dir}").out
     assert f"  model: {tiny_model_dir}, with name, precision, tags and sizes" in said
     assert "of toy_qwen: choose the nearest with model=" in said
     for own in ([], ["model.name=tiny", f"model.path={tiny_model_dir}"]):

@@ -572,7 +572,7 @@ def test_a_sweep_loads_each_model_once(
     # Both names stand for the same tiny model here: only their precision makes them two.
     models = ["model=toy_qwen,toy_llama", "model.dtype=float32,bfloat16"]
     ended = command("-m", "benchmark=toy_add,toy_chain", *models, "benchmark.limit=1")
-    assert model_loads == ["toy_llama", "toy_llama"]
+    assert model_loads == ["toy_qwen", "toy_qwen"]
     assert {(cell["benchmark"]["name"], cell["model"]["dtype"]) for cell in cells()} == {
         (benchmark, dtype) for benchmark in ("toy_add", "toy_chain") for dtype in ("float32", "bfloat16")
     }
