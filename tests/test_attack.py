@@ -25,6 +25,6 @@ def test_no_attack_gets_through() -> None:
     assert ended.returncode == 0, ended.stderr[-3000:] + ended.stdout
     told = json.loads(ended.stdout.splitlines()[-1])
     del told["seconds"]
-    assert len(told) == 9
+    assert len(told) == 10
     assert all(tally["tried"] > 0 for tally in told.values())
     assert not [count for tally in told.values() for name, count in tally.items() if name != "tried" and count]
