@@ -78,25 +78,30 @@ def execute(share: ReplayShare, work: OpenCells) -> None:
 def read_jobs(directory: Path) -> list[Job]:
     """The jobs that wrote the cells of a run directory, as their provenance has them."""
     found: dict[str, dict[str, Any]] = {}
-    begun: set[str] = set()
+    folders: dict[str, set[str]] = {}  # the cells that each configuration has begun
     for folder, _ in records.read_cells(directory):
-        begun.add(folder.name)
         for file in shard_files(folder, PROVENANCE_FILE).values():
             config = stored_config(file)
             config |= {"results_dir": str(directory.resolve().parent), "run_name": directory.resolve().name}
             config |= {"shard": "1/1", "until": None, "finish": False}
             # Jobs that differ in their policies alone are one grid; a policy's own settings keep them apart.
-            found.setdefault(records.content_hash(config), config)
+            key = records.content_hash(config)
+            found.setdefault(key, config)
+            folders.setdefault(key, set()).add(folder.name)
     if not found:
         raise UserError(f"{directory} holds no cell that a sweep has begun: give the folder of a run.")
     # The jobs of one model, benchmark and precision become one job.
+    begun = set[str]().union(*folders.values())
     groups: dict[str, Job] = {}
-    for job in (make_job(OmegaConf.create(config)) for config in found.values()):
-        key = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
-        first = groups.setdefault(key, job)
-        cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells) if cell.cell_id in begun}
+    for key, config in found.items():
+        job = make_job(OmegaConf.create(config))
+        condition = records.content_hash([job.cells[0].describe()["condition"], job.cache.identity()])
+        if not folders[key] <= {cell.cell_id for cell in job.cells}:  # what has changed would be begun anew
+            job = replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id in begun))
+        first = groups.setdefault(condition, job)
+        cells = {cell.cell_id: cell for cell in (*first.cells, *job.cells)}
         inputs = {**first.inputs, **job.inputs}
-        groups[key] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
+        groups[condition] = replace(first, cells=tuple(cells.values()), inputs=inputs, rounds=(), margin=None)
     _name_others(directory, begun - {cell.cell_id for job in groups.values() for cell in job.cells}, begun)
     return [job for job in groups.values() if job.cells]
 

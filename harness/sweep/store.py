@@ -146,9 +146,12 @@ class CellStore:
         path = self.directory / self.shard.file(records.PROVENANCE_FILE)
         code = code_hash(type(self.cell.policy))
         with plain_disk_errors(self.directory):
+            passes, others = _earlier_passes(path), list[Mapping[str, Any]]()
             for part in records.shard_files(self.directory, records.PROVENANCE_FILE).values():
-                self._check_code(code, _earlier_passes(part))
-            passes = [*_earlier_passes(path), {**decoding_pass, "policy_code": code}]
+                with suppress(ValueError, KeyError, RecursionError):  # a damaged file of another shard is that shard's
+                    others += records.read_provenance(part)["decoding_passes"] if part != path else []
+            self._check_code(code, [*passes, *others])
+            passes = [*passes, {**decoding_pass, "policy_code": code}]
             (self.directory / records.DONE_FILE).unlink(missing_ok=True)
             whole = {"schema": records.SCHEMA, **provenance, "decoding_passes": passes}
             replace_text(path, json.dumps(whole, indent=2) + "\n")

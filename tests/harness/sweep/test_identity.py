@@ -144,6 +144,16 @@ def test_a_replay_leaves_out_cells_of_other_code(own: Path, capsys: pytest.Captu
     assert "is not replayed, because the weights or the code of its policy have changed" in capsys.readouterr().err
 
 
+def test_a_replay_has_the_cells_of_a_grid_that_were_not_begun(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = spread("grid.policy=[full,spread]", "decoding.max_new_tokens=8")
+    assert decode_all([share_of(replace(job, cells=job.cells[:1]))]) == []
+    (job.run_directory / job.cells[1].cell_id).mkdir()
+    (job.run_directory / job.cells[1].cell_id / "cell.yaml").write_text(yaml.safe_dump(job.cells[1].describe()))
+    [replayed] = read_jobs(job.run_directory)
+    assert [cell.cell_id for cell in replayed.cells] == [cell.cell_id for cell in job.cells]
+    assert "is not replayed" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
