@@ -12,6 +12,7 @@ from types import ModuleType
 from kvsweep.records import content_hash
 
 _PACKAGE = __name__.partition(".")[0]
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -62,24 +63,26 @@ def _belongs(module: ModuleType, policy_class: type) -> bool:
 def _imported(text: str, module: ModuleType) -> Iterator[ModuleType]:
     """The modules that a module's import statements name, wherever in the file they stand."""
     package = module.__name__ if hasattr(module, "__path__") else module.__name__.rpartition(".")[0]
+    return (sys.modules[name] for name in _imported_names(text, package) if name in sys.modules)
+
+
+@lru_cache(maxsize=256)  # a sweep asks for every cell
+def _imported_names(text: str, package: str) -> list[str]:
+    names: list[str] = []
     for node in ast.walk(ast.parse(text)):
-        names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             absolute = importlib.util.resolve_name(base, package) if node.level else base
-            names = [absolute, *(f"{absolute}.{alias.name}" for alias in node.names)]
-        yield from (sys.modules[name] for name in names if name in sys.modules)
+            names += [absolute, *(f"{absolute}.{alias.name}" for alias in node.names)]
+    return names
 
 
 @lru_cache(maxsize=256)
 def _hash_of_code(text: str) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            documented = isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str)
-            if documented and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                body[0].value = ast.Constant("")
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body[0] = ast.Expr(ast.Constant(""))
     return content_hash(ast.unparse(tree))

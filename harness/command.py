@@ -58,10 +58,9 @@ def sweep(words: Sequence[str]) -> None:
 
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any of them runs."""
-    found: list[tuple[Job, Launcher, ReplayPlan]] = []
+    found: list[tuple[Job, Launcher, ReplayPlan, dict[str, str]]] = []
     given: list[str] = []
     notes: set[str] = set()
-    unused: list[dict[str, str]] = []
     mistakes: list[UserError] = []
 
     def collect(config: DictConfig) -> None:
@@ -69,17 +68,12 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         try:
             with plain_config_errors():
                 words = [word.lstrip("+~") for word in HydraConfig.get().overrides.task]
-                if not any(word.startswith(_NAMES_CELLS) for word in words):
-                    config.grid.policy = ["full", config.policy.name]
-                if not any(word.startswith(_NAMES_MODEL) for word in words) and (name := _own_model(words)):
-                    lent = f"takes precision, tags and sizes of {config.model.name}"
-                    notes.add(f"note: model={name} {lent}: choose the nearest with model=.")
-                    config.model.name = config.model.title = name
+                notes.update(_complete(config, words))
                 launcher = build_target("launcher", config.launcher, Launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
-                found.append((job := make_job(config), launcher, plan))
+                job = make_job(config)
+                found.append((job, launcher, plan, unused_settings(config, job)))
                 given.extend(words)
-                unused.append(unused_settings(config, job))
         except UserError as mistake:
             mistakes.append(mistake)
 
@@ -90,8 +84,8 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         return [], Inline(), ReplayPlan()
     for note in sorted(notes):
         print(note, file=sys.stderr)
+    jobs, launchers, plans, unused = zip(*found, strict=True)
     refuse_unused(given, unused)
-    jobs, launchers, plans = zip(*found, strict=True)
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
     if any(plan != plans[0] for plan in plans):
@@ -102,11 +96,18 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     return list(jobs), launchers[0], plans[0]
 
 
-def _own_model(words: Sequence[str]) -> str | None:
-    """The name of a model that a path alone gives: its last part, so that results never stand under the default's."""
+def _complete(config: DictConfig, words: Sequence[str]) -> list[str]:
+    """Fill in what the command line's words leave open; return a note for a model that a path alone names."""
+    if not any(word.startswith(_NAMES_CELLS) for word in words):
+        config.grid.policy = ["full", config.policy.name]
     places = [word.partition("=")[2] for word in words if word.startswith(("model.path=", "model.gguf="))]
+    # The last part of the path: results never stand under the default model's name.
     name = re.sub(r"[^\w.-]+", "_", Path(places[-1].strip("'\"")).absolute().name) if places else ""
-    return name or None
+    if not name or any(word.startswith(_NAMES_MODEL) for word in words):
+        return []
+    lent = f"takes precision, tags and sizes of {config.model.name}"
+    config.model.name = config.model.title = name
+    return [f"note: model={name} {lent}: choose the nearest with model=."]
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:

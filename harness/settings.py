@@ -123,11 +123,14 @@ def build(cls: type[_T], section: str, node: DictConfig | Mapping[str, Any]) -> 
 
 def build_target(section: str, node: DictConfig | Mapping[str, Any], base: type) -> Any:
     """Make the dataclass that `_target_` of a section names, a `base`, from the settings beside it, as `build` does."""
-    settings = plain(node)
-    return build(_target(section, str(settings.pop("_target_", None)), base), section, settings)
+    cls, settings = target_class(section, node, base), plain(node)
+    settings.pop("_target_")
+    return build(cls, section, settings)
 
 
-def _target(section: str, path: str, base: type) -> type[Any]:
+def target_class(section: str, node: DictConfig | Mapping[str, Any], base: type) -> type[Any]:
+    """The dataclass that `_target_` of a section names; a UserError where it is no `base`."""
+    path = str(node.get("_target_"))
     module, _, name = path.rpartition(".")
     wanted = f"name a dataclass that extends {base.__module__}.{base.__qualname__}"
     try:

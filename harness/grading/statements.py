@@ -29,12 +29,13 @@ _BOX = re.compile(
     re.DOTALL,
 )
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)  # A backslash takes its next character along, as in \{1,2\}.
+_NAMED = r"[A-Za-z](?:_\{?\w\}?)?\s*&?=\s*"
 # What joins two boxes to one list: signs, "and", a bullet, and a name before "=".
 _JOINT = re.compile(
     r"[\s$&,;.()\[\]\\*-]*+(?:\\?(?:quad|qquad)[\s\\,]*)?(?:\\?(?:text)?\{?\s*(?:and|or|as well as)\s*\}?)?"
-    r"[\s$,\\()\[\]]*+(?:(?:quad|qquad)[\s\\,$]*)?(?P<name>(?:[A-Za-z](?:_\{?\w\}?)?\s*&?=\s*)?)"
+    rf"[\s$,\\()\[\]]*+(?:(?:quad|qquad)[\s\\,$]*)?(?P<name>(?:{_NAMED})?)"
 )
-_NAME_BEFORE = re.compile(r"[A-Za-z](?:_\{?\w\}?)?\s*&?=\s*$")
+_NAME_BEFORE = re.compile(rf"{_NAMED}$")
 
 _CALLED_WRONG = re.compile(r"[\s$\\)*]*(?:,\s+which\b[^.!?\n]*)?\s(?:is|was|are)\s+(?:\w+\s+)?(?:wrong|incorrect)\b")
 
@@ -45,7 +46,7 @@ class _Box(NamedTuple):
     content: str | None  # None if the box is never closed
 
 
-def _boxes(text: str) -> Iterator[_Box]:
+def boxes(text: str) -> Iterator[_Box]:
     """The boxes of a text that are not empty, the last first."""
     for found in reversed(list(_BOX.finditer(text))):
         start, end, content = found.start(), found.end(), found["bare"] or found["tagged"]
@@ -60,15 +61,10 @@ def _boxes(text: str) -> Iterator[_Box]:
             yield _Box(start, end, content and content.strip())
 
 
-def last_box(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` that is not empty; None if that is never closed, or if there is none."""
-    return next((box.content for box in _boxes(text)), None)
-
-
 def _boxed(text: str, kind: AnswerKind) -> Statement | None:
     """The last box that holds an answer of the kind; boxes of expressions that signs or "and" join are one list."""
     values, start = list[str](), 0
-    for box in _boxes(text):
+    for box in boxes(text):
         if _CALLED_WRONG.match(text, box.end):
             continue
         if values:
@@ -172,7 +168,9 @@ def _declared_value(text: str, match: re.Match[str], kind: AnswerKind) -> str | 
     elif re.match(r"[A-Za-z]+ [A-Za-z]+ [A-Za-z]+ ", value):
         states = _STATES.fullmatch(value.rstrip(".! "))
         value = next(filter(None, states.groups())) if states else ""
-    value = re.split(r",\s+[a-z]{2,}" if kind == "integer" else r"$", _GOES_ON.split(value)[0])[0]
+    value = _GOES_ON.split(value)[0]
+    if kind == "integer":
+        value = re.split(r",\s+[a-z]{2,}", value)[0]
     names_it = _FORMULA.search(value) or re.search(r"[:：=]\W*$", match[0])
     return _fitting(value, kind) if names_it else None
 
@@ -317,7 +315,7 @@ RANKS: tuple[Callable[[str, AnswerKind], Statement | None], ...] = (_boxed, _dec
 def find_statement(text: str, kind: AnswerKind) -> Statement | None:
     """The answer that a text states, or None; a last box that is never closed breaks the text off."""
     text = _NOT_BUT.sub("", text)
-    box = next(_boxes(text), None)
+    box = next(boxes(text), None)
     if box and box.content is None:
         return None
     for find in RANKS:

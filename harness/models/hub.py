@@ -59,7 +59,7 @@ def commit_of(place: str, revision: str | None) -> str:
         return revision
     from huggingface_hub import HfApi, constants
 
-    name, error = revision or "main", OSError("its cache on this disk names no commit")
+    name = revision or "main"
     if is_reachable():
         try:
             found = HfApi().model_info(place, revision=revision, timeout=10.0).sha or ""
@@ -69,7 +69,8 @@ def commit_of(place: str, revision: str | None) -> str:
         ref = Path(constants.HF_HUB_CACHE) / f"models--{place.replace('/', '--')}" / "refs" / name
         found = ref.read_text().strip() if ref.is_file() else ""
     if not _COMMIT.fullmatch(found):
-        raise UserError(f"model.path={place}: {reason(place, revision, error)}.")
+        unknown = OSError("the hub and its cache on this disk name no commit of it")
+        raise UserError(f"model.path={place}: {reason(place, revision, unknown)}.")
     print(f"note: {place} is taken at commit {found}, which {name} names now.", file=sys.stderr)
     return found
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field
 
@@ -21,6 +20,7 @@ from kvsweep.harness.settings import (
     conf_files,
     own_conf_files,
     plain,
+    target_class,
     unknown_choice,
     whole_number,
 )
@@ -50,7 +50,7 @@ def build_policies(config: DictConfig) -> list[Policy]:
     every, question, sinks), so that they hold the same memory. A shared setting that the composed policy leaves at
     null, and all other settings, come from each policy's own YAML.
     """
-    check_names()
+    _check_names()
     grid = build(GridAxes, "grid", config.grid)
     return list(dict.fromkeys(policy for axes in (grid, *grid.beside) for policy in _policies(axes, config)))
 
@@ -63,14 +63,16 @@ def _policies(grid: GridAxes, config: DictConfig) -> Iterator[Policy]:
         raise UserError("grid.beside names a grid that has a beside of its own: list all grids in the outer one.")
     axes = {a: v for a in AXES if (v := getattr(grid, a)) is not None}
     for name in grid.policy or [composed["name"]]:
+        if name == composed["name"]:
+            _check_class(composed)
         values = composed if name == composed["name"] else _policy_of_grid(name, config, composed)
         for point in itertools.product(*axes.values()):
             setting = {a: v for a, v in zip(axes, point, strict=True) if a in values}
-            yield _named(name, build_target("policy", _sized({**values, **setting}), Policy))
+            yield build_target("policy", _sized({**values, **setting}), Policy)
 
 
-def check_names() -> None:
-    """Refuse files of the user's conf/policy whose name is another than the file's, or that of a shipped policy."""
+def _check_names() -> None:
+    """Refuse files of the user's conf/policy whose name is another than the file's."""
     for name, path in own_conf_files("policy").items():
         given = policy_file(name).get("name")
         if given != name:
@@ -78,17 +80,21 @@ def check_names() -> None:
             raise UserError(f"{path} has the name {given}, under which its results would stand: {mend}.")
 
 
-def _named(name: str, policy: Policy) -> Policy:
-    """The policy, if `name`, under which its results stand, is that of no other class's file."""
-    own = type(policy).__qualname__
+def _check_class(policy: Mapping[str, Any]) -> None:
+    """Refuse a composed policy whose name, under which its results stand, is that of another class's file."""
+    name, own = policy["name"], target_class("policy", policy, Policy)
     if name in choices("policy"):
-        wanted = get_class(policy_file(name)._target_)
-        if type(policy) is not wanted:
+        wanted = target_class("policy", policy_file(name), Policy)
+        if own is not wanted:
             mend = "leave policy.name out, or give a policy of your own a file in conf/policy"
-            raise UserError(f"policy.name={name} is the name of {wanted.__qualname__}, not of {own}: {mend}.")
-    elif not name.isidentifier() or type(policy) in (get_class(policy_file(one)._target_) for one in choices("policy")):
-        raise UserError(f"policy.name={name} is no file of conf/policy, and {own} has one: leave policy.name out.")
-    return policy
+            raise UserError(
+                f"policy.name={name} is the name of {wanted.__qualname__}, not of {own.__qualname__}: {mend}."
+            )
+    elif not name.isidentifier() or own in (
+        target_class("policy", policy_file(one), Policy) for one in choices("policy")
+    ):
+        has_one = f"is no file of conf/policy, and {own.__qualname__} has one"
+        raise UserError(f"policy.name={name} {has_one}: leave policy.name out.")
 
 
 def _refuse_two_sizes(composed: Mapping[str, Any], grid: GridAxes, config: DictConfig) -> None:

@@ -16,6 +16,7 @@ from kvsweep.command_line import counted
 from kvsweep.compression import artifacts
 from kvsweep.compression.config import UNPACKED, CacheConfig
 from kvsweep.compression.policy import BudgetPolicy, Policy
+from kvsweep.compression.source import is_own
 from kvsweep.errors import UserError
 from kvsweep.escape import folder_below
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
@@ -125,10 +126,12 @@ def changed_code(job: Job) -> str | None:
         policy = {name: value for name, value in described["policy"].items() if name != "class"}
         return described["condition"], content_hash([policy, described.get("cache")])
 
+    own = [cell for cell in job.cells if is_own(type(cell.policy))]
+    new = [cell for cell in own if not (job.run_directory / cell.cell_id).exists()]
+    if not new:
+        return None
     ids = {cell.cell_id for cell in job.cells}
     earlier = {without_code(stored) for folder, stored in read_cells(job.run_directory) if folder.name not in ids}
-    own = [cell for cell in job.cells if "class" in cell.policy.identity()]
-    new = [cell for cell in own if not (job.run_directory / cell.cell_id).exists()]
     changed = [cell for cell in new if without_code(cell.describe()) in earlier]
     if not changed:
         return None

@@ -21,9 +21,9 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
     A size or the margin is named in a note and not refused: a script may give every job the same ones, those of the
     full cache too.
     """
-    for word in dict.fromkeys(word.lstrip("+") for word in given):
+    for word in dict.fromkeys(given):
         key = word.partition("=")[0]
-        if not (unused and all(key in settings for settings in unused)):
+        if not all(key in settings for settings in unused):
             continue
         vain = f"{word} has no effect, because {unused[0][key]}"
         if key not in _NAMED:
@@ -33,14 +33,11 @@ def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> 
 
 def unused_settings(config: DictConfig, job: Job) -> dict[str, str]:
     """The keys of a configuration that its job does not use, each with the reason."""
+    grid = plain(config.grid)
     found = {f"cache.{name}": "no row is packed" for name in ("scheme", "group", "residual") if not job.cache.is_packed}
     if not job.rounds:
         found["report.margin"] = "until=decided alone uses it, and kvsweep report has --margin"
-    return found | dict(_of_policies(plain(config.policy), _grids(plain(config.grid))))
-
-
-def _grids(grid: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [grid, *grid["beside"]]
+    return found | dict(_of_policies(plain(config.policy), [grid, *grid["beside"]]))
 
 
 def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -134,28 +134,26 @@ class TestLetters:
         assert canonical_gold(gold, "letter") == letter
 
 
+def reported(which: str) -> pytest.MarkDecorator:
+    """The pairs that are `accepted`, or those that are `rejected`, as text, gold and kind."""
+    return pytest.mark.parametrize(
+        ("text", "gold", "kind"),
+        [
+            pytest.param(text, gold, part.kind, id=f"{part.mistake}: {gold} <- {text}")
+            for part in PAIRS
+            for gold, text in getattr(part, which)
+        ],
+    )
+
+
 class TestReports:
     """Kinds of mistakes that users of other graders reported (`pairs.SOURCES`)."""
 
-    @pytest.mark.parametrize(
-        ("text", "gold", "kind"),
-        [
-            pytest.param(text, gold, part.kind, id=f"{part.mistake}: {gold} <- {text}")
-            for part in PAIRS
-            for gold, text in part.accepted
-        ],
-    )
+    @reported("accepted")
     def test_the_same(self, text: str, gold: str, kind: Any) -> None:
         assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome == "correct"
 
-    @pytest.mark.parametrize(
-        ("text", "gold", "kind"),
-        [
-            pytest.param(text, gold, part.kind, id=f"{part.mistake}: {gold} <- {text}")
-            for part in PAIRS
-            for gold, text in part.rejected
-        ],
-    )
+    @reported("rejected")
     def test_something_else(self, text: str, gold: str, kind: Any) -> None:
         assert judge(text, "stop", gold, kind, {"answer_from": "whole_text"}).outcome != "correct"
 

@@ -24,7 +24,7 @@ from kvsweep.harness.grading.answers import (
     parse_integer,
 )
 from kvsweep.harness.grading.grader import Grader
-from kvsweep.harness.grading.statements import last_box
+from kvsweep.harness.grading.statements import boxes
 from kvsweep.records import Completion, Grade, Problem, append_row
 from tests.harness.grading import sleeping_judge
 from tests.program import grade as grade_command
@@ -95,6 +95,11 @@ class TestAnswerPart:
     )
     def test_only_what_follows_the_thinking(self, text: str, answer: str | None) -> None:
         assert answer_part(text) == answer
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last box that is not empty; None if that is never closed, or if there is none."""
+    return next((box.content for box in boxes(text)), None)
 
 
 class TestLastBox:
