@@ -1,12 +1,15 @@
 """Workers: a call that hangs, crashes or fills the memory costs its own result alone, and no process is left over."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pebble.pool.process
 import pytest
@@ -165,13 +168,17 @@ def test_numbers_out_of_range_are_one_sentence(workers: int, timeout_s: float) -
         Workers(workers=workers, timeout_s=timeout_s)
 
 
-def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_endless_wait(monkeypatch):
-    """As with little memory: the third of pebble's threads does not start."""
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_worker_is_left(
+    monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """As with little memory: one of pebble's three threads does not start."""
+    others = set(multiprocessing.active_children())
     started, launch = [], pebble.pool.process.launch_thread
 
-    def launch_thread(*arguments):
+    def launch_thread(*arguments: Any) -> threading.Thread:
         started.append(arguments)
-        if len(started) % 3 == 0:
+        if len(started) % nth == 0:
             raise RuntimeError("can't start new thread")
         return launch(*arguments)
 
@@ -180,4 +187,23 @@ def test_a_pool_whose_threads_cannot_start_is_an_error_and_no_endless_wait(monke
         for _ in range(2):
             with pytest.raises(UserError, match=r"no worker process can start \(can't start new thread\)"):
                 workers.map(abs, [(-1,)])
-    assert len(started) == 6
+            assert set(multiprocessing.active_children()) <= others
+    assert len(started) == 2 * nth
+
+
+def test_a_worker_that_does_not_start_is_an_error_and_no_worker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with little memory: the second worker does not start."""
+    others = set(multiprocessing.active_children())
+    started, launch = [], pebble.pool.process.launch_process
+
+    def launch_process(*arguments: Any) -> multiprocessing.process.BaseProcess:
+        started.append(arguments)
+        if len(started) == 2:
+            raise BlockingIOError("Resource temporarily unavailable")
+        return launch(*arguments)
+
+    monkeypatch.setattr(pebble.pool.process, "launch_process", launch_process)
+    with Workers(workers=2) as workers:
+        with pytest.raises(RuntimeError, match="no worker process started"):
+            workers.map(abs, [(-1,)])
+        assert set(multiprocessing.active_children()) <= others

@@ -42,8 +42,7 @@ class Workers:
 
     def __exit__(self, *exception: object) -> None:
         if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
+            _end(self._pool)
 
     def map(self, function: Callable[..., Result], calls: Sequence[Sequence[Any]]) -> list[Result | None]:
         """The results of the calls, in their order; None for a call that overran its limits or killed its worker.
@@ -86,14 +85,20 @@ class Workers:
                 try:
                     pool.schedule(os.getpid).result(_START_LIMIT_S)
                 except (BrokenProcessPool, TimeoutError) as error:
-                    pool.stop()
+                    _end(pool)
                     raise RuntimeError("no worker process started; its error is above") from error
-                except RuntimeError as error:  # half of a pool: to wait for its end would take forever
-                    pool.stop()
+                except RuntimeError as error:
+                    _end(pool)
                     mend = "allow more memory or threads (ulimit), and run the same command again"
                     raise UserError(f"no worker process can start ({error}): {mend}.") from error
                 self._pool = pool
             return self._pool
+
+
+def _end(pool: ProcessPool) -> None:
+    """Stop the workers and wait for their ends: one that still starts would miss its parent's semaphores and say so."""
+    pool.stop()
+    pool.join()
 
 
 def _prepare() -> None:
