@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -11,17 +12,26 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from kvsweep.errors import UserError
 from kvsweep.harness.rounds import ReplayPlan, run
-from kvsweep.harness.settings import CONF, build, build_target, own_overrides, plain_config_errors
+from kvsweep.harness.settings import (
+    CONF,
+    build,
+    build_target,
+    fill_homes,
+    own_overrides,
+    plain_config_errors,
+    target_classes,
+)
 from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
+from kvsweep.harness.words import hydra_words
 from kvsweep.records import read_cells
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
@@ -33,6 +43,8 @@ SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "
 
 def sweep(words: Sequence[str]) -> None:
     """Compose the jobs that the command line's words name, check them all, and launch them or show what was asked."""
+    if rerun := next((word for word in words if word.startswith("--experimental-rerun")), None):
+        raise UserError(f"{rerun} is no option here: provenance.jsonl of a cell has the command to run again.")
     sys.argv = ["kvsweep", *words]
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -59,7 +71,6 @@ def sweep(words: Sequence[str]) -> None:
 def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     """Compose and check every job of the command line before any of them runs."""
     found: list[tuple[Job, Launcher, ReplayPlan, dict[str, str]]] = []
-    given: list[str] = []
     notes: set[str] = set()
     mistakes: list[UserError] = []
 
@@ -67,13 +78,12 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         # Hydra prints lines of its own about an error that passes through it.
         try:
             with plain_config_errors():
-                words = [word.lstrip("+~") for word in HydraConfig.get().overrides.task]
-                notes.update(_complete(config, words))
+                fill_homes(config)
+                notes.update(_complete(config))
                 launcher = build_target("launcher", config.launcher, Launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
                 job = make_job(config)
                 found.append((job, launcher, plan, unused_settings(config, job)))
-                given.extend(words)
         except UserError as mistake:
             mistakes.append(mistake)
 
@@ -85,7 +95,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     for note in sorted(notes):
         print(note, file=sys.stderr)
     jobs, launchers, plans, unused = zip(*found, strict=True)
-    refuse_unused(given, unused)
+    refuse_unused([word.lstrip("+") for word in sys.argv[1:] if not word.startswith("-")], unused)
     if any(launcher != launchers[0] for launcher in launchers):
         raise UserError("launcher differs between the jobs of one command: give it one value, not a list.")
     if any(plan != plans[0] for plan in plans):
@@ -96,14 +106,17 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     return list(jobs), launchers[0], plans[0]
 
 
-def _complete(config: DictConfig, words: Sequence[str]) -> list[str]:
+def _complete(config: DictConfig) -> list[str]:
     """Fill in what the command line's words leave open; return a note for a model that a path alone names."""
+    words = [word.lstrip("+") for word in HydraConfig.get().overrides.task]
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
-    places = [word.partition("=")[2] for word in words if word.startswith(("model.path=", "model.gguf="))]
+    placed = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
+    if not placed or any(word.startswith(_NAMES_MODEL) for word in words):
+        return []
     # The last part of the path: results never stand under the default model's name.
-    name = re.sub(r"[^\w.-]+", "_", Path(places[-1].strip("'\"")).absolute().name) if places else ""
-    if not name or any(word.startswith(_NAMES_MODEL) for word in words):
+    place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
+    if not (name := re.sub(r"[^\w.-]+", "_", place)):
         return []
     lent = f"takes precision, tags and sizes of {config.model.name}"
     config.model.name = config.model.title = name
@@ -111,16 +124,26 @@ def _complete(config: DictConfig, words: Sequence[str]) -> list[str]:
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:
-    if not any(argument.startswith("hydra.searchpath=") for argument in sys.argv):
-        sys.argv += own_overrides()
+    typed = sys.argv
+
+    def collect_typed(config: DictConfig) -> None:
+        sys.argv = typed
+        collect(config)
+
     with plain_config_errors():
         try:
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(collect)()
+            multirun = not {"-m", "--multirun"}.isdisjoint(typed)
+            sys.argv = [typed[0], *hydra_words(typed[1:], target_classes, multirun=multirun)]
+            if not any(argument.startswith("hydra.searchpath=") for argument in typed):
+                sys.argv += own_overrides()
+            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(collect_typed)()
         except (HydraException, BrokenPipeError):  # some of Hydra's errors are an OSError as well
             raise
         except OSError as error:
             reason = f"results_dir cannot be written to ({error.strerror})"
             raise UserError(f"{reason}: set results_dir= elsewhere.") from error
+        finally:
+            sys.argv = typed
 
 
 def init(folder: Path) -> None:
@@ -133,4 +156,5 @@ def init(folder: Path) -> None:
         (folder / "problems.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     except OSError as error:
         raise UserError(f"{folder} cannot be written to ({error.strerror}): name another folder.") from error
-    print(f"made {folder}; next:\n  cd {folder}\n  kvsweep -m experiment=mine\n  kvsweep report results/runs/mine")
+    there = f"cd {shlex.quote(str(folder))}"
+    print(f"made {folder}; next:\n  {there}\n  kvsweep -m experiment=mine\n  kvsweep report results/runs/mine")

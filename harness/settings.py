@@ -4,10 +4,10 @@
 `${below:RESULTS_DIR,RUN_NAME}` the folder of a run.
 """
 
+import codecs
 import dataclasses
 import importlib
 import inspect
-import os
 import re
 import sys
 import textwrap
@@ -16,14 +16,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
 from kvsweep.command_line import did_you_mean
 from kvsweep.errors import UserError
-from kvsweep.escape import folder_below, visible
+from kvsweep.escape import folder_below
+from kvsweep.files import at_home
+from kvsweep.harness.words import hydra_words, quoted
 from kvsweep.records import MOST
 
 WEIGHTS = Path(__file__).resolve().parent / "toy" / "weights"
@@ -65,11 +68,34 @@ def own_overrides() -> list[str]:
     own = own_folder()
     if own is None:
         return []
-    here = str(own.parent)
-    if here not in sys.path:
-        sys.path.insert(0, here)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    return [f"hydra.searchpath=[{own.as_uri()}]"]
+    for path in sorted(own.rglob("*.yaml")):
+        _check_yaml(path)
+    import_from(str(own.parent))
+    return [f"hydra.searchpath=[{quoted(f'file://{own}')}]"]
+
+
+def import_from(folder: str | None) -> None:
+    """Let this process import the modules of a folder, which never come before those of Python or a package."""
+    if folder is not None and folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _check_yaml(path: Path) -> None:
+    """Refuse a file of the user's that Hydra would misread or end in a traceback for."""
+    data = path.read_bytes()
+    if data.startswith(codecs.BOM_UTF8):
+        raise UserError(f"{path} begins with a byte order mark: save it as UTF-8 without one.")
+    try:
+        yaml.compose(data, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise UserError(_yaml_fault(error, path)) from error
+
+
+def _yaml_fault(error: yaml.YAMLError, path: Path | None = None) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path or getattr(mark, 'name', None) or 'a file'}{f':{mark.line + 1}' if mark else ''}"
+    what = getattr(error, "problem", None) or str(error)
+    return f"{place} is no YAML ({what}): correct that line; spaces alone indent."
 
 
 def compose_config(*overrides: str, name: str = "config") -> DictConfig:
@@ -77,7 +103,32 @@ def compose_config(*overrides: str, name: str = "config") -> DictConfig:
     from hydra import compose, initialize_config_dir  # hydra takes as long as the rest of this module
 
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return compose(name, [*own_overrides(), *overrides])
+        config = compose(name, [*own_overrides(), *hydra_words(overrides, target_classes, multirun=False)])
+    fill_homes(config)
+    return config
+
+
+def target_classes(section: str) -> list[type]:
+    """The classes that the files of a group of the configuration name; one that cannot be imported is left out."""
+    texts = [path.read_text() for path in conf_files(section).values()]
+    found = []
+    for path in sorted({target for text in texts for target in re.findall(r"^_target_: *(\S+)", text, re.MULTILINE)}):
+        module, _, name = path.rpartition(".")
+        with suppress(ImportError, AttributeError, ValueError):
+            found.append(getattr(importlib.import_module(module), name))
+    return found
+
+
+def fill_homes(node: DictConfig | ListConfig) -> None:
+    """Put the home folder in place of the `~` at the start of a text, throughout a configuration."""
+    keys: Any = node if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
+        part: Any = node._get_node(key)
+        if isinstance(part, DictConfig | ListConfig):
+            if not (part._is_none() or part._is_missing() or part._is_interpolation()):
+                fill_homes(part)
+        elif part is not None and isinstance(text := part._value(), str) and text.startswith("~"):
+            node[key] = at_home(text)
 
 
 def wrapped_choices(group: str) -> str:
@@ -96,7 +147,7 @@ def completions(groups: Iterable[str], begun: str) -> list[str]:
 
 OmegaConf.register_new_resolver("embedded", lambda name: str(WEIGHTS / name), replace=True)
 OmegaConf.register_new_resolver(
-    "below", lambda parent, name: str(folder_below(parent, str(name), "run_name")), replace=True
+    "below", lambda parent, name: str(folder_below(at_home(str(parent)), str(name), "run_name")), replace=True
 )
 _T = TypeVar("_T")
 
@@ -161,15 +212,21 @@ def plain_config_errors() -> Iterator[None]:
     """Turn an error of Hydra or OmegaConf, such as an unknown key, into a UserError of one sentence."""
     try:
         yield
+    except yaml.YAMLError as error:
+        raise UserError(_yaml_fault(error)) from error
     except (HydraException, OmegaConfBaseException) as error:
-        if isinstance(error, OverrideParseException) and str(error).startswith("LexerNoViableAlt"):
-            word = f"{visible(error.override)} has a sign that a value without quotes cannot have"
-            raise UserError(f"""{word}: write 'KEY="VALUE"', with quotes around the value too.""") from error
+        if isinstance(error, OverrideParseException):
+            word = error.override
+            name = word.partition("=")[0] if "=" in word else "KEY"
+            form = f"""'{name}="TEXT"' for a text, '{name}=[A,B]' for a list"""
+            raise UserError(f"{word} cannot be read: write {form}, within the shell's quotes.") from error
+        if unset := re.search("Environment variable '(.+?)' not found", str(error)):
+            raise UserError(f"the environment variable {unset[1]} is not set: set it, or write the value.") from error
         own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
         if mistake:
             raise UserError(mistake.split("\n")[0]) from error
-        if key := re.match("Could not override '(.+?)'", own):
-            raise UserError(_unknown_key(key[1])) from error
+        if mistyped := re.match("Could not override '(.+?)'", own):
+            raise UserError(_unknown_key(mistyped[1])) from error
         if choice := re.search("Could not find '([^/']+)/(.+?)'", own):
             raise UserError(unknown_choice(choice[1], choice[2])) from error
         raise UserError(own.split("\nConfig search path:")[0]) from error
@@ -214,6 +271,10 @@ def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -
     if first["type"] == "literal_error":
         choices = first["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         return f"{where}={first['input']} is unknown: choose one of {choices}."
+    if first["type"] == "string_type" and type(first["input"]) in (int, float):
+        return f"""{where}={first["input"]} is read as a number: write it in quotes, "{first["input"]}"."""
+    if first["type"] == "sequence_str":
+        return f"{where}={first['input']!r} is no list: write {where}=[{first['input']}]."
     if first["type"] == "too_short":
         return f"{where}={first['input']} has too few values: name at least {first['ctx']['min_length']}."
     if first["type"].startswith(("greater_than", "less_than")):

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -16,6 +17,7 @@ from kvsweep import command_line
 from kvsweep.command_line import (
     BAD_INPUT,
     FAILED,
+    HUNG_UP,
     INTERRUPTED,
     LOCKED,
     TERMINATED,
@@ -44,7 +46,8 @@ class Locked(UserError):
         (UserError(f"x={ESCAPES} is wrong."), BAD_INPUT, f"x={SHOWN} is wrong.".replace("\\u2028", " ")),
         (Locked("held."), LOCKED, "held."),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted; go on."),
-        (Terminated(), TERMINATED, "interrupted; go on."),
+        (Terminated(signal.SIGHUP), HUNG_UP, "interrupted; go on."),
+        (Terminated(signal.SIGTERM), TERMINATED, "interrupted; go on."),
         (MemoryError(), FAILED, "the memory does not suffice; what is stored stays."),
         (OSError(errno.ENOSPC, "No space left on device"), BAD_INPUT, f"No space left on device: {MEND}"),
         (OSError(errno.EROFS, "Read-only file system", "a/b"), BAD_INPUT, f"a/b: Read-only file system: {MEND}"),
@@ -112,7 +115,18 @@ def test_a_progress_bar_moves_on_a_terminal_and_the_text_in_it_does_not() -> Non
     assert not set(said) & {0x1B, 0x07, 0x9B, 0x7F}
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        # A file of weights under `ulimit -v`.
+        RuntimeError("unable to mmap 98680 bytes from file </x/predictor.safetensors>: Cannot allocate memory (12)"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
 def test_memory_that_does_not_suffice_is_one_sentence(error, capsys):
     with pytest.raises(SystemExit) as end, command_line.one_sentence("kvsweep", "interrupted."):
         raise error

@@ -132,6 +132,34 @@ def test_a_folder_of_ones_own_works_from_the_wheel(unpacked: Path, tmp_path: Pat
     assert "spread" not in kvsweep("--help", folder=tmp_path).stdout
 
 
+# A container: nothing but results_dir can be written to, and the user has no name, no home and no locale.
+BOX = """
+mount --make-rprivate / && mount --bind "$0" "$0" && mount -o remount,ro,bind / && cd / || exit 99
+exec unshare -U --map-user=23456 --map-group=23456 env -u HOME -u USER -u LOGNAME -u XDG_CACHE_HOME -u TMPDIR \\
+    LC_ALL=C PYTHONPATH="$1" PYTHONSAFEPATH=1 "${@:2}"
+"""
+
+
+@pytest.mark.slow  # the processes of a demo
+def test_the_demo_of_the_wheel_runs_in_a_container(unpacked: Path, tmp_path: Path) -> None:
+    def boxed(*words: str) -> subprocess.CompletedProcess[str]:
+        box = ["unshare", "-m", "bash", "-c", BOX, str(tmp_path), str(unpacked), *words]
+        return subprocess.run(box, capture_output=True, text=True, timeout=600, check=False)
+
+    if shutil.which("unshare") is None or boxed("touch", str(tmp_path / "one")).returncode != 0:
+        pytest.skip("this user cannot make namespaces")
+    assert boxed("touch", str(unpacked / "one")).returncode != 0
+    program = [sys.executable, "-c", "from kvsweep.cli import main; main()"]
+    sweep = ["-m", "experiment=demo", "launcher=local", "draws=1", "benchmark.limit=3", "benchmark=toy_chain"]
+    ended = boxed(*program, *sweep, f"results_dir={tmp_path}")
+    assert ended.returncode == 0, ended.stderr
+    assert len(list((tmp_path / "demo").glob("*/DONE"))) == 25
+    ended = boxed(*program, "report", str(tmp_path / "demo"))
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "demo/report/report.html").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "demo"}
+
+
 @pytest.mark.slow  # installs a package
 def test_hugging_faces_kernels_and_ours_do_not_meet(unpacked: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"

@@ -66,10 +66,10 @@ def read_prompt(name: str) -> Prompt:
     fault = "is neither a name nor a readable file"
     try:
         known = PROMPTS / f"{name}.jinja"
-        path = known if known.is_file() else Path(name).expanduser()
+        path = known if known.is_file() else Path(name)
         if not path.is_file():  # Reading a pipe or a device might never end.
             raise FileNotFoundError
-        text = path.read_text(encoding="utf-8").rstrip("\n")
+        text = path.read_text(encoding="utf-8-sig").rstrip("\n")
         fault = "is no template"
         template = _Sandbox(undefined=jinja2.StrictUndefined, keep_trailing_newline=True).from_string(text)
     except Exception as error:  # Python's own compiler, too, can refuse what jinja2 makes of a template.

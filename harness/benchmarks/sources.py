@@ -27,7 +27,7 @@ class Row(NamedTuple):
 def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfig]:
     """Read the rows; say where they came from, and which configuration fits them, as the fallback has its own."""
     if config.path is not None:
-        path = Path(config.path).expanduser()
+        path = Path(config.path)
         return _read_path(path, config.split), str(path), config
     if config.source == "toy":
         return _read_toy(config), f"toy task {config.task}", config

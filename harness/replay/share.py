@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ def start_replay(shares: Sequence[ReplayShare], launcher: Launcher) -> None:
             table, folder = write_fidelity(directory, file)
             print(f"{table}\nnumbers and figure: {folder}")
         else:
-            print(f"progress: kvsweep status {directory} --watch")
+            print(f"progress: kvsweep status {shlex.quote(str(directory))} --watch")
 
 
 def replay_all(shares: Sequence[ReplayShare]) -> list[Exception]:

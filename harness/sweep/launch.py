@@ -3,7 +3,9 @@
 import io
 import os
 import platform
+import shlex
 import shutil
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +26,7 @@ from kvsweep.command_line import FAILED, counted, guard_streams
 from kvsweep.errors import UserError, plain_disk_errors
 from kvsweep.files import make_folder, open_file
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
+from kvsweep.harness.settings import import_from, own_folder
 from kvsweep.harness.sweep.estimate import TokensLeft
 from kvsweep.harness.sweep.job import Job, checked_implementation
 from kvsweep.harness.sweep.progress_board import Board
@@ -131,9 +134,23 @@ class Local(Launcher):
                 time.sleep(0.2)
         except BaseException:
             for process in running:
-                process.cancel()
+                _end(process)
             raise
         return failed
+
+
+def _end(process: submitit.Job[None]) -> None:
+    """End a task by Ctrl-C, or kill it where it ignores Ctrl-C as this process does, in a shell's background."""
+    process.cancel()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN or process.done():
+        return
+    parent = int(process.job_id)
+    with suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(parent, signal.SIGSTOP)  # a parent that goes on could start its task meanwhile
+        for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(parent, signal.SIGKILL)
 
 
 @contextmanager
@@ -153,7 +170,11 @@ class RunJobs(Checkpointable):
     """The function of one task, which sees `gpu` alone if given; a task that the time limit stops is queued again."""
 
     def __init__(self, work: Work, gpu: str | None = None) -> None:
-        self.work, self.gpu = work, gpu
+        self.work, self.gpu, self.own = work, gpu, own_folder()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A task unpickles its function before its jobs, whose policies may be of the user's own folder."""
+        return _run_jobs, (self.work, self.gpu, None if self.own is None else str(self.own.parent))
 
     def __call__(self, task: Task) -> None:
         if self.gpu is not None:
@@ -161,6 +182,11 @@ class RunJobs(Checkpointable):
         guard_streams()
         if failed := self.work(task):
             raise RuntimeError(f"{len(failed)} of {len(task)} jobs failed") from failed[0]
+
+
+def _run_jobs(work: Work, gpu: str | None, own: str | None) -> RunJobs:
+    import_from(own)
+    return RunJobs(work, gpu)
 
 
 def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) -> bool:
@@ -181,8 +207,9 @@ def show_results(jobs: Sequence[Job], *, are_there: bool, table: bool = True) ->
             from kvsweep.analysis.report.tables import summary_table  # imports pandas
 
             print(summary_table(directory))
-        print(f"results: {directory}" if are_there else f"progress: kvsweep status {directory} --watch")
-        print(f"report:  kvsweep report {directory}")
+        quoted = shlex.quote(str(directory))
+        print(f"results: {directory}" if are_there else f"progress: kvsweep status {quoted} --watch")
+        print(f"report:  kvsweep report {quoted}")
 
 
 def split(shares: Sequence[Share], launcher: Launcher) -> Sequence[Task]:
@@ -230,6 +257,8 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
 
 def logs(tasks: Sequence[Task]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
+    # A task is `python -m`, which would import a user's random.py from the working directory as Python's own.
+    os.environ["PYTHONSAFEPATH"] = "1"
     return make_folder(tasks[0][0].job.run_directory / "logs")
 
 
@@ -296,7 +325,8 @@ class Slurm(Launcher):
             "setup": list(self.setup) or None,
             "additional_parameters": additional or None,
         }
-        executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues)
+        python = f"{shlex.quote(sys.executable)} -P"
+        executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
         executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
         errors = submitit.core.utils
         try:

@@ -6,6 +6,7 @@ Each task writes its state to a small file every few seconds, because SLURM call
 
 import json
 import math
+import shlex
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -362,7 +363,7 @@ def _print_failures(sweep: SweepStatus) -> None:
     ungraded = sum(cell.ungraded for cell in sweep.cells)
     if ungraded and sweep.state in ("stopped", "done"):
         print(f"\nNot graded yet: {counted(ungraded, 'completion')}. This command grades the rest:")
-        print(f"    kvsweep grade {sweep.directory}")
+        print(f"    kvsweep grade {shlex.quote(str(sweep.directory))}")
     if broken := [cell for cell in sweep.cells if cell.not_finite]:
         texts = counted(sum(cell.not_finite for cell in broken), "text")
         print(f"\n{texts} of {counted(len(broken), 'cell')} ended because logits were NaN or infinite (not_finite).")

@@ -6,6 +6,7 @@ Each command imports its code when it runs, so that `--help` and Tab need neithe
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +18,10 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from kvsweep.command_line import GOES_ON, did_you_mean, one_sentence
 from kvsweep.errors import UserError
+from kvsweep.files import at_home
 
 COMPLETE = "_KVSWEEP_COMPLETE"
+_SHARED_MEMORY = "/dev/shm"
 # The commands that go on where they stopped; "" is the sweep.
 _GO_ON = ("", "predictor", "replay")
 _DIR = "DIR"
@@ -47,7 +50,7 @@ Keys (KEY=VALUE), some of them:
   model.path model.dtype model.random_weights benchmark.path  weights and problems from elsewhere
   slots invariant impl shard=i/n launcher.shards              how the work is divided
   results_dir run_name                                        cells lie in results_dir/run_name/
-Exit status: 0 done, 1 a job failed, 2 bad input, 3 another process comes first, 130, 143 interrupted.
+Exit status: 0 done, 1 a job failed, 2 bad input, 3 another process comes first, 129, 130, 143 interrupted.
 Tab completion: docs/sweep.md; Hydra's own flags: --hydra-help.
 """
 
@@ -85,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if words == ["--version"]:
             print(f"kvsweep {version('kvsweep')}")
             return
+        _find_temporary_folder()
         if not name and words and not {"-h", "--help"} & set(words):
             if re.fullmatch(r"[\w-]*\w", words[0]) and not words[0].startswith("-"):
                 raise UserError(_no_command(words[0]))
@@ -101,6 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise UserError(error.format_message()) from error
 
 
+def _find_temporary_folder() -> None:
+    """Let Python and its packages find a folder for temporary files where a container has a read-only root."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        if not os.access(_SHARED_MEMORY, os.W_OK):
+            raise UserError("no folder for temporary files can be written to: set TMPDIR to one.") from error
+        os.environ["TMPDIR"] = _SHARED_MEMORY
+
+
 def _no_command(word: str) -> str:
     known = f"Choose from {', '.join(sorted(program.commands))}, or write KEY=VALUE words for a sweep."
     return f"{word} is no command: {did_you_mean(word, program.commands)}{known}"
@@ -111,14 +125,24 @@ def option(*names: str, **settings: Any) -> Callable[..., Any]:
     return click.option(*names, **{"show_default": settings.get("default") not in (None, (), False), **settings})
 
 
-_directory = click.argument("directory", metavar=_DIR, type=click.Path(path_type=Path))
+class _Place(click.Path):
+    """A path; a shell leaves the `~` of `--out=~/x` as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(at_home(str(value)))
+
+
+_PLACE = _Place()
+_directory = click.argument("directory", metavar=_DIR, type=_PLACE)
 _overrides = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 _above_0 = click.IntRange(min=1)
 
 
 @program.command()
 @_directory
-@option("--output", metavar=_DIR, type=Path, help="The report's folder; by default DIR/report, for a CSV NAME_report.")
+@option(
+    "--output", metavar=_DIR, type=_PLACE, help="The report's folder; by default DIR/report, for a CSV NAME_report."
+)
 @option("--completions", metavar="N", type=click.IntRange(0), default=200_000, help="The most that the page shows.")
 @option("--scale", type=click.Choice(["own", "shared", "diff_from_full"]), default="own", help="Heatmaps' colours.")
 @option("--interval", is_flag=True, help="Write the 95% interval under each value of the heatmaps.")
@@ -181,9 +205,9 @@ def grade(**options: Any) -> None:
 
 
 @program.command()
-@click.argument("first", metavar="A", type=click.Path(path_type=Path))
-@click.argument("second", metavar="B", type=click.Path(path_type=Path))
-@option("--csv", metavar="FILE", type=Path, help="Write a row per cell, all of them, as CSV.")
+@click.argument("first", metavar="A", type=_PLACE)
+@click.argument("second", metavar="B", type=_PLACE)
+@option("--csv", metavar="FILE", type=_PLACE, help="Write a row per cell, all of them, as CSV.")
 def compare(**options: Any) -> None:
     """Two runs compared cell by cell, B minus A."""
     from kvsweep.analysis.compare import compare_runs
@@ -193,7 +217,7 @@ def compare(**options: Any) -> None:
 
 @program.command()
 @_directory
-@option("--output", metavar=_DIR, type=Path, help="The dataset's folder; by default DIR/export.")
+@option("--output", metavar=_DIR, type=_PLACE, help="The dataset's folder; by default DIR/export.")
 @option("--cell", "cells", metavar="ID", multiple=True, help="Only this cell; repeatable.")
 @option("--token-ids", "ids", is_flag=True, help="The generated tokens as well.")
 @option("--with-problems", "problems", is_flag=True, help="Texts of gated problems too; their terms may forbid it.")
@@ -263,7 +287,7 @@ def predictor(**options: Any) -> None:
 
 
 @program.command()
-@click.argument("source", metavar="DIR|FILE|live")
+@click.argument("source", metavar="DIR|FILE|live", type=_PLACE)
 @_overrides
 @option("--problem", metavar="ID", help="The problem; by default the first one.")
 @option("--draw", metavar="N", type=int, default=0, help="The draw of the problem.")
@@ -275,7 +299,7 @@ def predictor(**options: Any) -> None:
     help="The picture; retention is one of a run's folder.",
 )
 @option("--label", multiple=True, metavar="KIND", help="A strip of true labels: answer, far_max, later (answer).")
-@option("--head", multiple=True, metavar=_DIR, type=Path, help="A strip of a predictor's scores.")
+@option("--head", multiple=True, metavar=_DIR, type=_PLACE, help="A strip of a predictor's scores.")
 @option("--scores", multiple=True, metavar="POLICY", help="A strip of a policy's scores.")
 @option("--min-distance", metavar="N", type=_above_0, default=32, help="From a token to what counts; R1: 512.")
 @option("--by", type=click.Choice(["token", "step"]), default="token", help="Strips of tokens, or of steps' means.")
@@ -287,7 +311,7 @@ def predictor(**options: Any) -> None:
 @option("--slots", metavar="N", type=_above_0, default=32, help="attribution: steps removed at once.")
 @option("--rows", is_flag=True, help="kept: repeat the text after each eviction.")
 @option("--limit", metavar="N", type=_above_0, default=20, help="retention: evicted completions of each cell.")
-@option("--out", metavar=_DIR, type=Path, default=Path("trace"), help="Folder for the files.")
+@option("--out", metavar=_DIR, type=_PLACE, default=Path("trace"), help="Folder for the files.")
 def trace(**options: Any) -> None:
     """Pictures of one completion, with its numbers.
 
@@ -297,11 +321,11 @@ def trace(**options: Any) -> None:
     """
     from kvsweep.harness.inspect.command import trace
 
-    trace(SimpleNamespace(**options))
+    trace(SimpleNamespace(**{**options, "source": str(options["source"])}))
 
 
 @program.command()
-@click.argument("folder", metavar=_DIR, type=click.Path(path_type=Path))
+@click.argument("folder", metavar=_DIR, type=_PLACE)
 def init(folder: Path) -> None:
     """A folder of your own, to change.
 

@@ -7,30 +7,35 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO
 
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 
-FAILED, BAD_INPUT, LOCKED, INTERRUPTED, TERMINATED = 1, 2, 3, 130, 143
-# What Ctrl-C and SIGTERM print for a command that stores its work.
+FAILED, BAD_INPUT, LOCKED, HUNG_UP, INTERRUPTED, TERMINATED = 1, 2, 3, 129, 130, 143
+# What Ctrl-C, SIGTERM and a terminal that closes print for a command that stores its work.
 GOES_ON = "interrupted; the same command goes on where this one stopped."
+# What a thread's start, a mapped file, torch, C++ and the loader of libraries say where they find no memory.
+_NO_MEMORY = ("can't start new thread", "allocate memory", "not enough memory", "bad_alloc", "failed to map segment")
 # Faults of a disk or a folder, which a user can mend and no program can.
-# What Python says where a thread's stack finds no memory.
-_NO_THREAD = "can't start new thread"
 _MENDABLE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG),
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR),
 }
+_TOO_SMALL = "the memory does not suffice; what is stored stays."
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
+    """SIGTERM, or SIGHUP of a terminal that closes; each ends a command as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
 
 
 def _terminate(number: int, frame: object) -> None:
-    raise Terminated
+    raise Terminated(number)
 
 
 @contextmanager
@@ -39,14 +44,15 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
 
     A UserError has its own sentence and its `exit_code`, else BAD_INPUT. A disk that is full or may not be written to
     has BAD_INPUT, and memory that does not suffice FAILED. Ctrl-C has the sentence `interrupted` and INTERRUPTED,
-    SIGTERM the same sentence and TERMINATED. A stdout that is or gets closed has FAILED and no sentence, also where the
-    body ends with a status of its own. Other errors pass.
+    SIGTERM and SIGHUP the same sentence, TERMINATED and HUNG_UP. A stdout that is or gets closed has FAILED and no
+    sentence, also where the body ends with a status of its own. Other errors pass.
     """
     if sys.stdout is None:  # Python's value where stdout was closed before the process started, as by `>&-`
         sys.stdout = _closed_stdout()
     guard_streams()
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup a terminal may close
+            signal.signal(number, _terminate)
     try:
         try:
             yield
@@ -57,26 +63,29 @@ def one_sentence(program: str, interrupted: str = "interrupted.") -> Iterator[No
     except BrokenPipeError:
         _drop_stdout()
         sys.exit(FAILED)
-    except Terminated:
-        _end(program, interrupted, TERMINATED)
+    except Terminated as end:
+        _end(program, interrupted, end.exit_code)
     except KeyboardInterrupt:
         _end(program, interrupted, INTERRUPTED)
     except UserError as error:
         _end(program, str(error), getattr(error, "exit_code", BAD_INPUT))
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            _end(program, _TOO_SMALL, FAILED)
         if error.errno not in _MENDABLE:
             raise
         place = f"{error.filename}: " if error.filename else ""
         mend = "mend that or name another folder, then run the same command again."
         _end(program, f"{place}{error.strerror}: {mend}", BAD_INPUT)
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and str(error) != _NO_THREAD:
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not isinstance(error, MemoryError) and not any(mark in str(error) for mark in _NO_MEMORY):
             raise
-        _end(program, "the memory does not suffice; what is stored stays.", FAILED)
+        _end(program, _TOO_SMALL, FAILED)
 
 
 def _end(program: str, sentence: str, code: int) -> NoReturn:
-    print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
+    with suppress(OSError):  # a terminal that has closed
+        print(f"{program}: error: {' '.join(sentence.split())}", file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:

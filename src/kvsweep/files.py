@@ -18,7 +18,7 @@ from typing import BinaryIO, Literal
 
 from filelock import FileLock
 
-from kvsweep.errors import UnusableFileError
+from kvsweep.errors import UnusableFileError, UserError
 
 # The largest file that is read whole, and the longest line of a file that is read by lines.
 MOST_BYTES = 64 << 20
@@ -146,9 +146,23 @@ def stamp(path: Path) -> Stamp:
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
+def at_home(place: str) -> str:
+    """A path that a user wrote, with the home folder in place of a `~` at its start, as a shell has it."""
+    if place != "~" and not place.startswith("~/"):
+        return place
+    try:
+        return f"{Path.home()}{place[1:]}"
+    except RuntimeError as error:
+        mend = "write the whole path"
+        raise UserError(f"{place} begins with ~, and this user has no home folder: {mend}.") from error
+
+
 def cache_folder() -> Path:
-    """The user's folder for what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsweep"
+    """The user's folder for what can be made again; an OSError where the user has none, as in some containers."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvsweep"
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder; set XDG_CACHE_HOME") from error
 
 
 def _store() -> Path:

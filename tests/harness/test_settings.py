@@ -1,16 +1,23 @@
 """A section of the configuration becomes its dataclass, or one sentence that names the value and the allowed range."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from omegaconf import OmegaConf
 from pydantic import Field
 
 from kvsweep.compression.policies.baselines import Window
 from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
-from kvsweep.harness.settings import build, build_target, compose_config, plain_config_errors
+from kvsweep.harness.command import init
+from kvsweep.harness.settings import build, build_target, compose_config, plain_config_errors, target_classes
+from kvsweep.harness.sweep.job import make_job
+from kvsweep.harness.sweep.launch import Slurm
+from kvsweep.harness.words import hydra_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +89,132 @@ def test_a_target_that_is_a_policy() -> None:
     assert build_target("policy", {"_target_": path, **settings}, Policy) == Window(**settings)
 
 
-@pytest.mark.parametrize("sign", ["\u2028", "½", "#"])
-def test_a_sign_that_only_quotes_can_hold(sign: str) -> None:
+UNREADABLE = """cannot be read: write '{0}="TEXT"' for a text, '{0}=[A,B]' for a list, within the shell's quotes."""
+TEXTS = ["1e5", "1_000", "1.50", "1e400", "12345e7", "00123", "null", "true", "ü", "½#", "\u2028", "[x]", "{a: 1}"]
+TEXTS += ["a b", "a,b", "lr=0.1,bs=2/p.jsonl", "a b(1)/x", "it's", 'a"b', "a\\", 'a\\"b', "x:y", "%"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("key", ["run_name", "results_dir", "benchmark.path", "launcher.account", "policy.predictor"])
+def test_a_text_is_what_was_typed(key: str, text: str) -> None:
+    config = compose_config("launcher=slurm", f"{key}={text}")
+    is_null = text == "null" and key not in ("run_name", "results_dir")
+    assert OmegaConf.select(config, key) == (None if is_null else text)
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "value"),
+    [
+        ("texts=null", "texts", None),
+        ("model.revision=null", "model.revision", None),
+        ("model.revision=1234567", "model.revision", "1234567"),
+        ("run_name=", "run_name", ""),
+        ("run_name='1e5'", "run_name", "1e5"),
+        ('run_name="a\\"b"', "run_name", 'a"b'),
+        ("benchmark.limit=1e1", "benchmark.limit", 10.0),
+        ("policy.keep_ratio=0.25", "policy.keep_ratio", 0.25),
+        ("launcher.setup=[a,b]", "launcher.setup", ["a", "b"]),
+        ("launcher.additional={constraint: h200}", "launcher.additional", {"constraint": "h200"}),
+        ("launcher.additional.comment=hello", "launcher.additional.comment", "hello"),
+        ("+launcher.additional.comment=hello", "launcher.additional.comment", "hello"),
+        ("model.config={model_type: qwen2}", "model.config.model_type", "qwen2"),
+        ("benchmark.keep_if={year: 'x'}", "benchmark.keep_if.year", "x"),
+    ],
+)
+def test_null_lists_mappings_numbers_and_quotes_keep_the_grammar_of_hydra(word: str, key: str, value: Any) -> None:
+    assert OmegaConf.select(compose_config("launcher=slurm", word), key) == value
+
+
+def test_a_comma_separates_texts_of_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ["run_name=1e5,ü", "model.device=cpu", "seed=1,2", "hydra.verbose=true", "-m", "benchmark=toy_add"]
+    made = hydra_words(words, target_classes, multirun=True)
+    assert made == ['run_name="1e5","ü"', 'model.device="cpu"', *words[2:]]
+
+
+@pytest.mark.parametrize("key", ["results_dir", "model.path", "benchmark.path", "benchmark.prompt", "policy.predictor"])
+def test_a_path_begins_with_the_home_folder(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert OmegaConf.select(compose_config(f"{key}=~/x/~y"), key) == "/home/me/x/~y"
+
+
+def test_a_path_in_the_home_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 23456)
+    with pytest.raises(
+        UserError, match=r"^~/x begins with ~, and this user has no home folder: write the whole path\.$"
+    ):
+        compose_config("results_dir=~/x")
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("~tracker", "~tracker would remove a setting, and a sweep needs each of them: leave the word out."),
+        (
+            "+experiment=demo",
+            "+experiment=demo begins with +, which no choice of kvsweep needs: write experiment=demo.",
+        ),
+        (
+            "policy.keep_ratio = 0.4",
+            "policy.keep_ratio = 0.4 has spaces around the equals sign: write policy.keep_ratio=0.4.",
+        ),
+        (
+            "grid.policy=[full,",
+            "grid.policy=[full, " + UNREADABLE.format("grid.policy"),
+        ),
+        (
+            "window]",
+            "window] " + UNREADABLE.format("KEY"),
+        ),
+        ("=3", "=3 begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3."),
+    ],
+)
+def test_a_word_that_hydra_would_misread(word: str, sentence: str) -> None:
     with pytest.raises(UserError) as caught, plain_config_errors():
-        compose_config(f"benchmark.path=a{sign}b.jsonl")
-    shown = sign.replace("\u2028", r"\u2028")
-    assert str(caught.value) == (
-        f"benchmark.path=a{shown}b.jsonl has a sign that a value without quotes "
-        """cannot have: write 'KEY="VALUE"', with quotes around the value too."""
-    )
-    assert compose_config(f'benchmark.path="a{sign}b.jsonl"').benchmark.path == f"a{sign}b.jsonl"
+        compose_config(word)
+    assert str(caught.value) == sentence
+
+
+def test_a_list_that_is_a_single_name_and_a_variable_that_is_not_set() -> None:
+    with pytest.raises(UserError, match=r"^grid\.policy='full' is no list: write grid\.policy=\[full\]\.$"):
+        make_job(compose_config("grid.policy=full"))
+    with pytest.raises(UserError, match=r"^the environment variable UNSET is not set"), plain_config_errors():
+        make_job(compose_config("results_dir=${oc.env:UNSET}/r"))
+
+
+def test_a_number_where_a_file_has_a_text() -> None:
+    with pytest.raises(UserError, match=r"^launcher\.account=123 is read as a number: write it in quotes, \"123\"\.$"):
+        build(Slurm, "launcher", {"account": 123})
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"\xef\xbb\xbf# @package _global_\nseed: 1\n", "begins with a byte order mark: save it as UTF-8 without one."),
+        (b"# @package _global_\nseed:\t- 1\n\tx: 2\n", ":2 is no YAML ("),
+        (b"# @package _global_\nrun_name: \xff\n", " is no YAML ("),
+        (b"# @package _global_\r\nseed: 1\r\n", ""),
+    ],
+)
+def test_a_file_of_the_users_own_folder(
+    data: bytes, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path / "own")
+    monkeypatch.chdir(tmp_path / "own")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "own/conf/experiment/odd.yaml"
+    path.write_bytes(data)
+    if not fault:
+        assert compose_config("experiment=odd").seed == 1
+        return
+    with pytest.raises(UserError) as caught:
+        compose_config("experiment=odd")
+    assert str(caught.value).startswith(f"{path}{fault}" if fault[0] == ":" else f"{path} {fault.lstrip()}")
+
+
+@pytest.mark.parametrize("name", ["my dir", "Jörg", "a,b=c", "x(1)", "ha#sh", "per%cent", "it's", 'qu"ote', "$x", "~"])
+def test_the_users_own_folder_may_lie_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init(tmp_path / name / "own")
+    monkeypatch.chdir(tmp_path / name / "own")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert compose_config("experiment=mine").run_name == "mine"

@@ -47,7 +47,7 @@ BAD_VALUES = [
     ("decoding=nope", "nope"),
     ("experiment=nope", "nope"),
     ("nonsense=1", "nonsense"),
-    ("policy.keep_ratio=[", "input '['"),
+    ("policy.keep_ratio=[", "policy.keep_ratio=[ cannot be read"),
     ("grid.policy=[full,nope]", "nope"),
     ("grid.policy=dynts", "grid.policy"),
     ("grid.policy=[]", "grid.policy"),

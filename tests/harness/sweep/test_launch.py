@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from kvsweep.harness.command import init
+
+ROOT = Path(__file__).resolve().parents[3]
 # What CONTRIBUTING says a launcher is: a class, named by `_target_`.
 OWN = """
 from dataclasses import dataclass
@@ -67,10 +72,15 @@ def test_a_launchers_settings_are_checked(
     assert sentence in ended.err
 
 
-def test_sigterm_ends_the_processes_of_a_local_sweep(
-    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
+@pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background of a shell"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow_unless(rule=lambda number, ignored: ignored == (number == signal.SIGHUP))
+def test_a_signal_ends_the_processes_of_a_local_sweep(
+    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, number: int, ignored: bool
 ) -> None:
-    process = start_kvsweep(*tiny, "launcher=local", "draws=5000", "policy=full", f"results_dir={tmp_path}")
+    setup = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
+    words = [*tiny, "launcher=local", "draws=5000", "policy=full", f"results_dir={tmp_path}"]
+    process = start_kvsweep(*words, setup=setup)
     deadline, running = time.monotonic() + 240, dict[str, Any]()
     while running.get("state") != "running" or not running["made"]:
         assert time.monotonic() < deadline
@@ -79,11 +89,30 @@ def test_sigterm_ends_the_processes_of_a_local_sweep(
         for path in (tmp_path / "default/status").glob("*.json"):
             running = json.loads(path.read_text())
     assert running["pid"] != process.pid
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
     while is_running(running["pid"]):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path) -> None:
+    """Files of the user's own folder with the names of Python's modules are taken neither here nor there."""
+    init(tmp_path / "own")
+    for name in ("statistics", "random", "types", "torch"):
+        (tmp_path / f"own/{name}.py").write_text("raise SystemExit('the file of the user')")
+    words = [*tiny, "policy=spread", "grid.policy=[full,spread]", "benchmark.limit=1", "launcher=local"]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "kvsweep.cli", *words, f"results_dir={tmp_path}"],
+        cwd=tmp_path / "own",
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "full" in ended.stdout
+    assert "spread" in ended.stdout
 
 
 def is_running(pid: int) -> bool:

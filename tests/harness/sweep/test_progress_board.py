@@ -91,8 +91,8 @@ def test_a_run_without_any_status_ends_well(tmp_path: Path, monkeypatch: pytest.
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_both_signals_end_in_the_same_sentence(number: int, code: int) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_all_signals_end_in_the_same_sentence(number: int, code: int) -> None:
     program = (
         # A test in a shell's background begins with a Ctrl-C that is ignored.
         "import signal\nimport time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -1,0 +1,102 @@
+"""The KEY=VALUE words of a command line, as Hydra has to get them for the configuration to hold what was typed.
+
+Hydra reads `run_name=1e5` as a number, and takes `benchmark.path=a b(1).jsonl` for a mistake. A word whose setting is a
+text by the type of its field is quoted here; so only numbers, lists and mappings have Hydra's grammar.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from kvsweep.errors import UserError
+
+Kind = Literal["text", "text or null", "mapping", "other"]
+# Where Hydra's own words stand for several values; a text of such a form has to be quoted by the user.
+_FUNCTION = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|extend_list|int|float|bool|str|json_str)\(.*\)")
+_WORD = re.compile(r"(\+{0,2})([^=]*)=(.*)", re.DOTALL)
+_KEY = re.compile(r"[\w./@:-]+")
+_OUTSIDE: dict[str, Kind] = {"run_name": "text", "results_dir": "text", "texts": "text or null"}
+_CLASSES = {
+    "model": "kvsweep.harness.models.config.ModelConfig",
+    "benchmark": "kvsweep.harness.benchmarks.config.BenchmarkConfig",
+    "decoding": "kvsweep.harness.decode.request.DecodingConfig",
+    "tracker": "kvsweep.harness.sweep.job.TrackerConfig",
+    "recipe": "kvsweep.harness.predictor.recipe.Recipe",
+}
+
+
+def hydra_words(words: Sequence[str], targets: Callable[[str], Sequence[type]], *, multirun: bool) -> list[str]:
+    """The words for Hydra; `targets` gives the classes that a choice of a section, such as launcher, may name.
+
+    With `multirun` a comma separates values of a text too. A word that Hydra would misread raises a UserError.
+    """
+    return [_hydra_word(word, targets, multirun) for word in words]
+
+
+def _hydra_word(word: str, targets: Callable[[str], Sequence[type]], multirun: bool) -> str:
+    if word.startswith("-"):
+        return word
+    if word.startswith("~"):
+        raise UserError(f"{word} would remove a setting, and a sweep needs each of them: leave the word out.")
+    found = _WORD.fullmatch(word)
+    if found is None:  # the value of an option, such as that of --config-dir, or what Hydra refuses
+        return word
+    plus, key, value = found.groups()
+    if key != key.strip():
+        raise UserError(f"{word} has spaces around the equals sign: write {key.strip()}={value.strip()}.")
+    if not _KEY.fullmatch(key):
+        raise UserError(f"{word} begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3.")
+    if key.startswith("hydra"):
+        return word
+    kind = kind_of(key, targets)
+    if kind == "mapping":
+        return f"++{key}={value}"
+    if plus and "." not in key:
+        raise UserError(f"{word} begins with {plus}, which no choice of kvsweep needs: write {key}={value}.")
+    is_null = value in ("", "???") or (value == "null" and kind == "text or null")
+    if not kind.startswith("text") or is_null or value[:1] in ("'", '"') or _FUNCTION.fullmatch(value):
+        return word
+    return f"{plus}{key}={','.join(map(quoted, value.split(',') if multirun else [value]))}"
+
+
+def quoted(text: str) -> str:
+    """The text in Hydra's quotes."""
+    return QuotedString(text=text, quote=Quote.double).with_quotes()
+
+
+def kind_of(key: str, targets: Callable[[str], Sequence[type]]) -> Kind:
+    """What the setting of this key is by the type of its field; `other` for one that is no text and is not known."""
+    if key in _OUTSIDE:
+        return _OUTSIDE[key]
+    section, _, rest = key.partition(".")
+    name, _, inner = rest.partition(".")
+    kinds = {_kind(hints[name]) for hints in _hints(section, targets) if name in hints}
+    if inner:
+        return "mapping" if "mapping" in kinds else "other"
+    return max(kinds, default="other")  # of a text that may be null and one that may not, the former
+
+
+def _hints(section: str, targets: Callable[[str], Sequence[type]]) -> Iterator[Mapping[str, Any]]:
+    if section in _CLASSES:
+        module, _, name = _CLASSES[section].rpartition(".")
+        yield get_type_hints(getattr(import_module(module), name))
+    elif section in ("policy", "launcher"):
+        yield from map(get_type_hints, targets(section))
+
+
+def _kind(hint: Any) -> Kind:
+    parts = [part for part in get_args(hint) if part is not NoneType] if _is_union(hint) else [hint]
+    if parts in ([str], [Path]):
+        return "text or null" if _is_union(hint) else "text"
+    if len(parts) == 1 and get_origin(parts[0]) in (dict, Mapping):
+        return "mapping"
+    return "other"
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, UnionType)
