@@ -15,7 +15,14 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from kvsweep.errors import UserError
+
 _PACKAGES = "kvsweep", "torch", "transformers", "tokenizers", "datasets", "math-verify", "numpy", "hydra-core", "triton"
+
+
+# How another program is asked: one that hangs ends, and a name of a file that is no UTF-8 is read all the same.
+SECONDS = 10.0
+_ASKED: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
 
 
 @cache
@@ -80,7 +87,7 @@ def _version(package: str) -> str | None:
 def _git(*arguments: str) -> str | None:
     words, here = ["git", *arguments], Path(__file__).parent
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(words, cwd=here, check=True, timeout=SECONDS, **_ASKED).stdout.strip()
     return None
 
 
@@ -110,12 +117,21 @@ def named_gpus() -> list[str] | None:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; without it those of the machine, of a divided GPU the parts."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names; without it those of the machine, of a divided GPU the parts.
+
+    An nvidia-smi that hangs or is no program raises a UserError; one that fails has no GPUs.
+    """
     if (named := named_gpus()) is not None:
         return named
     if shutil.which("nvidia-smi") is None:
         return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], check=False, timeout=SECONDS, **_ASKED)
+    except (OSError, subprocess.SubprocessError) as error:
+        late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"gave no answer in {SECONDS:.0f} seconds" if late else f"does not run ({error})"
+        mend = f"set {VISIBLE} to the GPUs of this machine, or model.device=cpu"
+        raise UserError(f"nvidia-smi, which names the GPUs, {why}: {mend}.") from error
     ids = re.findall(r"\(UUID: ([^)]+)\)", listed.stdout) if listed.returncode == 0 else []
     # A divided GPU stands in front of its parts.
     return [one for one, after in pairwise([*ids, ""]) if one.startswith("MIG") or not after.startswith("MIG")]

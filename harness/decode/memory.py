@@ -1,6 +1,7 @@
 """The number of slots that fit into the free memory."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from kvsweep.compression.cache import SlotCache
 from kvsweep.compression.config import UNPACKED, CacheConfig
+from kvsweep.errors import UserError
 from kvsweep.harness.models.loaded import LoadedModel
 
 # More slots gain little (CPU: results/published/benchmarks.md; CUDA: a guess until it is measured).
@@ -70,7 +72,22 @@ def _file_pages(group: Path) -> int:
 
 def slurm_rooms(environment: Mapping[str, str]) -> Iterator[int]:
     """Bytes that SLURM's limits of this job's memory leave; 0 stands for all of the node's memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", environment.get("SLURM_CPUS_ON_NODE", 1))):
-        if megabytes := int(environment.get(name, 0)):
-            yield (megabytes * int(count) << 20) - pages * os.sysconf("SC_PAGE_SIZE")
+    for name, count in (("SLURM_MEM_PER_NODE", 1), ("SLURM_MEM_PER_CPU", _slurm_cpus(environment))):
+        if granted := _slurm_bytes(name, environment.get(name) or "0"):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            yield granted * count - pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _slurm_cpus(environment: Mapping[str, str]) -> int:
+    count = environment.get("SLURM_CPUS_ON_NODE") or "1"
+    if not re.fullmatch("[0-9]+", count):
+        raise UserError(f"SLURM_CPUS_ON_NODE={count} is no number of processors: write a whole number, or unset it.")
+    return int(count)
+
+
+def _slurm_bytes(name: str, size: str) -> int:
+    """The bytes of a size as srun reads it from its variables: a number of MiB, or of the unit behind it."""
+    found = re.fullmatch(r"([0-9]+)([KMGT]?)", size.strip().upper())
+    if found is None:
+        raise UserError(f"{name}={size} is no size of memory: write MiB, or a number with K, M, G or T, or unset it.")
+    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M"))

@@ -1,6 +1,7 @@
 """The hub: whether it answers, what lies in its cache on this disk, and the sentence where a model cannot be had."""
 
 import atexit
+import os
 import re
 import shutil
 import ssl
@@ -9,10 +10,12 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Collection
 from functools import cache
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from kvsweep.errors import UserError
 from kvsweep.files import cache_folder, digests
@@ -27,20 +30,48 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 def is_reachable() -> bool:
     """True if the hub answers. Where it does not, its libraries answer from their caches from now on, without retries.
 
-    Asked once a process. An answer of any kind counts, and so does one whose certificate is not known here.
+    Asked once a process. An answer of any kind counts, and so does one whose certificate is not known here. An address
+    of the hub or of a proxy that is none raises a UserError, since its libraries would raise what they like.
     """
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
+        _check_addresses(constants.ENDPOINT)
         try:
             urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5.0).close()
         except HTTPError:
             pass
         except OSError as error:
             constants.HF_HUB_OFFLINE = not isinstance(getattr(error, "reason", error), ssl.SSLError)
+        except (HTTPException, ValueError):  # what answers there is no HTTP
+            constants.HF_HUB_OFFLINE = True
     if constants.HF_HUB_OFFLINE and "datasets" in sys.modules:
         sys.modules["datasets"].config.HF_HUB_OFFLINE = True
     return not constants.HF_HUB_OFFLINE
+
+
+def _check_addresses(endpoint: str) -> None:
+    if not _is_address(endpoint, "http", "https"):
+        raise UserError(f"HF_ENDPOINT={endpoint} is no address: begin it with https://, or unset it.")
+    # The hub's library reads all three, whichever of them its address needs.
+    for kind in ("http", "https", "all"):
+        proxy = urllib.request.getproxies().get(kind, "")
+        # A proxy without a scheme is one of HTTP.
+        if proxy and not _is_address(
+            proxy if "://" in proxy else f"http://{proxy}", "http", "https", "socks5", "socks5h"
+        ):
+            name = next((name for name in (f"{kind}_proxy", f"{kind.upper()}_PROXY") if name in os.environ), "proxy")
+            shown = proxy.rpartition("@")[2]  # a password may stand in front
+            raise UserError(f"{name}={shown} is no address of a proxy: write it as http://HOST:PORT, or unset it.")
+
+
+def _is_address(text: str, *schemes: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises where it is no number of a port
+    except ValueError:
+        return False
+    return parts.scheme in schemes and bool(parts.hostname) and not re.search(r"\s", text)
 
 
 def is_id(place: str) -> bool:

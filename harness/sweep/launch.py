@@ -96,7 +96,8 @@ class Local(Launcher):
     def check(self, jobs: Sequence[Job]) -> None:
         super().check(jobs)
         cuda = [job.model.device for job in jobs if job.model.device.startswith("cuda")]
-        if cuda and not visible_gpus():
+        # A machine whose GPUs cannot be listed is refused here, before a task is queued.
+        if not _gpus_for(jobs) and cuda:
             unseen = f"needs a GPU, and launcher=local sees none ({VISIBLE} and nvidia-smi name them)"
             raise UserError(f"model.device={cuda[0]} {unseen}: make one visible, or set model.device=cpu.")
 
@@ -114,7 +115,7 @@ class Local(Launcher):
         executor = submitit.LocalExecutor(folder=logs(tasks))
         executor.update_parameters(timeout_min=60 * 24 * 365)
         waiting, running, failed = list(tasks), dict[submitit.Job[None], str | None](), 0
-        gpus = visible_gpus()
+        gpus = _gpus_for([share.job for task in tasks for share in task])
         parallel = self.parallel or len(gpus) or os.cpu_count() or 1
         if gpus:
             print(f"launcher=local: {parallel} at once on {counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
@@ -151,6 +152,11 @@ def _end(process: submitit.Job[None]) -> None:
             os.kill(int(child), signal.SIGKILL)
     with suppress(ProcessLookupError):
         os.kill(parent, signal.SIGKILL)
+
+
+def _gpus_for(jobs: Sequence[Job]) -> list[str]:
+    """The GPUs that these jobs may use; jobs of the CPU alone use none, and need no driver that answers."""
+    return visible_gpus() if any(job.model.device != "cpu" for job in jobs) else []
 
 
 @contextmanager

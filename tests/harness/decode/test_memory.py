@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvsweep.errors import UserError
 from kvsweep.harness.decode import memory
 from kvsweep.harness.decode.memory import cgroup_rooms, free_memory, slurm_rooms
 
@@ -45,6 +46,11 @@ def test_version_1_and_no_groups(tmp_path: Path) -> None:
         ({"SLURM_MEM_PER_NODE": "4096"}, [4096]),
         ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_ON_NODE": "3"}, [3000]),
         ({"SLURM_MEM_PER_NODE": "0"}, []),
+        ({"SLURM_MEM_PER_NODE": ""}, []),
+        ({"SLURM_MEM_PER_NODE": "4G"}, [4096]),
+        ({"SLURM_MEM_PER_NODE": "1t"}, [1 << 20]),
+        ({"SLURM_MEM_PER_NODE": "2097152K"}, [2048]),
+        ({"SLURM_MEM_PER_CPU": "2g", "SLURM_CPUS_ON_NODE": "2"}, [4096]),
         ({}, []),
     ],
 )
@@ -52,6 +58,20 @@ def test_slurm_limits_a_job_less_what_this_process_holds(environment: dict[str, 
     found = list(slurm_rooms(environment))
     held = [(megabyte << 20) - room for megabyte, room in zip(megabytes, found, strict=True)]
     assert all(10 << 20 < one < 20 << 30 for one in held)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way_out"),
+    [
+        ("SLURM_MEM_PER_NODE", "4 pages", "is no size of memory: write MiB, or a number with K, M, G or T"),
+        ("SLURM_MEM_PER_CPU", "-1", "is no size of memory"),
+        ("SLURM_CPUS_ON_NODE", "2(x3)", "is no number of processors: write a whole number, or unset it."),
+    ],
+)
+def test_a_limit_of_slurm_that_cannot_be_read_is_named(name: str, value: str, way_out: str) -> None:
+    with pytest.raises(UserError) as refused:
+        list(slurm_rooms({name: value}))
+    assert f"{name}={value} {way_out}" in str(refused.value)
 
 
 def test_the_smallest_room_counts_and_none_is_below_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kvsweep.errors import UserError
+from kvsweep.harness import provenance
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import device_of
 from kvsweep.harness.provenance import VISIBLE, visible_gpus
@@ -47,6 +48,31 @@ def test_the_gpus_of_a_machine(machine: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("#!/bin/sh\nexec sleep 60\n", r"gave no answer in 0 seconds"),
+        ("#!/no/such/interpreter\n", r"does not run \(.*No such file"),
+        ("no program", r"does not run \(.*Exec format error"),
+    ],
+)
+def test_a_driver_that_hangs_or_does_not_run_is_named(
+    script: str, why: str, machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine("")
+    (tmp_path / "nvidia-smi").write_text(script)
+    monkeypatch.setattr(provenance, "SECONDS", 0.3)
+    jobs: Any = [SimpleNamespace(model=SimpleNamespace(device=device), impl="torch") for device in ("cpu", "auto")]
+    way_out = rf"nvidia-smi, which names the GPUs, {why}.*: set CUDA_VISIBLE_DEVICES to .*, or model.device=cpu\."
+    with pytest.raises(UserError, match=way_out):
+        Local().check(jobs)
+    Local().check(jobs[:1])
+    # As nvidia-smi does on a machine without a GPU.
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '\\377'\nexit 9\n")
+    monkeypatch.undo()
+    Local().check(jobs)
+
+
+@pytest.mark.parametrize(
     ("named", "found"),
     [("0,1,3", ["0", "1", "3"]), ("GPU-a, MIG-b", ["GPU-a", "MIG-b"]), ("", []), ("-1", []), ("2,-1,3", ["2"])],
 )
@@ -56,7 +82,7 @@ def test_the_gpus_that_a_variable_names(named: str, found: list[str], monkeypatc
 
 
 def report(jobs: Any) -> list[Exception]:
-    jobs[0].out.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+    jobs[0].job.out.write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
     time.sleep(2)  # so that all processes run at once
     return []
 
@@ -68,12 +94,15 @@ def test_each_process_sees_one_gpu(
     monkeypatch.setenv(VISIBLE, ",".join(names))
     monkeypatch.setattr(launch, "logs", lambda tasks: tmp_path)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    tasks: Any = [[SimpleNamespace(out=tmp_path / f"{number}.txt")] for number in range(4)]
+    model = SimpleNamespace(device="auto")
+    tasks: Any = [
+        [SimpleNamespace(job=SimpleNamespace(out=tmp_path / f"{number}.txt", model=model))] for number in range(4)
+    ]
     try:
         assert Local(parallel=4)._run(tasks, report) == 0
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert sorted(task[0].out.read_text() for task in tasks) == sorted(names)
+    assert sorted(task[0].job.out.read_text() for task in tasks) == sorted(names)
     assert "4 at once on 4 GPUs: 0, 1, GPU-aaa, MIG-b" in capsys.readouterr().out
 
 
