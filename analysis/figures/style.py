@@ -1,6 +1,11 @@
 """The look, the parts and the files that all figures share."""
 
-from collections.abc import Iterable
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache, partial
 from itertools import count
 from math import ceil
 from pathlib import Path
@@ -15,7 +20,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findSystemFonts, fontManager
+from matplotlib.ft2font import FT2Font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 
 from kvsweep.analysis import notation
 from kvsweep.errors import UserError
@@ -23,7 +31,10 @@ from kvsweep.files import replacing
 
 FORMATS = ("png", "svg", "pdf")
 
+# A user's matplotlibrc changes no figure. The backend is a program's or a notebook's own.
+_DEFAULTS = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
 STYLE: Any = {
+    **_DEFAULTS,
     "font.family": "DejaVu Sans",
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
@@ -184,6 +195,57 @@ def heat_table(
     return mesh
 
 
+_TOLD = set[str]()
+
+
+def draw_glyphs(figure: Figure, draw: Callable[[], object]) -> None:
+    """Draw a figure, with fonts of this machine for characters that the figures' own font lacks.
+
+    Characters that no font has are boxes. A note names them once, where matplotlib would warn of each at each drawing.
+    """
+    lacking = _lacking(draw)
+    if lacking and (families := _families_with("".join(sorted(lacking)))):
+        for text in figure.findobj(Text):
+            assert isinstance(text, Text)
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+        lacking = _lacking(draw)
+    if new := "".join(sorted(lacking - _TOLD)):
+        _TOLD.update(new)
+        mend = "install one, such as Noto Sans CJK for Chinese, Japanese and Korean, or write another title"
+        print(f"note: no font of this machine has {new}, which the figures show as boxes: {mend}.", file=sys.stderr)
+
+
+def _lacking(draw: Callable[[], object]) -> set[str]:
+    """Draw; return the characters for which no font had a glyph. Other warnings pass."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        draw()
+    found = {warning: re.match(r"Glyph (\d+) .*missing from", str(warning.message)) for warning in caught}
+    for warning in (warning for warning, glyph in found.items() if glyph is None):
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return {chr(int(glyph[1])) for glyph in found.values() if glyph}
+
+
+@cache
+def _families_with(characters: str) -> list[str]:
+    """The fewest fonts of this machine that have as many of the characters as can be had.
+
+    The fonts are looked for anew, since matplotlib's own list is as old as its cache.
+    """
+    lacking, families, glyphs = set(map(ord, characters)), list[str](), dict[str, set[int]]()
+    for path in sorted(findSystemFonts()):
+        with suppress(OSError, RuntimeError):  # a file that is no font
+            font = FT2Font(path)
+            glyphs[path] = lacking & font.get_charmap().keys() if font.scalable else set()
+    while best := max(glyphs, key=lambda path: len(glyphs[path] & lacking), default=None):
+        if not glyphs[best] & lacking:
+            break
+        lacking -= glyphs[best]
+        fontManager.addfont(best)
+        families.append(fontManager.ttflist[-1].name)
+    return families
+
+
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
     """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes; return the path of each format."""
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS}
@@ -191,7 +253,7 @@ def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
     with matplotlib.rc_context(STYLE):
         for suffix, path in paths.items():
             with replacing(path) as temporary:
-                figure.savefig(temporary, format=suffix, metadata=dates[suffix])
+                draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=dates[suffix]))
             # The layout is the slow part. The first format computes it, and the other formats keep it.
             figure.set_layout_engine("none")
     return paths

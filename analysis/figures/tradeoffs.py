@@ -223,7 +223,8 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str) -> None:
 
 def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
     """Write its policy's name beside a point of the Pareto front, where the name covers no point and no other name."""
-    axes.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
+    figure: Any = axes.get_figure(root=True)
+    style.draw_glyphs(figure, figure.draw_without_rendering)
     places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     front = pareto_front(points, column)

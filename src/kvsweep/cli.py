@@ -81,6 +81,9 @@ def program() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program with these words, or with those of the command line; docs/sweep.md has the exit codes."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # The program draws files alone. A notebook's kernel hands its own backend to the commands that are started there,
+    # and matplotlib cannot be imported where that is not installed.
+    os.environ["MPLBACKEND"] = "agg"
     if COMPLETE in os.environ:
         sys.exit(shell_complete(program, {}, "kvsweep", COMPLETE, os.environ[COMPLETE]))
     name = words[0] if words and words[0] in program.commands else ""
