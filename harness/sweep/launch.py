@@ -34,7 +34,15 @@ from kvsweep.harness.sweep.share import Share, lacking, status_of
 from kvsweep.harness.sweep.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Shard
-from kvsweep.task_status import TaskStatus, job_file, note_job, noted_jobs, tasks_now, waiting_jobs
+from kvsweep.task_status import (
+    TaskStatus,
+    job_file,
+    most_array_tasks,
+    note_job,
+    noted_jobs,
+    tasks_now,
+    waiting_jobs,
+)
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 # The shares that one process works through.
@@ -303,6 +311,7 @@ class Slurm(Launcher):
 
     def start(self, rounds: Sequence[Round]) -> None:
         first, _ = rounds[0]
+        _check_array(max(len(tasks) for tasks, _ in rounds))
         ahead, queued = _jobs_ahead([share.job for task in first for share in task]), queue(first)
         for tasks, work in rounds:
             try:
@@ -344,6 +353,15 @@ class Slurm(Launcher):
             for share in task:
                 note_job(share.job.run_directory, share.task, entry.job_id)
         return submitted
+
+
+def _check_array(tasks: int) -> None:
+    """Refuse more tasks than SLURM takes as one array, before any is queued."""
+    most = most_array_tasks() if tasks > 1 else None
+    if most is not None and tasks > most:
+        limit = f"{tasks} tasks are more than this SLURM takes as one array, {most} (MaxArraySize)"
+        mend = "set launcher.cells_per_task, so that a task takes several jobs, or fewer launcher.shards"
+        raise UserError(f"launcher=slurm cannot submit: {limit}: {mend}.")
 
 
 def _jobs_ahead(jobs: Sequence[Job]) -> list[str]:

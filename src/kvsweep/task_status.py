@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import platform
+import re
 import subprocess
 import threading
 import time
@@ -261,6 +262,18 @@ def waiting_jobs() -> Queue | None:
         return None
     rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
     return {job: (state, reason) for job, state, reason in rows}
+
+
+def most_array_tasks() -> int | None:
+    """The most tasks that SLURM takes as one array; None where SLURM cannot be asked or does not say."""
+    try:
+        asked = ["scontrol", "show", "config"]
+        said = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)\s*$", said, re.MULTILINE)
+    # An array counts from 0, and the setting is one above the highest index.
+    return int(found[1]) if found else None
 
 
 def note_job(run_directory: Path, task: str, job: str) -> None:

@@ -72,6 +72,44 @@ def test_a_launchers_settings_are_checked(
     assert sentence in ended.err
 
 
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ("MaxArraySize            = 3\nMaxJobCount = 9\n", 3),
+        ("MaxArraySize = 4\n", None),
+        ("nothing\n", None),
+        (None, None),
+    ],
+)
+def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
+    config: str | None,
+    limit: int | None,
+    kvsweep: Callable[..., Any],
+    tiny: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    programs = {"srun": "true", "sbatch": "echo no such partition >&2; exit 1", "squeue": "exit 1"}
+    programs["scontrol"] = "exit 1" if config is None else f"cat <<'END'\n{config}END"
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    ended = kvsweep(*tiny, "policy=full", "launcher=slurm", "launcher.shards=4", f"results_dir={tmp_path}/runs")
+    assert ended.code == 2
+    if limit is None:
+        assert "launcher=slurm cannot submit" in ended.err
+        assert "no such partition" in ended.err
+    else:
+        said = (
+            f"4 tasks are more than this SLURM takes as one array, {limit} (MaxArraySize): set launcher.cells_per_task"
+        )
+        assert said in ended.err
+        assert not (tmp_path / "runs/default/logs").exists()
+    assert not list((tmp_path / "runs").glob("*/status/*.json"))
+
+
 @pytest.mark.parametrize("ignored", [False, True], ids=["foreground", "background of a shell"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.slow_unless(rule=lambda number, ignored: ignored == (number == signal.SIGHUP))
