@@ -1,6 +1,7 @@
 """Rows of problems from toy tasks, local files and hub datasets. Data that cannot be had or read raise a UserError."""
 
 import csv
+import glob
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
-from kvsweep.harness.models.hub import is_reachable
+from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
@@ -80,7 +81,9 @@ def _hub_origin(config: BenchmarkConfig) -> str:
 
 def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "GatedRepoError" in kinds or "gated" in str(error).lower():
+    if fault := _cache_fault(error):
+        reason = f"did not load; {fault}"
+    elif "GatedRepoError" in kinds or "gated" in str(error).lower():
         reason = "is gated; accept its terms on its hub page and run `hf auth login` (once `huggingface-cli login`)"
     elif "DatasetNotFoundError" in kinds:
         reason = "is not on the hub or not open to you; check the names, run `hf auth login` if it is private"
@@ -90,6 +93,18 @@ def _hub_message(config: BenchmarkConfig, error: Exception) -> str:
         reason = f"did not load ({type(error).__name__}); check benchmark.split and benchmark.revision"
     place = f"Dataset {config.hub_id} (revision={config.revision or 'newest'}, split={config.split})"
     return f"{place} {reason}, or give benchmark.path=FILE."
+
+
+def _cache_fault(error: Exception) -> str | None:
+    """The sentence's end where the cache of `datasets` is the cause of an error."""
+    import datasets
+
+    cache, place = Path(datasets.config.HF_DATASETS_CACHE), getattr(error, "filename", None)
+    if not isinstance(error, OSError) or not isinstance(place, str):
+        return None
+    if not (cache.is_relative_to(place) or Path(place).is_relative_to(cache)):
+        return None
+    return f"the cache {cache} cannot be written to ({error.strerror}), so name another folder as HF_HOME"
 
 
 def _dataset_rows(data: Any, name: str) -> list[Row]:
@@ -107,6 +122,7 @@ def _read_path(path: Path, split: str | None) -> list[Row]:
         _refuse_pipe(path)
         if path.suffix.lower() not in _READERS:
             raise UserError(f"benchmark.path={path} must end in one of {', '.join(_READERS)}; convert it.")
+        _refuse_pointer(path)
         return _READERS[path.suffix.lower()](path)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; save it in that encoding.") from None
@@ -118,6 +134,11 @@ def _read_path(path: Path, split: str | None) -> list[Row]:
 def _refuse_pipe(path: Path) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is a pipe, a device or a socket, which might never end; copy its data to a file.")
+
+
+def _refuse_pointer(path: Path) -> None:
+    if is_lfs_pointer(path):
+        raise UserError(f"{path} is a Git LFS pointer in place of the file; run `git lfs pull` in the clone.")
 
 
 def _read_jsonl(path: Path) -> list[Row]:
@@ -195,12 +216,17 @@ def _read_folder(path: Path, split: str | None) -> list[Row]:
 
     for number, entry in enumerate(path.rglob("*")):
         _refuse_pipe(entry)
+        if entry.suffix.lower() in _READERS:
+            _refuse_pointer(entry)  # as a CSV it would be read
         if number == MOST_ENTRIES:
             raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
     saved = (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+    wanted = {} if saved else _wanted(path)
     try:
-        data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
+        data = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(**wanted)
     except Exception as error:  # As in `_read_hub`, the errors have no common base.
+        if fault := _cache_fault(error):
+            raise UserError(f"benchmark.path={path} did not load; {fault}.") from error
         reason = f"is no folder datasets can load ({type(error).__name__})"
         raise UserError(f"benchmark.path={path} {reason}; give a file.") from error
     if not isinstance(data, Mapping):
@@ -209,3 +235,16 @@ def _read_folder(path: Path, split: str | None) -> list[Row]:
     if name not in data:
         raise UserError(f"benchmark.split={split} is not in {path}, which has {', '.join(data)}; choose one of these.")
     return _dataset_rows(data[name], str(path))
+
+
+def _wanted(path: Path) -> dict[str, str]:
+    """The arguments by which `datasets.load_dataset` reads a folder, whose name it would take for a pattern."""
+    escaped = glob.escape(str(path.absolute()))
+    if escaped == str(path.absolute()):
+        return {"path": str(path)}
+    # Escaped, the name is none of a folder that `datasets` looks into itself, so that it is told the kind of the files.
+    kinds = {entry.suffix.lower() for entry in path.rglob("*") if entry.is_file()}
+    if len(kinds) != 1 or not kinds <= _READERS.keys():
+        several = f"has *, ? or [ in its name and not files of one kind alone, {', '.join(_READERS)}"
+        raise UserError(f"benchmark.path={path} {several}; rename the folder, or give a file.")
+    return {"path": kinds.pop().strip(".").replace("jsonl", "json"), "data_dir": escaped}

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache
 from http.client import HTTPException
 from importlib.util import find_spec
@@ -157,8 +158,40 @@ def reason(place: str, revision: str | None, error: BaseException) -> str:
         if "RepositoryNotFoundError" in names:
             return "it is not on the hub or not open to you: check the name, or run `hf auth login` if it is private"
         if isinstance(error, OSError) and not is_reachable():
-            return "the hub cannot be reached, and its cache on this disk lacks it: check the network"
+            mend = "check the network, or the path, since no such folder is here"
+            return f"the hub cannot be reached, and its cache on this disk lacks it: {mend}"
     return f"{lines_of(error)[0].rstrip('.')}: name a folder with config.json and safetensors, or an id on the hub"
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    """Whether a file is what Git leaves in its place where Git LFS was not installed when it was cloned."""
+    start = b"version https://git-lfs.github.com/spec/"
+    if not file.is_file():  # a pipe might never end
+        return False
+    with suppress(OSError), file.open("rb") as opened:
+        return opened.read(len(start)) == start
+    return False
+
+
+def lack_of(folder: Path, *, safetensors_only: bool) -> str | None:
+    """What a folder from which no model could be loaded is or lacks, and the way out; None where nothing is seen."""
+    files = list[Path]()
+    with suppress(OSError):  # no folder, or one that may not be read
+        files = sorted(folder.iterdir())
+    names = {file.name for file in files}
+    pickled = any(file.match("pytorch_model*.bin") for file in files)
+    if pointer := next((file.name for file in files if is_lfs_pointer(file)), None):
+        return f"its {pointer} is a Git LFS pointer in place of the file: run `git lfs pull` in the clone"
+    if "config.json" in names:
+        if "tokenizer.json" not in names:
+            return "it has no tokenizer.json: add the file, which the tokenizer's save_pretrained writes"
+        if safetensors_only and pickled and not any(file.suffix == ".safetensors" for file in files):
+            return "it has its weights as .bin alone: set model.safetensors_only=false, or convert them to safetensors"
+    elif "adapter_config.json" in names:
+        return "it is a LoRA adapter: name it as model.adapter, and the model that it was trained on as model.path"
+    elif commits := sorted(snapshot.name for snapshot in folder.glob("snapshots/*")):
+        return f"it is a model's folder in the hub's cache: name its snapshot of a commit, snapshots/{commits[0]}"
+    return None
 
 
 def find_gguf(place: str) -> Path:

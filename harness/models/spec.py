@@ -6,12 +6,13 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsweep.compression.config import LayerKind
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
-from kvsweep.harness.models.hub import cached_file, from_place, lines_of, reason
+from kvsweep.harness.models.hub import cached_file, from_place, lack_of, lines_of, reason
 
 if TYPE_CHECKING:
     from kvsweep.compression.rows import CacheShape
@@ -267,6 +268,8 @@ def read_architecture(config: ModelConfig) -> Any:
     except OSError as error:
         raise cannot_load(config, error) from error
     except ValueError as error:
+        if _lack(config):
+            raise cannot_load(config, error) from error
         raise UserError(f"model={config.name}: {error}") from error
     return architecture
 
@@ -296,5 +299,10 @@ def _build_architecture(config: ModelConfig) -> Any:
 
 
 def cannot_load(config: ModelConfig, error: Exception) -> UserError:
-    why = reason(config.place, config.revision, error)
+    why = _lack(config) or reason(config.place, config.revision, error)
     return UserError(f"model={config.name} cannot be loaded from {config.place}: {why}.")
+
+
+def _lack(config: ModelConfig) -> str | None:
+    safe = config.safetensors_only and not config.random_weights
+    return lack_of(Path(config.path), safetensors_only=safe) if config.path is not None else None

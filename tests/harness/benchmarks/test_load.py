@@ -777,3 +777,38 @@ def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "zero.jinja").symlink_to("/dev/zero")
     for path in (tmp_path / "p.jinja", tmp_path / "zero.jinja", Path("/dev/zero"), tmp_path):
         assert "neither a name nor a readable file" in prompts_mistake(path)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "folder/train.jsonl", "[v1]/train.csv"])
+def test_a_git_lfs_pointer_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(POINTER)
+    place = tmp_path / name if "/" not in name else (tmp_path / name).parent
+    assert mistake(path=place).endswith(
+        f"{tmp_path / name} is a Git LFS pointer in place of the file; run `git lfs pull` in the clone."
+    )
+
+
+@pytest.mark.parametrize("name", ["set[v1]", "a*", "what?"])
+def test_a_folder_is_read_whatever_its_name_looks_like(name: str, tmp_path: Path) -> None:
+    for folder in (tmp_path / name, tmp_path / "setv", tmp_path / "ab"):
+        folder.mkdir()
+        write_jsonl(folder / "train.jsonl", [{"id": folder.name, "problem": "1+1?", "answer": "2"}])
+    [problem] = load(tmp_path / name).problems
+    assert problem.id == name
+    datasets.Dataset.from_list([{"id": "saved", "problem": "1+1?", "answer": "2"}]).save_to_disk(tmp_path / f"{name}-")
+    assert [problem.id for problem in load(tmp_path / f"{name}-").problems] == ["saved"]
+    (tmp_path / name / "README.md").write_text("")
+    mistake("has *, ? or [ in its name and not files of one kind alone", "rename the folder", path=tmp_path / name)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "set").mkdir()
+    write_jsonl(tmp_path / "set/train.jsonl", [{"id": 1, "problem": "1+1?", "answer": "2"}])
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file/datasets")
+    cache = f"the cache {tmp_path}/file/datasets cannot be written to (Not a directory)"
+    mistake(f"{tmp_path}/set did not load; {cache}, so name another folder as HF_HOME.", path=tmp_path / "set")
