@@ -56,6 +56,18 @@ def test_a_queued_task_has_slurms_reason(line: str, state: str, words: str, sque
     assert words in found[1]
 
 
+def test_a_task_that_died_before_it_began_says_how_its_output_ends(squeue: Squeue, tmp_path: Path) -> None:
+    squeue("8|RUNNING|None\n")
+    task(tmp_path, "t")
+    note_job(tmp_path, "t", "7_0")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/7_0_0_log.err").write_text("x\n" * 9999 + "ModuleNotFoundError: No module named 'torch'\n")
+    state, error = seen(tmp_path)["t"]
+    assert state == "stopped"
+    assert error.endswith("\nx\nModuleNotFoundError: No module named 'torch'")
+    assert len(error.splitlines()) == 13
+
+
 def test_a_running_task_whose_job_is_gone_has_stopped_unless_it_ended_well(squeue: Squeue, tmp_path: Path) -> None:
     squeue("9|RUNNING|None\n")
     here = {"host": platform.node(), "pid": os.getpid(), "heartbeat": 9e9, "started": 1.0}

@@ -35,7 +35,9 @@ from kvsweep.harness.sweep.store import allow_open_cells
 from kvsweep.kernels.implementation import check_available
 from kvsweep.records import Shard
 from kvsweep.task_status import (
+    LOGS,
     TaskStatus,
+    end_of,
     job_file,
     most_array_tasks,
     note_job,
@@ -123,6 +125,7 @@ class Local(Launcher):
         executor = submitit.LocalExecutor(folder=logs(tasks))
         executor.update_parameters(timeout_min=60 * 24 * 365)
         waiting, running, failed = list(tasks), dict[submitit.Job[None], str | None](), 0
+        works_on: dict[submitit.Job[None], Task] = {}
         gpus = _gpus_for([share.job for task in tasks for share in task])
         parallel = self.parallel or len(gpus) or os.cpu_count() or 1
         if gpus:
@@ -134,11 +137,13 @@ class Local(Launcher):
                 while waiting and len(running) < parallel:
                     gpu = min(gpus, key=list(running.values()).count, default=None)
                     with _stderr_in(logs(tasks) / "launcher.err"):
-                        running[executor.submit(RunJobs(work, gpu), waiting.pop(0))] = gpu
+                        process = executor.submit(RunJobs(work, gpu), waiting[0])
+                    running[process], works_on[process] = gpu, waiting.pop(0)
                 for process in [process for process in running if process.done()]:
                     del running[process]
                     if process.exception() is not None:
                         failed += 1
+                        _note_death(works_on[process], process.paths.stderr)
                         print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
                 time.sleep(0.2)
         except BaseException:
@@ -146,6 +151,17 @@ class Local(Launcher):
                 _end(process)
             raise
         return failed
+
+
+def _note_death(task: Task, output: Path) -> None:
+    """Write into the status of the shares that a process died before, so that `kvsweep status` names its error."""
+    for share in task:
+        directory = share.job.run_directory
+        with suppress(OSError, ValueError):
+            status = TaskStatus.read(TaskStatus.path(directory, share.task))
+            if status.state == "queued":
+                status.state, status.error = "failed", end_of(output)
+                status.write(directory)
 
 
 def _end(process: submitit.Job[None]) -> None:
@@ -273,7 +289,7 @@ def logs(tasks: Sequence[Task]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
     # A task is `python -m`, which would import a user's random.py from the working directory as Python's own.
     os.environ["PYTHONSAFEPATH"] = "1"
-    return make_folder(tasks[0][0].job.run_directory / "logs")
+    return make_folder(tasks[0][0].job.run_directory / LOGS)
 
 
 @dataclass(frozen=True, kw_only=True)

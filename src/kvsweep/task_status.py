@@ -19,16 +19,19 @@ import msgspec
 
 from kvsweep.errors import UserError
 from kvsweep.escape import file_name
-from kvsweep.files import make_folder, read_file, replace_text
+from kvsweep.files import make_folder, open_file, read_file, replace_text
 from kvsweep.records import Count, Seconds, content_hash, decode
 
 State = Literal["queued", "running", "done", "failed", "stopped"]
 STATUS_FOLDER = "status"
+LOGS = "logs"  # beside it, what the tasks write
 # A file system shared over a network may show a change half a minute late.
 LOST_AFTER_S = 60.0
 HEARTBEAT_S = 5.0
 # Signs of life over which the pace is measured: a minute.
 _BEATS = 12
+# The end of an error or of an output that a status shows.
+_SHOWN_LINES, _SHOWN_BYTES = 12, 4096
 
 
 class CellProgress(msgspec.Struct, kw_only=True):
@@ -222,10 +225,18 @@ class Reporter:
             self.status.write(self._run_directory)
 
 
+def end_of(output: Path) -> str:
+    """The last lines of what a process wrote, such as the error that ended it; "" where it wrote nothing."""
+    with suppress(OSError), open_file(output) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+        return "\n".join(file.read().decode(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:])
+    return ""
+
+
 def last_lines(error: BaseException) -> str:
     """The text to show of an error: one sentence for a user's mistake, the end of the traceback for any other error."""
     lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return str(error) if isinstance(error, UserError) else "\n".join(lines[-12:])
+    return str(error) if isinstance(error, UserError) else "\n".join(lines[-_SHOWN_LINES:])
 
 
 # SLURM's reasons in words that a user can act on; its other reasons are shown as they are.
@@ -306,7 +317,8 @@ def _correct(run_directory: Path, task: TaskStatus, job: str, found: tuple[str, 
                 return
         began = "while it ran" if task.started else "before it began"
         reason = f"job {job} left SLURM's queue {began}: cancelled, killed, out of time or memory, or its node is gone."
-        task.state, task.error = "stopped", reason
+        said = end_of(run_directory / LOGS / f"{job}_0_log.err")
+        task.state, task.error = "stopped", f"{reason} Its output ends:\n{said}" if said else reason
     elif found[0] == "SUSPENDED":
         task.state, task.error = "queued", "suspended in SLURM: scontrol resume lets it go on."
     elif found[0] in ("PENDING", "REQUEUED") and task.state != "running":

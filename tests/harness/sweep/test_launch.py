@@ -153,6 +153,21 @@ def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path
     assert "spread" in ended.stdout
 
 
+def test_a_process_that_dies_before_its_task_begins_is_named(
+    start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path
+) -> None:
+    setup = (
+        "import kvsweep.harness.sweep.launch as launch\n"
+        "launch.RunJobs.__reduce__ = lambda self: (eval, ('__import__(\"no_such_module\")',))"
+    )
+    process = start_kvsweep(*tiny, "launcher=local", "policy=full", f"results_dir={tmp_path}", setup=setup)
+    assert process.wait(120) == 1
+    [status] = (tmp_path / "default/status").glob("*.json")
+    found = json.loads(status.read_text())
+    assert found["state"] == "failed"
+    assert "No module named 'no_such_module'" in found["error"]
+
+
 def is_running(pid: int) -> bool:
     """True if the process lives; one that nobody has waited for is dead."""
     try:
