@@ -8,6 +8,7 @@ import yaml
 
 from kvsweep import records
 from kvsweep.errors import UserError
+from kvsweep.files import at_home
 from kvsweep.harness.replay.share import read_jobs, replay_share, start_replay
 from kvsweep.harness.replay.texts import ReplayConfig
 from kvsweep.harness.settings import build, build_target, compose_config
@@ -25,6 +26,8 @@ def replay(directory: Path, overrides: Sequence[str], *, timed: bool) -> None:
         own = {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in overrides)}
     except yaml.YAMLError as error:
         raise UserError(f"{' '.join(overrides)} cannot be read as KEY=VALUE: see kvsweep replay --help.") from error
+    if own.get("texts") is not None:  # a path, as it was typed
+        own["texts"] = at_home([word for word in overrides if word.startswith("texts=")][-1].partition("=")[2])
     rest = [word for word in overrides if word.partition("=")[0] not in (*_OWN, *_TIMED)]
     known = [word for word in rest if word.startswith(("launcher=", "launcher.", "shard="))]
     if unknown := sorted({*rest} - {*known}):
