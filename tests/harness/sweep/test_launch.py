@@ -116,7 +116,8 @@ def test_more_tasks_than_an_array_may_have_are_refused_before_one_is_queued(
 def test_a_signal_ends_the_processes_of_a_local_sweep(
     start_kvsweep: Callable[..., Any], tiny: list[str], tmp_path: Path, number: int, ignored: bool
 ) -> None:
-    setup = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
+    setup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # which a test under nohup ignores
+    setup += "; signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
     words = [*tiny, "launcher=local", "draws=5000", "policy=full", f"results_dir={tmp_path}"]
     process = start_kvsweep(*words, setup=setup)
     deadline, running = time.monotonic() + 240, dict[str, Any]()

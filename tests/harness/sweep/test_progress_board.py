@@ -94,8 +94,9 @@ def test_a_run_without_any_status_ends_well(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_all_signals_end_in_the_same_sentence(number: int, code: int) -> None:
     program = (
-        # A test in a shell's background begins with a Ctrl-C that is ignored.
+        # A test in a shell's background begins with a Ctrl-C that is ignored, one under nohup with SIGHUP.
         "import signal\nimport time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "from kvsweep.command_line import GOES_ON, one_sentence\n"
         "with one_sentence('kvsweep', GOES_ON):\n    print('began', flush=True)\n    time.sleep(60)"
     )
