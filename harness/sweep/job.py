@@ -156,7 +156,21 @@ def make_job(config: DictConfig) -> Job:
         command=command_line(),
     )
     job.check_inputs()
+    if job.model.revision != config.model.revision:
+        _refuse_moved(job, config.model.revision or "main")
     return job
+
+
+def _refuse_moved(job: Job, branch: str) -> None:
+    """Refuse to go on with a run whose cells were made of another commit than the one that a branch names now."""
+    place, here = job.model.place, f"{job.model.place}@{job.model.revision}"
+    for _, cell in read_cells(job.run_directory):
+        earlier = str(cell["model"]["weights"])
+        if earlier.startswith(f"{place}@") and cell["model"]["name"] == job.model.name and earlier != here:
+            commit = earlier.rpartition("@")[2]
+            moved = f"{branch} of {place} names commit {job.model.revision} now"
+            mend = f"give model.revision={commit} to go on, or another run_name for the new commit"
+            raise UserError(f"{moved}, and {job.run_directory} has cells of {commit}: {mend}.")
 
 
 def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:

@@ -11,6 +11,7 @@ from kvsweep.harness.models import hub
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.hub import commit_of
 from kvsweep.harness.settings import WEIGHTS, compose_config
+from kvsweep.harness.sweep import job
 from kvsweep.harness.sweep.job import make_job
 
 A, B = "a" * 40, "b" * 40
@@ -52,6 +53,22 @@ def test_a_branch_that_moves_is_another_model(
     assert jobs[0].cells[0].cell_id != jobs[1].cells[0].cell_id
     # A task that starts after the branch has moved, and a replay, take the commit of the plan.
     assert [job.model.revision for job in jobs] == [job.resolved["model"]["revision"] for job in jobs] == [A, B]
+
+
+def test_a_run_goes_on_with_its_own_commit_alone(
+    point: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["model.path=me/toy", "policy=full", "benchmark=toy_add"]
+    point("main", A)
+    first = make_job(compose_config(*words))
+    monkeypatch.setattr(job, "read_cells", lambda run: [(run / "cell", first.cells[0].describe())])
+    assert make_job(compose_config(*words)).cells == first.cells
+    point("main", B)
+    mend = f"give model.revision={A} to go on, or another run_name for the new commit."
+    with pytest.raises(UserError, match=f"^main of me/toy names commit {B} now, and .* has cells of {A}: {mend}$"):
+        make_job(compose_config(*words))
+    for commit in (A, B):
+        assert make_job(compose_config(*words, f"model.revision={commit}")).model.revision == commit
 
 
 def test_a_commit_names_itself_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
