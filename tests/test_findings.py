@@ -23,6 +23,23 @@ def holm(differences: pd.Series, errors: pd.Series) -> np.ndarray:
     return multipletests(2 * stats.norm.sf((differences / errors).abs()), method="holm")[1]
 
 
+def test_the_tests_that_were_compared() -> None:
+    table = pd.read_csv(PUBLISHED / "tests_compared.csv")
+    page = (PUBLISHED.parents[1] / "docs/report.md").read_text()
+    rows = re.findall(
+        r"^\| (.*) \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+) / ([\d.]+) / ([\d.]+) / ([\d.]+) \|$", page, re.M
+    )
+    assert [name for name, *_ in rows] == list(table["rule"].unique())
+    for name, *numbers in rows:
+        own = table[table["rule"] == name]
+        null, lossless = own[own["loss_points"] == 5], own[own["loss_points"] == 0]
+        assert (len(null), len(lossless)) == (208, 96)
+        found = [null["called_safe"].max(), null["called_safe"].mean()]
+        found += list(lossless.groupby("draws")["called_safe"].mean())
+        assert [float(number) for number in numbers] == pytest.approx([100 * share for share in found], abs=0.06)
+    assert table.loc[table["rule"].str.contains("ours") & (table["loss_points"] == 5), "called_safe"].max() < 0.03
+
+
 def test_the_policies_beside_dynts() -> None:
     cells = pd.read_csv(PUBLISHED / "methods" / "cells.csv")
     text = said("methods/README.md")

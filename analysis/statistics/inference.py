@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from kvsweep.analysis.statistics import noninferiority
-from kvsweep.analysis.statistics.noninferiority import Decision, Floats
+from kvsweep.analysis.statistics.noninferiority import Decision, Floats, Population
 
 LEVEL = 0.05
 POWER = 0.8
@@ -245,7 +245,7 @@ def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
 
 
 COLUMNS = ["decision", "margin", "family", "rounds", "stopped_early", "these_low", "these_high", "p_holds", "p_loses"]
-COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold"]
+COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold", "population", "paired_draws", "fewest_draws"]
 COLUMNS += ["lost_wholly", "diff_hard", "diff_middle", "diff_easy"]
 # Of how many cells a policy's sizes form a chain, in which the smallest cache that holds is searched from the largest.
 CHAIN = 3
@@ -253,11 +253,15 @@ Record = Mapping[str, Any]
 
 
 class Plan(NamedTuple):
-    """What decides about a cell beside the scores: the rounds of a sequential sweep, the margin, the sweep's grid."""
+    """What decides about a cell beside the scores: the rounds and the grid of a sequential sweep, margin, population.
+
+    Greedy decoding gives every new draw the same answer, so its problems are the sample.
+    """
 
     rounds: tuple[int, ...]
     margin: float
     grid: str
+    population: Population = "these"
 
 
 def plan_of(record: Record, margin: float | None = None) -> Plan:
@@ -266,7 +270,10 @@ def plan_of(record: Record, margin: float | None = None) -> Plan:
     rounds = tuple(record.get("rounds") or ())
     points = (config.get("report") or {}).get("margin", 100 * noninferiority.MARGIN)
     grid = str(config.get("grid")) if rounds else ""
-    return Plan(rounds=rounds, margin=points / 100 if margin is None else margin, grid=grid)
+    is_greedy = (config.get("decoding") or {}).get("temperature") == 0
+    population: Population = "like_these" if is_greedy and not rounds else "these"
+    margin = points / 100 if margin is None else margin
+    return Plan(rounds=rounds, margin=margin, grid=grid, population=population)
 
 
 def decide_cells(
@@ -285,6 +292,7 @@ def decide_cells(
         if not is_full.any() or len(names) == 1:
             continue
         full, *others = score_array(graded, names)
+        problems = graded.loc[graded["cell_id"].isin(names), "problem_id"].unique()
         plans = {name: plan_of(provenance.get(name, {}), margin) for name in names[1:]}
         scores = dict(zip(plans, others, strict=True))
         unfinished = set(group.loc[group["status"] != "done", "cell_id"])
@@ -294,7 +302,8 @@ def decide_cells(
             ready = {name: one for name, one in found.items() if not {name, names[0]} & unfinished}
             for name, one in found.items():
                 if not math.isnan(one.difference):
-                    rows[name] = _row(family[name], full, plan, one, len(family), name in ready)
+                    row = _row(family[name], full, plan, one, len(family), name in ready)
+                    rows[name] = [*row, _fewest(family[name], full, problems), *_where_lost(family[name], full)]
             if len(ready) == len(found):
                 chains = _chains(group[group["cell_id"].isin(list(ready))])
                 recommendable |= noninferiority.hold_in_search(
@@ -314,7 +323,7 @@ def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[s
         ]
         options: dict[str, Any] = {"family": len(family), "looks": len(plan.rounds), "margin": plan.margin}
         return found | noninferiority.decide_grid({name: family[name] for name in later}, full, **options)
-    return noninferiority.decide_grid(family, full, margin=plan.margin)
+    return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population)
 
 
 def _chains(cells: pd.DataFrame) -> list[list[str]]:
@@ -335,7 +344,16 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     label, rounds = decision.label if finished else "open", " ".join(map(str, plan.rounds))
     stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
     tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
-    return [label, plan.margin, family, rounds, stopped_early, *tests, *needed, *_where_lost(cell, full)]
+    row = [label, plan.margin, family, rounds, stopped_early, *tests, *needed, plan.population]
+    return [*row, noninferiority.paired(cell, full).shape[1] if plan.population == "these" else decision.draws]
+
+
+def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:
+    """The problem with the fewest pairs of answers, where others have more; None where all have as many."""
+    draws = min(cell.shape[1], full.shape[1])
+    pairs = (~np.isnan(cell[:, :draws] - full[:, :draws])).sum(1)
+    counts = pairs[pairs > 0]
+    return None if len(set(counts)) < 2 else str(problems[int(np.flatnonzero(pairs == counts.min())[0])])
 
 
 def _where_lost(cell: Floats, full: Floats) -> list[float]:

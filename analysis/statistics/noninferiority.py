@@ -7,17 +7,18 @@ populations can be meant:
 * `these` problems, with new draws. The draws are the sample, and chance acts within problems alone.
 * problems `like_these`. The problems are the sample, whatever their draws.
 
-For `these`, the p-value is the chance of a lead (answers won less answers lost) as high as the observed one, if wins
-and losses follow Poisson distributions. The hypothesis fixes the mean of the lead; `_implied` is its likeliest
-variance. Where nothing is won, this is the exact test for a small number of losses. Agreement among the draws of a
-problem lowers the variance, see `_variance`.
+For `these`, wins and losses of the answers follow Poisson distributions. The hypothesis fixes the mean of the lead
+(answers won less answers lost), and Tango's (1998) constrained estimate gives its variance: the likeliest one under the
+hypothesis. The p-value is the exact chance of a lead as high as the observed one, Skellam's (1946) tail. Where nothing
+is won, this is the exact Poisson test for a small number of losses. scripts/study/compare_tests.py holds it beside the
+tests that a standard error gives, which call a cell that loses the margin safe far too often.
 
 For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thomas 2019, arXiv 1905.06208): the quantile
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
-Both bounds are monotone: one more wrong answer of the cell never raises an end of its interval.
-scripts/study/simulate_statistics.py measures the errors. scipy loads slowly, so the functions that need it import it.
+Both bounds are monotone: one more wrong answer of the cell never raises an end of its interval. scipy loads slowly, so
+the functions that need it import it.
 """
 
 import itertools
@@ -38,18 +39,6 @@ MARGIN = 0.05
 LEVEL = 0.025
 # A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
 PLANNED_POWER = 0.95
-# The most answers that `power` draws.
-_MOST_DRAWN = 2_000_000
-
-# The limits of the credit for problems whose draws agree, chosen by simulation: the part of it for problems that the
-# cell wins, the luck that is left out (of the 2 for a problem whose two draws agree), its largest share of the
-# variance, and its size in lost answers that the hypothesis demands.
-_CREDIT_WON, _CREDIT_LUCK, _CREDIT_SHARE, _CREDIT_LOSSES = 0.85, 1.5, 0.5, 4.0
-
-# A lead is a whole number. Where clearly more answers than this are won, the test of one draw looks half a step ahead,
-# as a mid-p does; where none is won, it is exact as it stands.
-_RATE_OF_HALF_STEPS = 0.6
-
 # Imhof's integral runs over the logarithm of the frequency.
 _FREQUENCY_STEP = 0.05
 _FREQUENCIES = np.exp(np.arange(-14, 14, _FREQUENCY_STEP))
@@ -180,39 +169,35 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
-    """The chance that a cell which loses nothing holds, where a pair differs with chance `differ`: 1,000 draws."""
-    tables = max(100, min(1000, _MOST_DRAWN // (problems * draws)))
+    """The chance that a cell which loses nothing holds, where a pair differs with chance `differ`: 10,000 draws."""
+    pairs = problems * draws
     rates = (differ / 2, 1 - differ, differ / 2)
-    won, _, lost = np.moveaxis(np.random.default_rng(0).multinomial(draws, rates, (tables, problems)), -1, 0)
-    p = p_these((won - lost).astype(float), (won + lost).astype(float), np.full(problems, float(draws)), -margin)
-    return float((p <= level).mean())
+    won, _, lost = np.random.default_rng(0).multinomial(pairs, rates, 10_000).T.astype(float)
+    return float((p_these(won, lost, margin * pairs) <= level).mean())
 
 
 def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
     """About the pairs of answers with which `power` is `PLANNED_POWER`, by the normal approximation."""
     from scipy import special
 
-    implied = _implied(differ, margin, margin)
-    errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ) - special.ndtri(level) * math.sqrt(implied)
+    errors = special.ndtri(PLANNED_POWER) * math.sqrt(differ)
+    errors -= special.ndtri(level) * math.sqrt(constrained_variance(differ, margin, margin))
     return float((errors / margin) ** 2)
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
     """Count the draws per problem with which a cell as good as the full cache holds with a probability of 90%.
 
-    The count is for `these` problems. It takes from the scores how often a pair differs. With one draw per problem it
-    is an upper bound, since the variance between problems cannot be told from the variance within them.
+    The count is for `these` problems. It takes from the scores how often a pair differs.
     """
-    lead, discordant, counts = _counts(cell, full)
-    variance = _variance(own_sums(lead, discordant, counts), math.inf, counts.min())
-    differ = max(1.0, float(variance)) / (len(counts) * counts.min())
-    return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(counts)))
+    pairs = paired(cell, full)
+    differ = max(1.0, float(np.abs(pairs).sum())) / pairs.size
+    return max(1, math.ceil(pairs_to_hold(differ, margin=margin, level=level) / len(pairs)))
 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
     """Count the problems `like_these` that `draws_to_hold`'s cell needs, with as many draws each as the scores have."""
-    lead, _, counts = _counts(cell, full)
-    means = lead / counts
+    means = mean_differences(cell, full)
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
 
@@ -227,7 +212,7 @@ class PairedTest:
     """The tests of one cell.
 
     Attributes:
-        problems, draws: how many problems there are, and how many draws the problem has that has most.
+        problems, draws: how many problems there are, and the draws of each that count.
         difference: the observed difference.
         p_above, p_below: the p-values of the hypotheses that the true difference is at most and at least a value.
     """
@@ -251,118 +236,80 @@ class PairedTest:
 
 
 def paired_test(cell: Floats, full: Floats, population: Population = "these") -> PairedTest:
-    lead, discordant, counts = _counts(cell, full)
-    means = lead / counts
-
-    def p(sign: int, value: float) -> float:
-        if not len(means):
-            return 1.0
-        if population == "like_these":
-            return _dirichlet_below(sign * means, value)
-        return float(p_these(sign * lead, discordant, counts, value))
-
+    if population == "like_these":
+        means = mean_differences(cell, full)
+        above, below = (lambda value: _dirichlet_below(means, value)), (lambda value: _dirichlet_below(-means, -value))
+        size, draws = len(means), paired(cell, full).shape[1]
+    else:
+        pairs = paired(cell, full)
+        won, lost, (size, draws) = float((pairs > 0).sum()), float((pairs < 0).sum()), pairs.shape
+        means = pairs.mean(1) if pairs.size else pairs.sum(1)
+        above = lambda value: float(p_these(won, lost, -value * pairs.size))  # noqa: E731
+        below = lambda value: float(p_these(lost, won, value * pairs.size))  # noqa: E731
     return PairedTest(
-        problems=len(means),
-        draws=int(counts.max(initial=0)),
-        difference=float(means.mean()) if len(means) else math.nan,
-        p_above=lambda value: p(1, value),
-        p_below=lambda value: p(-1, -value),
+        problems=size,
+        draws=draws,
+        difference=float(means.mean()) if size else math.nan,
+        p_above=above if size else lambda value: 1.0,
+        p_below=below if size else lambda value: 1.0,
     )
 
 
-def _counts(cell: Floats, full: Floats) -> tuple[Floats, Floats, Floats]:
-    """Answers that the cell won less those that it lost, those that it won or lost, and pairs, of problems with one."""
+def differences(cell: Floats, full: Floats) -> Floats:
+    """The cell's scores less the full cache's, [problems, draws], NaN without a pair; problems with one alone."""
     draws = min(cell.shape[1], full.shape[1])
-    differences = cell[:, :draws] - full[:, :draws]
-    counts = (~np.isnan(differences)).sum(1).astype(float)
-    asked = counts > 0
-    return np.nansum(differences, 1)[asked], np.nansum(np.abs(differences), 1)[asked], counts[asked]
+    found = cell[:, :draws] - full[:, :draws]
+    return found[~np.isnan(found).all(1)]
 
 
-def p_these(lead: Floats, discordant: Floats, counts: Floats, value: float) -> Floats:
-    """p of a true difference of `value` or less, of tables [..., problems]; each counts at most as a better one."""
-    draws = counts.min()
-    pairs = draws * len(counts)
-    return p_of_sums(better_sums(lead, discordant, counts), -value * pairs, pairs, draws).max(-1)
+def mean_differences(cell: Floats, full: Floats) -> Floats:
+    """The mean difference of each problem that has a pair, over all pairs that it has."""
+    return np.nanmean(differences(cell, full), 1) if len(differences(cell, full)) else np.zeros(0)
 
 
-def p_of_sums(sums: Floats, losses: float, pairs: float, draws: float) -> Floats:
-    """The chance of a lead as high as in `sums` (see `own_sums`), if its mean is -`losses`.
+def paired(cell: Floats, full: Floats) -> Floats:
+    """The differences of the first pairs of each problem, [problems, draws]: as many as the problem with fewest has.
 
-    Wins and losses follow Poisson distributions, and their rates add up to the implied variance. If this is less than
-    `losses`, some losses are certain. Student's t allows for a variance that is estimated from few pairs.
+    So every problem has the same weight, and a problem that lacks answers makes none of the others less certain.
     """
+    found = differences(cell, full)
+    draws = int((~np.isnan(found)).sum(1).min(initial=found.shape[1])) if len(found) else 0
+    first = np.argsort(np.isnan(found), axis=1, kind="stable")[:, :draws]
+    return np.take_along_axis(found, first, 1)
+
+
+def p_these(won: Any, lost: Any, losses: float) -> Floats:
+    """p of the hypothesis that the cell loses `losses` answers or more net, of `won` and `lost` ones.
+
+    The p of a table is at least that of the table with one more win, which without any difference is the larger one.
+    """
+    return np.maximum(_skellam_tail(won, lost, losses), _skellam_tail(won + 1, lost, losses))
+
+
+def _skellam_tail(won: Any, lost: Any, losses: float) -> Floats:
+    """The chance of a lead of `won` - `lost` or more, if its mean is -`losses` and its variance the likeliest then."""
     from scipy import special
 
-    lead = sums[0]
-    variance = np.maximum(_implied(_variance(sums, losses, draws), losses, lead + losses), 1e-9)
-    by_chance = np.clip(losses, -variance, variance)
-    won, lost = (variance - by_chance) / 2, (variance + by_chance) / 2
-    at_least_two_lost = special.gammainc(2, max(0.0, losses))
-    half = won / (won + _RATE_OF_HALF_STEPS) / 2 * at_least_two_lost / math.sqrt(draws)
-    least = lead + losses - by_chance + half
-    # The sum of Skellam's probabilities from `least` up, which chi-squared distributions give between integers too.
+    lead = np.asarray(won - lost, dtype=float)
+    variance = constrained_variance(won + lost, losses, lead + losses)
+    wins, misses = (np.maximum((variance + sign * losses) / 2, 1e-9) for sign in (-1, 1))
+    # Johnson (1959): a difference of two Poisson numbers has the tails of noncentral chi-squared distributions.
     chance = np.where(
-        least > 1,
-        special.chndtr(2 * won, 2 * np.maximum(least, 1), 2 * lost),
-        1 - special.chndtr(2 * lost, 2 * np.maximum(1 - least, 1e-9), 2 * won),
+        lead >= 1,
+        special.chndtr(2 * wins, 2 * np.maximum(lead, 1), 2 * misses),
+        1 - special.chndtr(2 * misses, 2 * np.maximum(1 - lead, 1), 2 * wins),
     )
-    p = special.stdtr(max(1.0, pairs - 1), special.ndtri(chance))
-    return np.where(lead + losses > 0, p, 1.0)
+    return np.where(lead + losses > 0, chance, 1.0)
 
 
-def _implied(variance: Any, losses: float, excess: Any) -> Any:
+def constrained_variance(differ: Any, losses: float, excess: Any) -> Any:
     """The likeliest variance of a lead whose mean is -`losses`, `excess` below the observed one.
 
-    If answers are won at a rate a and lost at a rate a + losses, the likeliest 2 a + losses solves the equation
-    x^2 - variance x = losses excess (Tango 1998, Statistics in Medicine 17:891).
+    If answers are won at a rate a and lost at a rate a + losses, the likeliest x = 2 a + losses solves the equation
+    x^2 - differ x = losses excess, with `differ` the answers that were won or lost (Tango 1998, Statistics in Medicine
+    17:891).
     """
-    return (variance + np.sqrt(np.maximum(0, variance**2 + 4 * losses * excess))) / 2
-
-
-def _variance(sums: Floats, losses: float, draws: float) -> Floats:
-    """The variance of the lead: each answer won or lost counts 1, less the credit within its limits.
-
-    Without the limits, luck would pass for certainty: the draws of a problem that flips coins may agree.
-    """
-    lead, discordant, credit = sums
-    if losses <= 0:
-        return np.maximum(discordant, np.abs(lead))
-    credit = np.maximum(np.minimum(credit, 0), credit - _CREDIT_LUCK / max(1.0, draws - 1))
-    return discordant - np.minimum(credit, np.minimum(_CREDIT_SHARE * discordant, _CREDIT_LOSSES * losses))
-
-
-def own_sums(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
-    """The sums of lead, discordant and credit over problems, [3, ...].
-
-    The variance of a problem's lead S with Q discordant answers of n is estimated by (n Q - S^2) / (n - 1). The credit
-    (S^2 - Q) / (n - 1) is what it lacks to Q. Where problems differ in draws, each answer counts as one of a problem
-    with the fewest draws.
-    """
-    weight = counts.min() / counts
-    credit = weight**2 * (lead**2 - discordant) / np.maximum(counts - 1, 1) * (counts > 1)
-    credit = np.where((lead > 0) & (credit > 0), _CREDIT_WON * credit, credit)
-    return np.stack([(weight * lead).sum(-1), (weight**2 * discordant).sum(-1), credit.sum(-1)])
-
-
-def better_sums(lead: Floats, discordant: Floats, counts: Floats) -> Floats:
-    """The sums [3, ..., tables] of the tables that are better by 0, 1, ... wins and have the largest variance.
-
-    A tie that becomes a win changes the credit by 2 S / (n - 1), so a table whose lost problems are lost wholly may
-    look more certain than a better one; so may a table without differences, whose first win brings the first variance.
-    """
-    wins = np.arange(counts.max())
-    at = lead[..., None] + wins
-    steps = (at <= 0) & (wins < (counts - discordant)[..., None])
-    most = int((steps & (at < 0)).sum((-1, -2)).max()) + 1
-    weight, freedom = (counts.min() / counts)[:, None], np.maximum(counts - 1, 1)[:, None]
-    flat = (*lead.shape[:-1], -1)
-    fewer = np.where(steps, 2 * weight * at / freedom, 0.0).reshape(flat)
-    order = np.argsort(np.where(steps.reshape(flat), fewer, 1.0), -1, kind="stable")[..., :most]
-    gained = np.take_along_axis(np.where(steps, weight, 0.0).reshape(flat), order, -1)
-    changes = np.stack([gained, gained**2, gained * np.take_along_axis(fewer, order, -1)])
-    own = own_sums(lead, discordant, counts)[..., None]
-    return np.concatenate([own, own + changes.cumsum(-1)], -1)
+    return (differ + np.sqrt(np.maximum(0, differ**2 + 4 * losses * excess))) / 2
 
 
 def _dirichlet_below(means: Floats, value: float) -> float:

@@ -206,7 +206,12 @@ def _population(row: Any) -> str:
     """The problems that the comparison with the full cache is about."""
     low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
     there = "holds for" if row["diff_low"] > -row["margin"] else "is not shown for"
+    if row["population"] == "like_these":
+        return "Greedy decoding gives every draw the same answer, so this is about other problems like these."
     these = f"This is about these {row['problems']} problems, with new draws of the answers."
+    if row["fewest_draws"]:
+        counted_draws = counted(f"{row['paired_draws']:.0f}", "draw")
+        these += f" {row['fewest_draws']} has fewer answers than others: {counted_draws} of each problem count."
     interval = f"there the 95% interval of {notation.axes(row[POINT])} is {low} to {high}"
     return f"{these} It {there} other problems like these: {interval}."
 

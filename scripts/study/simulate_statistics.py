@@ -16,10 +16,9 @@ import numpy as np
 import pandas as pd
 from scipy import special, stats
 
-from kvsweep.analysis.statistics import noninferiority
 from kvsweep.analysis.statistics.inference import noise_floor, paired_tests, summary_noise_floor
 from kvsweep.analysis.statistics.metrics import score_intervals
-from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, hold_in_search, paired_test, power
+from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, hold_in_search, p_these, paired_test, power
 
 RNG = np.random.default_rng(20260121)
 
@@ -166,21 +165,9 @@ def tables(simulations: int, name: str, problems: int, draws: int, loss: float) 
     return np.concatenate(won), np.concatenate(lost)
 
 
-def p_above(won: np.ndarray, lost: np.ndarray, value: float, level: float) -> np.ndarray:
-    """`paired_test(...).p_above(value)` of many tables [simulations, problems, draws] at once.
-
-    A p above `level` may come out lower, though not below `level`: it leaves out better tables, see `p_these`.
-    """
-    right, wrong = won.sum(2, dtype=float), lost.sum(2, dtype=float)
-    _, problems, draws = won.shape
-    counts, pairs = np.full(problems, float(draws)), float(problems * draws)
-    sums = noninferiority.own_sums(right - wrong, right + wrong, counts)
-    p = noninferiority.p_of_sums(sums, -value * pairs, pairs, draws)
-    low = np.flatnonzero(p <= level)
-    for part in np.array_split(low, len(low) // 250 + 1):
-        if len(part):
-            p[part] = noninferiority.p_these((right - wrong)[part], (right + wrong)[part], counts, value)
-    return np.asarray(p)
+def p_above(won: np.ndarray, lost: np.ndarray, value: float) -> np.ndarray:
+    """`paired_test(...).p_above(value)` of many tables [simulations, problems, draws] at once."""
+    return p_these(won.sum((1, 2), dtype=float), lost.sum((1, 2), dtype=float), -value * won[0].size)
 
 
 def one_cell(
@@ -197,9 +184,9 @@ def one_cell(
             continue
         level = LEVEL / len(parts)
         seen = [(won[..., :n], lost[..., :n]) for n in parts]
-        held = [p_above(*one, -margin, level) <= level for one in seen]
+        held = [p_above(*one, -margin) <= level for one in seen]
         found[f"{'holds' if loss == 0 else 'wrong holds'}{named}"] = np.any(held, 0)
-        inside = [(p_above(*one, -loss, level) > level) & (p_above(*one[::-1], loss, level) > level) for one in seen]
+        inside = [(p_above(*one, -loss) > level) & (p_above(*one[::-1], loss) > level) for one in seen]
         found[f"interval covers{', all rounds' if named else ''}"] = np.all(inside, 0)
     return {quantity: rate(values) for quantity, values in found.items()}
 
