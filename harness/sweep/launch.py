@@ -136,7 +136,7 @@ class Local(Launcher):
             while waiting or running:
                 while waiting and len(running) < parallel:
                     gpu = min(gpus, key=list(running.values()).count, default=None)
-                    with _stderr_in(logs(tasks) / "launcher.err"):
+                    with _stderr_in(logs(tasks) / "launcher.err"), _safe_path():
                         process = executor.submit(RunJobs(work, gpu), waiting[0])
                     running[process], works_on[process] = gpu, waiting.pop(0)
                 for process in [process for process in running if process.done()]:
@@ -181,6 +181,19 @@ def _end(process: submitit.Job[None]) -> None:
 def _gpus_for(jobs: Sequence[Job]) -> list[str]:
     """The GPUs that these jobs may use; jobs of the CPU alone use none, and need no driver that answers."""
     return visible_gpus() if any(job.model.device != "cpu" for job in jobs) else []
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let a task, which is `python -m`, not import a random.py of the working directory in place of Python's own."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONSAFEPATH")
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager
@@ -287,8 +300,6 @@ def queue(tasks: Sequence[Task]) -> list[Path]:
 
 def logs(tasks: Sequence[Task]) -> Path:
     """The folder in which submitit keeps its scripts, pickles and outputs."""
-    # A task is `python -m`, which would import a user's random.py from the working directory as Python's own.
-    os.environ["PYTHONSAFEPATH"] = "1"
     return make_folder(tasks[0][0].job.run_directory / LOGS)
 
 
@@ -356,6 +367,7 @@ class Slurm(Launcher):
             "setup": list(self.setup) or None,
             "additional_parameters": additional or None,
         }
+        # As _safe_path does, for a task that may not inherit this environment.
         python = f"{shlex.quote(sys.executable)} -P"
         executor = submitit.SlurmExecutor(folder=logs(tasks), max_num_timeout=self.max_requeues, python=python)
         executor.update_parameters(**{name: value for name, value in parameters.items() if value is not None})
