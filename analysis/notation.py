@@ -13,22 +13,22 @@ Scale = Literal["own", "shared", "diff_from_full"]
 
 MISSING, UNFINISHED, UNGRADED, UNTOUCHED, UNPACKED = "–", "*", "?", "=", "§"
 UNSURE, STOPPED = "‡", "°"
-HOLDS, COSTS, LOSES = "✓", "(✓)", "†"
+SAFE, SMALL_LOSS, WORSE = "✓", "(✓)", "†"
 MARKS = {
     MISSING: "no result",
     UNGRADED: "not graded yet",
     UNFINISHED: "not finished",
-    HOLDS: "holds: loses less than the margin",
-    COSTS: "holds, but is shown to lose something",
-    LOSES: "loses accuracy",
+    SAFE: "safe: very likely loses less than the margin",
+    SMALL_LOSS: "small loss: surely loses, by less than the margin",
+    WORSE: "worse: surely loses, how much is unclear",
     UNTOUCHED: "nothing was evicted: the full cache itself",
     UNPACKED: "no row was packed: all in the model's precision",
     STOPPED: "decided early: fewer draws, so the score leans the way of its label",
     UNSURE: "a reading of the published figure is doubted",
 }
-# The marks of the verdicts on a setting, and their words, from the best verdict to the worst.
-DECISION_MARKS = {"holds": HOLDS, "costs": COSTS, "loses": LOSES}
-DECISIONS = {"holds": "holds", "costs": "holds, at a cost", "open": "open", "loses": "loses accuracy"}
+# The marks of the labels of a setting, and the label of one that is safe by itself and was chosen among many.
+DECISION_MARKS = {"safe": SAFE, "small loss": SMALL_LOSS, "worse": WORSE}
+MAY_BE_SAFE = "may be safe"
 
 # The width of a printed page between its margins, 18 cm, in inches.
 PAGE_WIDTH = 18 / 2.54

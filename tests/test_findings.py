@@ -122,7 +122,7 @@ def test_four_bits() -> None:
         exact = [100 * value for value in (found.difference, found.low, found.high)]
         assert [float(number) for number in points.groups()] == pytest.approx(exact, abs=0.05)
         assert found.difference == pytest.approx(four["diff_to_full"])
-        assert found.label == "holds"
+        assert found.label == "safe"
         slower[model] = full["tokens_per_second"] / four["tokens_per_second"]
         assert four["kv_bytes_mean"] / full["kv_bytes_mean"] == pytest.approx(0.35, abs=0.005)
     assert f"{slower['toy_qwen']:.1f} times (Toy-Qwen) and {slower['toy_llama']:.1f} times (Toy-Llama)" in text
@@ -150,7 +150,7 @@ def test_every_policy_tried_on_a_real_model_loses() -> None:
     cells = pd.read_csv(PUBLISHED / "methods_smol" / "cells.csv")
     compressed = cells[cells["policy"] != "full"]
     assert "[21 of 21 policies lose]" in front_page()
-    assert (compressed["decision"] == "loses").sum() == len(compressed) == 21
+    assert (compressed["decision"] == "worse").sum() == len(compressed) == 21
     assert set(cells["problems"]) == {32}
 
 

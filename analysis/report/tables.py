@@ -10,7 +10,7 @@ import pandas as pd
 from kvsweep import records
 from kvsweep.analysis import notation
 from kvsweep.analysis.load import Run, in_order, load_run
-from kvsweep.analysis.notation import LOSES, MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED
+from kvsweep.analysis.notation import MARKS, MISSING, STOPPED, UNFINISHED, UNPACKED, UNTOUCHED, WORSE
 from kvsweep.analysis.statistics.fidelity import fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.metrics import (
     SETTING,
@@ -20,7 +20,7 @@ from kvsweep.analysis.statistics.metrics import (
     model_title,
     size,
 )
-from kvsweep.analysis.statistics.sentences import Findings, recommended
+from kvsweep.analysis.statistics.sentences import Findings, best_setting
 from kvsweep.command_line import counted
 from kvsweep.escape import file_name
 
@@ -31,11 +31,11 @@ SUMMARY_NOTE = (
     "question among them"
 )
 CAPTION = f"{NOTE}; {STOPPED} {MARKS[STOPPED]}"
-CAPTION += f"; {LOSES} loses accuracy against the full cache; bold: the best compressed setting"
+CAPTION += f"; {WORSE} worse than the full cache; bold: the best compressed setting"
 
 FIDELITY_NOTE = (
     "KL and log-likelihood change in nats per token, texts as clusters; flips: tokens with another most likely token. "
-    "These numbers rank settings and never show that one holds: docs/report.md."
+    "These numbers rank settings and never show that one is safe: docs/report.md."
 )
 
 # Around the best score of a column, until the form of the table is known.
@@ -86,25 +86,18 @@ def not_finite(run: Run) -> list[str]:
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
     """The cell of each finished model and benchmark whose setting a reader would take: rows of `metrics`.
 
-    That is the smallest that can be recommended, else of the cells with the best verdict the one that loses least.
+    `best_setting` chooses it.
     """
     compared = metrics[metrics["decision"].notna() & (metrics["policy"] != "full")]
     groups = compared.groupby(["model", "benchmark"], sort=False)
-    chosen = [_best(cells) for _, cells in groups if (cells["status"] == "done").all()]
+    chosen = [best_setting(cells).name for _, cells in groups if (cells["status"] == "done").all()]
     return metrics.loc[chosen]
 
 
-def _best(cells: pd.DataFrame) -> Any:
-    if (chosen := recommended(cells)) is not None:
-        return chosen.name
-    verdict = next(name for name in notation.DECISIONS if (cells["decision"] == name).any())
-    return cells.loc[cells["decision"] == verdict, "diff_to_full"].idxmax()
-
-
 def headline_verdict(row: Any) -> str:
-    """The verdict on a cell that was chosen among many: one that holds by itself may do so by luck."""
-    alone = row.decision in ("holds", "costs") and not row.recommendable
-    return notation.DECISIONS[row.decision] + (", not in a search" if alone else "")
+    """The verdict on a cell that was chosen among many: one that is safe by itself may be so by luck."""
+    is_alone = row.decision in ("safe", "small loss") and not row.recommendable
+    return notation.MAY_BE_SAFE if is_alone else row.decision
 
 
 def headline_text(metrics: pd.DataFrame) -> str:
@@ -178,7 +171,7 @@ def _score(row: Any, best: float | None) -> str:
     text = text if text == MISSING else text + notation.state_marks(row)
     if row.policy != "full" and row.pass_at_1 == best:
         text = f"{BEST_BEGIN}{text}{BEST_END}"
-    return text + LOSES * (best is not None and getattr(row, "decision", None) == "loses")
+    return text + WORSE * (best is not None and getattr(row, "decision", None) == "worse")
 
 
 def holding_tables(metrics: pd.DataFrame, model: str) -> tuple[str, list[tuple[str, pd.DataFrame]]]:
@@ -274,7 +267,7 @@ def _latex(metrics: pd.DataFrame, model: str) -> str:
         caption=CAPTION.replace("%", r"\%"),
         label=f"tab:{file_name(model)}",
     )
-    signs = {"±": r"$\pm$", MISSING: "--", LOSES: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
+    signs = {"±": r"$\pm$", MISSING: "--", WORSE: r"$^{\dagger}$", UNFINISHED: "$^{*}$"}
     signs |= {UNTOUCHED: "$^{=}$", UNPACKED: r"$^{\S}$", STOPPED: r"$^{\circ}$"}
     for sign, code in {**signs, BEST_BEGIN: r"\textbf{", BEST_END: "}"}.items():
         # The sign of a setting, as in bits=4, follows its name and is no mark.

@@ -341,7 +341,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     elsewhere = noninferiority.decide(*seen, margin=plan.margin, level=level, population="like_these")
     planners = noninferiority.draws_to_hold, noninferiority.problems_to_hold
     needed = [plan_for(*seen, margin=plan.margin, level=level) for plan_for in planners]
-    label, rounds = decision.label if finished else "open", " ".join(map(str, plan.rounds))
+    label, rounds = decision.label if finished else "unclear", " ".join(map(str, plan.rounds))
     stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
     tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
     row = [label, plan.margin, family, rounds, stopped_early, *tests, *needed, plan.population]

@@ -383,11 +383,11 @@ def _loops(run: Run, cell_id: str) -> list[float]:
 
 
 def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
-    """A model's settings with Pass@1, error, bits, bytes, and if all cells hold in a search; cheapest first."""
+    """A model's settings with Pass@1, error, bits, bytes, and if all cells are safe in a search; cheapest first."""
     ours = metrics[metrics["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    # The cheapest is looked for among all settings, so that holding by itself is not enough.
-    ours = ours.assign(holds=ours["recommendable"].eq(True))
-    rules = {"bits": "first", "holds": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
+    # The cheapest is looked for among all settings, so that to be safe by itself is not enough.
+    ours = ours.assign(safe=ours["recommendable"].eq(True))
+    rules = {"bits": "first", "safe": "all", "kv_bytes_mean": "mean", "kv_bytes_peak": "max", "weight_bytes": "max"}
     sizes = ours.groupby(SETTING, dropna=False, sort=False).agg(rules).reset_index()
     means = mean_over_benchmarks(ours, list(ours["benchmark"].unique()))
     table = means.merge(sizes, on=SETTING).dropna(subset=["pass_at_1", "kv_bytes_mean"])
@@ -397,13 +397,13 @@ def settings_by_bytes(metrics: pd.DataFrame, model: str) -> pd.DataFrame:
 def cheapest_in_words(settings: pd.DataFrame) -> str:
     """Name the setting that holds with the fewest bytes, of `settings_by_bytes`."""
     full = settings[settings["policy"] == "full"]
-    rest = settings[settings["holds"] & (settings["policy"] != "full")]
+    rest = settings[settings["safe"] & (settings["policy"] != "full")]
     if rest.empty:
-        return "By bytes, no setting is shown to hold in a search."
+        return "By bytes, no setting is shown to be safe in a search."
     row: Any = next(rest.itertuples())
     shares = [
         f", {notation.percent(row.kv_bytes_mean / mean)}% of the full's" for mean in full["kv_bytes_mean"].head(1)
     ]
     mean = f"{size(row.kv_bytes_mean)} of keys and values a text in the mean over its steps{''.join(shares)}"
     peak = f"{size(row.kv_bytes_peak)} at the peak, beside {size(row.weight_bytes)} of weights"
-    return f"By bytes, the cheapest setting that holds is {notation.setting(row)}: {mean}, {peak}."
+    return f"By bytes, the cheapest safe setting is {notation.setting(row)}: {mean}, {peak}."

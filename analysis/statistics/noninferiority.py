@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Population = Literal["these", "like_these"]
-Label = Literal["holds", "costs", "open", "loses"]
+Label = Literal["safe", "small loss", "unclear", "worse"]
 Id = TypeVar("Id", bound=Hashable)
 
 MARGIN = 0.05
@@ -107,11 +107,11 @@ def decide_grid(
 
 def _decision(test: "PairedTest", margin: float, level: float, share: int, looks: int, p_loses: float) -> Decision:
     low, high = test.bound(level, side=-1), test.bound(level / share, side=1)
-    label: Label = "open"
+    label: Label = "unclear"
     if low > -margin:
-        label = "costs" if high < 0 else "holds"
+        label = "small loss" if high < 0 else "safe"
     elif high < 0:
-        label = "loses"
+        label = "worse"
     return Decision(
         label=label,
         difference=test.difference,
@@ -148,7 +148,7 @@ def decide_rounds(
         waiting = {name: cells[name] for name in seen if not found[name].settled}
     unseen = {name: cell for name, cell in cells.items() if name not in found}
     undecided = decide_grid(unseen, full, family=len(cells), **options)
-    found |= {name: replace(one, label="open", settled=False) for name, one in undecided.items()}
+    found |= {name: replace(one, label="unclear", settled=False) for name, one in undecided.items()}
     return {name: found[name] for name in cells}
 
 

@@ -1,4 +1,4 @@
-"""Sentences about a grid: which settings hold, if settings matter, where eviction acted."""
+"""Sentences about a grid: which settings are safe, if settings matter, where eviction acted."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,10 @@ SUMMARY_COLUMNS = ("model", "benchmark", "keep_ratio", "local_window", "problems
 
 # What one setting does, and what several do.
 LABELS = {
-    "holds": ("holds", "hold"),
-    "costs": ("holds at a cost that is shown", "hold at a cost that is shown"),
-    "loses": ("loses accuracy", "lose accuracy"),
-    "open": ("is open", "are open"),
+    "safe": ("is safe", "are safe"),
+    "small loss": ("is a small loss", "are small losses"),
+    "unclear": ("is unclear", "are unclear"),
+    "worse": ("is worse", "are worse"),
 }
 
 
@@ -119,9 +119,17 @@ def _policy(row: Any) -> str:
 
 
 def recommended(cells: pd.DataFrame) -> pd.Series | None:
-    """The cell with the smallest cache of those that hold even though the smallest is looked for; None without any."""
+    """The cell with the smallest cache of those that are safe although the smallest is looked for; None without any."""
     found = cells[cells["recommendable"].eq(True)].sort_values("kept_memory", kind="stable")
     return None if found.empty else found.iloc[0]
+
+
+def best_setting(cells: pd.DataFrame) -> pd.Series:
+    """The cell to show first, of cells with a decision: the recommended one, else the best label that loses least."""
+    if (chosen := recommended(cells)) is not None:
+        return chosen
+    label = next(name for name in LABELS if (cells["decision"] == name).any())
+    return cells[cells["decision"] == label].sort_values("diff_to_full", ascending=False, kind="stable").iloc[0]
 
 
 def _signed(difference: float) -> str:
@@ -136,34 +144,34 @@ def _unfinished(cells: pd.DataFrame) -> str:
 
 
 def _against_full(cells: pd.DataFrame) -> list[str]:
-    """The setting to take, how many settings hold, lose accuracy or are open, and what the answer is about."""
+    """The setting to take, how many settings have each label, and what the answer is about."""
     known = cells[cells["decision"].notna()]
     if known.empty:
         return ["There is no full cache to compare with."]
     less = f"less than {counted(notation.number(100 * known['margin'].iloc[0]), 'point')} against the full cache"
-    chosen, labels = recommended(known), set(known["decision"])
-    if chosen is not None:
-        cost = ", a cost that is shown" if chosen["decision"] == "costs" else ""
+    chosen, labels = best_setting(known), set(known["decision"])
+    if chosen["recommendable"]:
+        cost = ", a small loss that is shown" if chosen["decision"] == "small loss" else ""
         headline = (
-            f"Recommended: {notation.axes(chosen[POINT])}, the smallest cache that holds in a search through all "
+            f"Recommended: {notation.axes(chosen[POINT])}, the smallest cache that is safe in a search through all "
             f"{chosen['family']:.0f} settings. It loses {less} ({_difference(chosen)}{cost}) and saves "
             f"{notation.percent(1 - chosen['kept_memory'])}% of the memory."
         )
-    elif labels == {"loses"}:
-        best = known.sort_values("diff_to_full").iloc[-1]
-        least = f"{notation.percent(-best['diff_to_full'])} points ({notation.axes(best[POINT])}, {_interval(best)})"
-        return [f"Every setting loses accuracy; the best loses {least}.", f"{_size(known)}."]
+    elif labels == {"worse"}:
+        least = (
+            f"{notation.percent(-chosen['diff_to_full'])} points ({notation.axes(chosen[POINT])}, {_interval(chosen)})"
+        )
+        return [f"Every setting is worse; the best loses {least}.", f"{_size(known)}."]
     else:
-        chosen = known.sort_values("these_low").iloc[-1]
-        alone = " in a search through all of them" if labels & {"holds", "costs"} else ""
+        alone = " in a search through all of them" if labels & {"safe", "small loss"} else ""
         nearest = f"The nearest is {notation.axes(chosen[POINT])} ({_difference(chosen)})."
-        headline = f"No setting is shown to hold{alone}, that is, to lose {less}. {nearest} {_to_show(chosen)}"
+        headline = f"No setting is shown to be safe{alone}, that is, to lose {less}. {nearest} {_to_show(chosen)}"
     return [headline, _counts(known), _levels(known), _population(chosen)]
 
 
 def _counts(cells: pd.DataFrame, what: str = "settings") -> str:
     counts = {label: int((cells["decision"] == label).sum()) for label in LABELS}
-    told = [f"{count} {LABELS[label][count != 1]}" for label, count in counts.items() if count or label == "holds"]
+    told = [f"{count} {LABELS[label][count != 1]}" for label, count in counts.items() if count or label == "safe"]
     return f"{_size(cells, what)}: {', '.join(told)}."
 
 
@@ -171,7 +179,7 @@ def _levels(cells: pd.DataFrame) -> str:
     """The chance that a label is wrong, and of how many settings."""
     looks = ", all rounds together" if " " in cells["rounds"].iloc[0] else ""
     among = f"among the {cells['family'].iloc[0]:.0f} settings on this benchmark (Holm), 5% for the recommendation"
-    return f"Chances of an error{looks}: 2.5% for each setting that holds, 2.5% for any loss {among}."
+    return f"Chances of an error{looks}: 2.5% for each setting that is safe, 2.5% for any that is worse {among}."
 
 
 def _difference(row: Any) -> str:
@@ -195,7 +203,7 @@ def _size(cells: pd.DataFrame, what: str = "settings") -> str:
 
 
 def _to_show(row: Any) -> str:
-    """What would show that a setting holds."""
+    """What would show that a setting is safe."""
     draws, problems = (f"{row[name]:,.0f}" for name in ("draws_to_hold", "problems_to_hold"))
     either = f"{counted(draws, 'draw')} per problem would show it"
     other = f"{problems} problems like these with as many draws as here (90% power)"
@@ -205,7 +213,7 @@ def _to_show(row: Any) -> str:
 def _population(row: Any) -> str:
     """The problems that the comparison with the full cache is about."""
     low, high = (_signed(row[name]) for name in ("diff_low", "diff_high"))
-    there = "holds for" if row["diff_low"] > -row["margin"] else "is not shown for"
+    there = "is shown for" if row["diff_low"] > -row["margin"] else "is not shown for"
     if row["population"] == "like_these":
         return "Greedy decoding gives every draw the same answer, so this is about other problems like these."
     these = f"This is about these {row['problems']} problems, with new draws of the answers."

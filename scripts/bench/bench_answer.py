@@ -182,7 +182,7 @@ def report(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) -> 
         )
         print(f"{way:12}{row}{less[0]:18.2f}{less[1]:7.2f}{less[2]:8.2f}")
     for way, told in labels.items():
-        decided = [cell_id for cell_id in told if "open" not in (told[cell_id], first[cell_id])]
+        decided = [cell_id for cell_id in told if "unclear" not in (told[cell_id], first[cell_id])]
         same = sum(told[cell_id] == first[cell_id] for cell_id in decided)
         counts = ", ".join(f"{count} {label}" for label, count in sorted(Counter(told.values()).items()))
         print(

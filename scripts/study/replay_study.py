@@ -32,7 +32,7 @@ PANEL, SIZES, METHODS = (
 FOLDERS = {"bytes_toy": "bits"}
 MARGIN, BOUNDS = 0.05, (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02)
 FIRST_TOKENS = (None, 320, 256, 224, 192)
-COLORS = {"holds": "tab:green", "open": "tab:orange", "loses": "tab:red"}
+COLORS = {"safe": "tab:green", "unclear": "tab:orange", "worse": "tab:red"}
 # The sign makes every number larger for a cell that is nearer to the full cache.
 SIGNS = {"kl": -1, "change": 1, "flips": -1, "answer_change": 1, "first_other": 1}
 
@@ -181,7 +181,7 @@ def correlations(cells: pd.DataFrame) -> pd.DataFrame:
 def outcome(table: pd.DataFrame, kept: pd.Series) -> dict[str, float]:
     """What a screen finds of the cells that hold and of those whose Pass@1 lies within 5 points, and its tokens."""
     compressed = table["policy"] != "full"
-    holds, near = table["decision"] == "holds", compressed & (table["lost"] <= MARGIN)
+    holds, near = table["decision"] == "safe", compressed & (table["lost"] <= MARGIN)
     decoded = table["mean_tokens"].where(kept | ~compressed, 0)
     return {
         "holding": int(holds.sum()),

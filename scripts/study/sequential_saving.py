@@ -39,10 +39,10 @@ def main() -> None:
             decide_rounds(scores, baseline, rounds=looks, margin=args.margin / 100)
             for looks in ((draws,), doubled(draws))
         )
-        taken = {cell_id: draws if one.label == "open" else one.draws for cell_id, one in rounds.items()}
+        taken = {cell_id: draws if one.label == "unclear" else one.draws for cell_id, one in rounds.items()}
         taken[full] = max(taken.values())
         kept = rows["draw"] < rows["cell_id"].astype(object).map(taken)
-        decided = [cell_id for cell_id in scores if "open" not in (once[cell_id].label, rounds[cell_id].label)]
+        decided = [cell_id for cell_id in scores if "unclear" not in (once[cell_id].label, rounds[cell_id].label)]
         found[" ".join(map(str, names))] = {
             "all draws": Counter(one.label for one in once.values()),
             "sequential": Counter(one.label for one in rounds.values()),

@@ -90,8 +90,8 @@ def whole(cache, command, tmp_path):
         found, full = scores(tmp_path / "whole", 8)
         others = {cell_id: score for cell_id, score in found.items() if cell_id != full}
         decisions = decide_rounds(others, found[full], rounds=(2, 4, 8), margin=MARGIN / 100)
-        draws = {cell_id: 8 if d.label == "open" else d.draws for cell_id, d in decisions.items()}
-        assert {d.label for d in decisions.values()} >= {"holds", "loses"}
+        draws = {cell_id: 8 if d.label == "unclear" else d.draws for cell_id, d in decisions.items()}
+        assert {d.label for d in decisions.values()} >= {"safe", "worse"}
         assert set(draws.values()) == {2, 4, 8}
         cache.update(rows=rows(tmp_path / "whole"), draws={**draws, full: 8})
     return cache["rows"]

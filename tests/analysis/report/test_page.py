@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvsweep.analysis.notation import DECISIONS
+from kvsweep.analysis.notation import MAY_BE_SAFE
 from kvsweep.analysis.report.build import build_report
 from tests.program import report as main
 
@@ -60,8 +60,9 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
     for verdict, difference, saved, setting in cells:
         ratio, window = re.search(r"DynTS (\S+) / (\S+),", setting).groups()  # type: ignore[union-attr]
         (row, *_) = (row for row in rows if (row["keep_ratio"], row["local_window"]) == (ratio, f"{window}.0"))
-        alone = row["decision"] in ("holds", "costs") and row["recommendable"] == "False"
-        assert verdict.removesuffix(", not in a search" if alone else "").endswith(DECISIONS[row["decision"]])
+        alone = row["decision"] in ("safe", "small loss") and row["recommendable"] == "False"
+        assert verdict.lstrip("✓() †") == (MAY_BE_SAFE if alone else row["decision"])
+        assert not (alone and "✓" in verdict)
         points, low, high = (f"{100 * float(row[name]):+.1f}" for name in ("diff_to_full", "these_low", "these_high"))
         assert difference.replace("+0.0", "0.0") == f"{points} points ({low} to {high})".replace("+0.0", "0.0")
         assert saved == f"{100 - 100 * float(row['kept_memory']):.1f}% of the memory saved"
@@ -91,8 +92,8 @@ def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
         assert browser.execute_script(shown)[:4] == left, name
     assert browser.execute_script(shown)[4] < everything[4]
     verdicts = "return [...document.querySelectorAll('#cell-table tbody tr')].map((row) => row.cells[5].textContent)"
-    assert browser.execute_script(choose, "verdict", "loses")
-    assert set(browser.execute_script(verdicts)) == {"loses"}
+    assert browser.execute_script(choose, "verdict", "worse")
+    assert set(browser.execute_script(verdicts)) == {"worse"}
     faded = "return [...document.querySelectorAll('#boards td button.off')].length"
     assert browser.execute_script(faded) == 6 - len(browser.execute_script(verdicts))
 

@@ -247,14 +247,14 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     assert names["diff_to_full"].drop(("full", 16)).notna().all()
     assert names.loc[("full_packed", 4), "diff_to_full"] == -0.5
     # Six settings of few problems hold by themselves, which may be luck, and none holds in a search.
-    assert not settings_by_bytes(metrics, "toy_qwen")["holds"].any()
-    metrics = metrics.assign(recommendable=metrics["decision"].isin(["holds", "costs"]))
+    assert not settings_by_bytes(metrics, "toy_qwen")["safe"].any()
+    metrics = metrics.assign(recommendable=metrics["decision"].isin(["safe", "small loss"]))
     settings = settings_by_bytes(metrics, "toy_qwen")
-    assert list(settings["bits"][settings["holds"]].drop_duplicates()) == [8, 16]
+    assert list(settings["bits"][settings["safe"]].drop_duplicates()) == [8, 16]
     said = cheapest_in_words(settings)
     assert "DynTS 0.3 / 48, budget 128, bits=8" in said
     assert "2.5 MiB of weights" in said
-    assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to hold in a search."
+    assert cheapest_in_words(settings[settings["bits"] == 4]) == "By bytes, no setting is shown to be safe in a search."
 
 
 def test_the_picture_has_a_curve_for_each_width(metrics):

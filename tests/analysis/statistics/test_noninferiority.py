@@ -69,7 +69,7 @@ def test_losses_in_few_problems_are_no_proof_that_little_is_lost() -> None:
         first, second = (decide(cell, full, population=population) for cell in (wholly, more))
         assert second.low < first.low < -0.05
         assert second.high <= first.high
-    assert decide(wholly, full).label == decide(more, full).label == "loses"
+    assert decide(wholly, full).label == decide(more, full).label == "worse"
 
 
 def test_one_lucky_problem_is_no_proof_of_a_loss() -> None:
@@ -77,11 +77,11 @@ def test_one_lucky_problem_is_no_proof_of_a_loss() -> None:
     full = np.ones((100, 2))
     cell = full.copy()
     cell[0] = 0
-    assert decide(cell, full).label == "holds"
+    assert decide(cell, full).label == "safe"
     assert decide(cell, full).p_loses > 0.125
 
 
-RANK = {"loses": 0, "open": 1, "costs": 2, "holds": 3}
+RANK = {"worse": 0, "unclear": 1, "small loss": 2, "safe": 3}
 
 
 @st.composite
@@ -139,14 +139,14 @@ def test_answers_that_never_differ_have_an_interval(
     assert -1 <= found.low < 0 < found.high <= 1
     # The rule of three: n pairs that do not differ leave room for a share of 3 / n that does.
     assert found.low < -3 / (same.size + 3)
-    assert (found.label == "holds") == (shape == (60, 8) and population == "these")
+    assert (found.label == "safe") == (shape == (60, 8) and population == "these")
     assert decide(same, 1 - same, population=population).difference == 2 * value - 1
 
 
 def test_no_pair_is_no_decision() -> None:
     for population in POPULATIONS:
         found = decide(np.full((4, 2), np.nan), np.ones((4, 2)), population=population)
-        assert found.label == "open"
+        assert found.label == "unclear"
         assert np.isnan([found.difference, found.low, found.high, found.p_holds, found.p_loses]).all()
 
 
@@ -165,8 +165,8 @@ def test_labels_intervals_and_p_of_a_grid_are_one_test_with_holms_correction() -
     found = decide_grid(cells, full, margin=0.3)
     assert [found[name].p_loses for name in cells] == pytest.approx(adjusted)
     assert [found[name].high < 0 for name in cells] == rejected.tolist()
-    assert [found[name].label == "costs" for name in cells] == rejected.tolist()
-    assert [found[name].label for name in cells if rejected[name]] == ["costs"] * rejected.sum()
+    assert [found[name].label == "small loss" for name in cells] == rejected.tolist()
+    assert [found[name].label for name in cells if rejected[name]] == ["small loss"] * rejected.sum()
     # The p of no loss is that of wins and losses at equal Poisson rates.
     assert alone[0] == pytest.approx(stats.skellam.sf(8, 4.5, 4.5), rel=1e-6)
 
@@ -200,15 +200,15 @@ def test_a_problem_that_lacks_draws_costs_the_others_no_more_than_their_draws() 
 
 def test_the_four_labels() -> None:
     full = np.ones((100, 8))
-    changed = {"holds": (0, 0), "costs": (20, 0), "open": (110, 90), "loses": (60, 0)}
+    changed = {"safe": (0, 0), "small loss": (20, 0), "unclear": (110, 90), "worse": (60, 0)}
     for label, (lost, won) in changed.items():
         cell, base = full.copy(), full.copy()
         cell.flat[np.arange(lost) * 7 % 800] = 0
         base.flat[np.arange(lost, lost + won) * 7 % 800] = 0
         found = decide(cell, base)
         assert found.label == label
-        assert (found.low > -0.05) == (found.p_holds < 0.025) == (label in ("holds", "costs"))
-        assert (found.high < 0) == (found.p_loses < 0.025) == (label in ("costs", "loses"))
+        assert (found.low > -0.05) == (found.p_holds < 0.025) == (label in ("safe", "small loss"))
+        assert (found.high < 0) == (found.p_loses < 0.025) == (label in ("small loss", "worse"))
 
 
 def test_a_search_goes_from_the_largest_cache_down_or_by_holm() -> None:
@@ -244,7 +244,7 @@ def test_a_cell_at_the_margin_seldom_holds_and_the_intervals_cover() -> None:
     for _ in range(120):
         full, *cells = answers(rng, 60, 8, 4, 0.05)
         grid = dict(enumerate(cells))
-        holds += [one.label in ("holds", "costs") for one in decide_grid(grid, full).values()]
+        holds += [one.label in ("safe", "small loss") for one in decide_grid(grid, full).values()]
         alone = [decide(cell, full) for cell in cells]
         covered += [one.low <= -0.05 <= one.high for one in alone]
         holds_early += [one.low > -0.05 for one in decide_rounds(grid, full, rounds=(2, 4, 8)).values()]
@@ -281,12 +281,12 @@ def test_as_many_draws_or_problems_as_planned_show_that_equal_cells_hold() -> No
         by_draws.append(decide(cell, full).label)
         full, cell = answers(rng, problems, 4, 1, 0.0)
         by_problems.append(decide(cell, full, population="like_these").label)
-    assert by_draws.count("holds") >= 0.88 * 120
-    assert by_problems.count("holds") >= 0.88 * 120
+    assert by_draws.count("safe") >= 0.88 * 120
+    assert by_problems.count("safe") >= 0.88 * 120
     # Half as many would not do, so the plan is no waste.
     draws = int(np.median(planned, axis=0)[0]) // 2
     labels = [decide(*answers(rng, 60, draws, 1, 0.0)[::-1]).label for _ in range(120)]
-    assert labels.count("holds") < 0.88 * 120
+    assert labels.count("safe") < 0.88 * 120
 
 
 def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
@@ -296,8 +296,8 @@ def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
     cells[1] = full.copy()
     grid = dict(enumerate(cells))
     whole = decide_rounds(grid, full, rounds=(2, 4, 8))
-    assert (whole[0].label, whole[0].draws, whole[0].settled) == ("loses", 2, True)
-    assert (whole[1].label, whole[1].settled) == ("holds", True)
+    assert (whole[0].label, whole[0].draws, whole[0].settled) == ("worse", 2, True)
+    assert (whole[1].label, whole[1].settled) == ("safe", True)
     # A cell that stopped has no later draws, and rows of another order give the same.
     stopped = {name: cell[:, : whole[name].draws] for name, cell in reversed(grid.items())}
     assert decide_rounds(stopped, full, rounds=(2, 4, 8)) == whole
@@ -308,7 +308,7 @@ def test_rounds_depend_on_the_rows_of_the_rounds_alone() -> None:
     assert decide_rounds(grid, full, rounds=(8,)) == decide_grid(grid, full)
     # A cell that lacks one answer of the first round is decided by no round.
     cells[1][5, 1] = np.nan
-    assert decide_rounds(grid, full, rounds=(2, 4, 8))[1].label == "open"
+    assert decide_rounds(grid, full, rounds=(2, 4, 8))[1].label == "unclear"
 
 
 def test_a_loss_within_the_margin_is_not_the_end() -> None:
@@ -318,7 +318,7 @@ def test_a_loss_within_the_margin_is_not_the_end() -> None:
     cell[np.arange(20), np.arange(20) % 14 + 2] = 0
     cell[np.arange(9), 0] = 0
     found = [decide_rounds({0: cell}, full, rounds=rounds)[0] for rounds in ((2,), (2, 16))]
-    assert [(one.label, one.draws) for one in found] == [("loses", 2), ("costs", 16)]
+    assert [(one.label, one.draws) for one in found] == [("worse", 2), ("small loss", 16)]
 
 
 def test_the_levels_of_all_rounds_add_up() -> None:

@@ -93,7 +93,7 @@ def test_a_panel_where_eviction_hardly_fires_is_called_that(tmp_path: Path, make
     assert "(p = 1.000)" in words
     assert "this panel mostly compares the full cache with itself" in words
     # That nothing differs in twelve answers shows nothing.
-    assert "No setting is shown to hold, that is, to lose less than 5 points" in words
+    assert "No setting is shown to be safe, that is, to lose less than 5 points" in words
     assert "Recommended" not in words
 
 
@@ -105,30 +105,30 @@ def panel(make_cell: MakeCell, losses: list[int], **settings: Any) -> None:
         make_cell(correct, policy="dynts", keep_ratio=0.1 * (place + 1), **settings)
 
 
-def test_the_smallest_cache_that_holds_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
+def test_the_smallest_cache_that_is_safe_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 12, 1, 0])
     lines = verdict_lines(tmp_path / "run").splitlines()
-    assert lines[0].startswith("Recommended: keep ratio 0.3, window 48, the smallest cache that holds in a search")
+    assert lines[0].startswith("Recommended: keep ratio 0.3, window 48, the smallest cache that is safe in a search")
     assert "(difference -1.0 points, interval -" in lines[0]
-    assert lines[1] == "4 settings on 100 problems, 4 draws each: 2 hold, 2 lose accuracy."
+    assert lines[1] == "4 settings on 100 problems, 4 draws each: 2 are safe, 2 are worse."
     assert "among the 4 settings on this benchmark (Holm)" in lines[2]
     assert "It is not shown for other problems like these" in lines[3]
-    assert "It holds for other problems like these" in verdict_lines(tmp_path / "run", margin=0.3)
+    assert "It is shown for other problems like these" in verdict_lines(tmp_path / "run", margin=0.3)
     # 400 answers that do not differ exclude a loss of 2%, not one of 0.5%.
     lines = verdict_lines(tmp_path / "run", margin=0.02).splitlines()
     assert lines[0].startswith("Recommended: keep ratio 0.4")
     lines = verdict_lines(tmp_path / "run", margin=0.005).splitlines()
-    assert lines[0].startswith("No setting is shown to hold, that is, to lose less than 0.5 points against the full")
+    assert lines[0].startswith("No setting is shown to be safe, that is, to lose less than 0.5 points against the full")
     assert "The nearest is keep ratio 0.4, window 48 (difference +0.0 points" in lines[0]
     assert "draws per problem would show it, or" in lines[0]
-    assert lines[1].endswith("0 hold, 2 lose accuracy, 2 are open.")
+    assert lines[1].endswith("0 are safe, 2 are unclear, 2 are worse.")
 
 
 def test_where_every_setting_loses_none_is_recommended(tmp_path: Path, make_cell: MakeCell) -> None:
     panel(make_cell, [60, 20, 12])
     lines = verdict_lines(tmp_path / "run").splitlines()
-    assert lines[0].startswith("Every setting loses accuracy; the best loses 12.0 points (keep ratio 0.3, window 48, ")
-    assert "hold" not in "".join(lines)
+    assert lines[0].startswith("Every setting is worse; the best loses 12.0 points (keep ratio 0.3, window 48, ")
+    assert "safe" not in "".join(lines)
 
 
 def test_policies_are_compared_in_pairs_with_holms_correction(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -163,7 +163,7 @@ def test_an_unfinished_panel_names_no_best(tmp_path: Path, make_cell: MakeCell) 
     assert "best" not in "".join(lines)
     assert "Recommended" not in "".join(lines)
     table = cell_metrics(load_run(tmp_path / "run"))
-    assert set(table["decision"].dropna()) == {"open"}
+    assert set(table["decision"].dropna()) == {"unclear"}
 
 
 def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -172,7 +172,7 @@ def test_a_cell_whose_draws_were_completed_is_judged_by_all_of_them(tmp_path: Pa
     record = json.loads((lucky / "provenance.json").read_text())
     (lucky / "provenance.json").write_text(json.dumps(record | {"rounds": [2, 4, 8], "margin": 5}))
     row = cell_metrics(load_run(tmp_path / "run")).set_index("policy").loc["dynts"]
-    assert (row["decision"], row["diff_to_full"], row["stopped_early"]) == ("loses", -0.75, False)
+    assert (row["decision"], row["diff_to_full"], row["stopped_early"]) == ("worse", -0.75, False)
     assert row["these_low"] < -0.75 < row["these_high"] < -0.5
 
 
@@ -185,7 +185,7 @@ def test_a_sequential_run_says_so_and_keeps_its_decisions(tmp_path: Path, make_c
         record = json.loads((folder / "provenance.json").read_text())
         (folder / "provenance.json").write_text(json.dumps(record | {"rounds": [2, 4, 8], "margin": 5}))
     table = cell_metrics(load_run(tmp_path / "run")).set_index("keep_ratio")
-    assert table["decision"].dropna().to_dict() == {0.1: "loses", 0.3: "open", 0.5: "holds"}
+    assert table["decision"].dropna().to_dict() == {0.1: "worse", 0.3: "unclear", 0.5: "safe"}
     assert table["stopped_early"].dropna().to_dict() == {0.1: True, 0.3: False, 0.5: True}
     lines = verdict_lines(tmp_path / "run").splitlines()
     assert lines[1].startswith(
