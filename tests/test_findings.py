@@ -40,6 +40,41 @@ def test_the_tests_that_were_compared() -> None:
     assert table.loc[table["rule"].str.contains("ours") & (table["loss_points"] == 5), "called_safe"].max() < 0.03
 
 
+def test_the_slope_of_the_published_heatmaps() -> None:
+    rows = pd.read_csv(PUBLISHED / "paper_grids/slopes.csv").set_index("cells")
+    text = said("paper_grids/README.md")
+    for name, points, p in (
+        ("all grids", "+0.28", ".004"),
+        ("R1-Qwen", "+0.41", ".005"),
+        ("R1-Llama", "+0.16", ".28"),
+        ("all grids without keep ratio 0.1", "+0.04", ".76"),
+    ):
+        assert float(points) == pytest.approx(rows.loc[name, "points_per_tenth"], abs=0.006)
+        assert float(p) == pytest.approx(rows.loc[name, "p"], abs=0.006 if len(p) == 3 else 0.0006)
+        assert points in text
+        assert f"(p {p}" in text
+    scores = pd.read_csv(PUBLISHED.parent / "reference/dynts_heatmaps.csv")
+    fits = [
+        np.polyfit(cells["keep_ratio"], cells["pass_at_1"], 1)[0] / 10
+        for _, cells in scores.groupby(["model", "benchmark"])
+    ]
+    assert np.mean(fits) == pytest.approx(rows.loc["all grids", "points_per_tenth"], abs=1e-4)
+
+
+def test_protection_among_the_policies_with_a_window() -> None:
+    scores = pd.read_csv(PUBLISHED / "protection/scores.csv")
+    own = scores[scores["policy"].isin(["dynts", "inertia", "lazyeviction", "raas", "random"])]
+    for model, share in (("Toy-Llama", "16.0%"), ("Toy-Qwen", "9.8%")):
+        cells = own[own["model"] == model].pivot(index="policy", columns="protected", values="pass_at_1").to_numpy()
+        explained = cells.shape[0] * ((cells.mean(0) - cells.mean()) ** 2).sum() / ((cells - cells.mean()) ** 2).sum()
+        assert float(share[:-1]) == pytest.approx(100 * explained, abs=0.05)
+        assert f"{share} ({model})" in said("protection/README.md")
+    closing = pd.read_csv(PUBLISHED / "protection/smol/closing.csv").set_index(["policy", "question"])
+    free = closing.loc[("h2o", "free")]
+    assert (free["last_box_right"], free["completions"]) == (54, 128)
+    assert "54 of its 128 texts" in said("protection/smol/README.md")
+
+
 def test_the_policies_beside_dynts() -> None:
     cells = pd.read_csv(PUBLISHED / "methods" / "cells.csv")
     text = said("methods/README.md")
@@ -166,8 +201,6 @@ def test_protection_on_a_real_model() -> None:
     closing = pd.read_csv(PUBLISHED / "protection" / "smol" / "closing.csv").set_index(["policy", "question"])
     h2o = closing.loc[("h2o", "free")]
     assert h2o["never_closed"] == h2o["completions"]
-    assert h2o["last_box_right"] / h2o["completions"] == pytest.approx(0.42, abs=0.005)
-    assert "42% of its texts" in said("protection/smol/README.md")
 
 
 def test_what_a_head_should_be_taught() -> None:

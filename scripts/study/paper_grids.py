@@ -5,7 +5,8 @@
 Only the scores of the grids are known, so the spread of identical cells hangs on how unequal the problems are: Beta
 difficulties with a concentration a + b. OUTPUT/repeated.csv has answers of real models that were repeated (right of
 answers, per problem); its likeliest concentrations, with their 95% intervals, say which values are plausible. All cells
-of a grid share their problems and draw independently. Writes concentrations.csv, grids.csv and grids.png.
+of a grid share their problems and draw independently. Writes concentrations.csv, grids.csv, slopes.csv
+and grids.png.
 """
 
 import argparse
@@ -39,9 +40,35 @@ def main() -> None:
     table.round(3).to_csv(options.output / "concentrations.csv", index=False)
     grids = floors(pd.read_csv(REFERENCE / GRID_FILE), options.resamples)
     grids.round(4).to_csv(options.output / "grids.csv", index=False)
+    pooled = slopes(pd.read_csv(REFERENCE / GRID_FILE), options.resamples)
+    pooled.round(4).to_csv(options.output / "slopes.csv", index=False)
     with matplotlib.rc_context(STYLE):
         figure(grids).savefig(options.output / "grids.png", dpi=200)
     print(table.to_string(index=False), grids.round(3).to_string(index=False), sep="\n\n")
+
+
+def slopes(scores: pd.DataFrame, resamples: int) -> pd.DataFrame:
+    """The mean slope of Pass@1 over the keep ratio, in points per 0.1, and its p if a grid's cells are exchangeable.
+
+    Shuffling the cells of each grid needs no assumption on the problems. Rows: all grids, each model's, and all grids
+    without the smallest keep ratio.
+    """
+    rng, rows = np.random.default_rng(0), []
+    ratio = scores["keep_ratio"]
+    groups = {"all grids": scores, **dict(iter(scores.groupby("model_title", sort=False)))}
+    groups[f"all grids without keep ratio {ratio.min():g}"] = scores[ratio > ratio.min()]
+    for name, some in groups.items():
+        slope, shuffled = 0.0, np.zeros(resamples)
+        grids = [cells for _, cells in some.groupby(["model", "benchmark"])]
+        for cells in grids:
+            centred = (cells["keep_ratio"] - cells["keep_ratio"].mean()).to_numpy()
+            weights = centred / (centred**2).sum() / 10 / len(grids)
+            values = np.tile(cells["pass_at_1"].to_numpy(), (resamples, 1))
+            slope += float(weights @ values[0])
+            shuffled += rng.permuted(values, axis=1) @ weights
+        p = (1 + (np.abs(shuffled) >= abs(slope) - 1e-12).sum()) / (resamples + 1)
+        rows.append({"cells": name, "grids": len(grids), "points_per_tenth": slope, "p": p})
+    return pd.DataFrame(rows)
 
 
 def concentration(rows: pd.DataFrame) -> dict[str, float]:
