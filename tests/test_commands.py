@@ -24,11 +24,12 @@ SCRIPTS = ["kvsweep", *(f"kvsweep {name}" for name in program.commands)]
 BAD_INPUT = {
     "kvsweep": ["policy.keep_ratio=2"],
     "kvsweep compare": ["missing", "missing"],
+    "kvsweep judge": ["missing", "missing"],
     "kvsweep predictor": ["nothing"],
     "kvsweep init": ["/dev/null"],
 }
 REFUSED_LATE = ["grid.policy=[full,h2o,snapkv,rkv,tova,keydiff]", "draws=0"]
-NAMES = ("FAILED", "BAD_INPUT", "LOCKED", "HUNG_UP", "INTERRUPTED", "TERMINATED")
+NAMES = ("FAILED", "BAD_INPUT", "LOCKED", "UNCLEAR", "HUNG_UP", "INTERRUPTED", "TERMINATED")
 STATUSES = [getattr(command_line, name) for name in NAMES]
 # Packages that take long to import.
 MODELS, PLOTS = ("torch", "transformers", "datasets"), ("matplotlib", "statsmodels")
@@ -307,7 +308,7 @@ def documented() -> dict[int, str]:
 
 
 def test_the_table_has_every_status(call: Run) -> None:
-    assert sorted(documented()) == [0, 1, 2, 3, 129, 130, 143] == [0, *STATUSES]
+    assert sorted(documented()) == [0, 1, 2, 3, 4, 129, 130, 143] == [0, *STATUSES]
     told = re.search(r"Exit status: (.+)\.", call("kvsweep", "--help").out)
     assert told is not None
     assert [int(code) for code in re.findall(r"\d+", told[1])] == sorted(documented())

@@ -50,7 +50,7 @@ Keys (KEY=VALUE), some of them:
   model.path model.dtype model.random_weights benchmark.path  weights and problems from elsewhere
   slots invariant impl shard=i/n launcher.shards              how the work is divided
   results_dir run_name                                        cells lie in results_dir/run_name/
-Exit status: 0 done, 1 a job failed, 2 bad input, 3 another process comes first, 129, 130, 143 interrupted.
+Exit status: 0 done, 1 a job failed, 2 bad input, 3 another process first, 4 unclear, 129, 130, 143 interrupted.
 Tab completion: docs/sweep.md; Hydra's own flags: --hydra-help.
 """
 
@@ -216,6 +216,51 @@ def compare(**options: Any) -> None:
     from kvsweep.analysis.compare import compare_runs
 
     compare_runs(**options)
+
+
+@program.command()
+@click.argument("files", metavar="FILE FILE...", nargs=-1, type=_PLACE)
+@option("--name", "names", metavar="NAME", multiple=True, help="A file's name, in their order; by default its stem.")
+@option("--full", metavar="NAME", help="The baseline; by default the first file.")
+@option(
+    "--margin",
+    metavar="POINTS",
+    type=click.FloatRange(0, 100, min_open=True, max_open=True),
+    default=5.0,
+    help="A safe file loses less.",
+)
+@option("--bytes", "sizes", metavar="NAME=SHARE", multiple=True, help="What a file's cache takes, declared by you.")
+@option("--correct", metavar="COLUMN", help="The column or score that says right or wrong.")
+@option("--where", metavar="COLUMN=VALUE", multiple=True, help="Only rows with this value; repeatable.")
+@option("--markdown", metavar="FILE", type=_PLACE, help="Write the table for a pull request.")
+def judge(**options: Any) -> None:
+    """Whether outputs of one engine or setting are worse than another's.
+
+    Each FILE has graded outputs of the same problems: rows (JSON lines, CSV, Parquet) of id, draw and correct, samples
+    of lm-evaluation-harness, or a log of inspect_ai. The exit status is 0 if all are safe, 1 if one is worse, 4 if one
+    is unclear.
+    """
+    from kvsweep.analysis.judge import judge
+
+    sizes = {name: _share(name, share) for name, share in map(_pair, options.pop("sizes"))}
+    sys.exit(judge(**{**options, "sizes": sizes, "where": dict(map(_pair, options["where"]))}))
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.rpartition("=")
+    if not equals:
+        raise UserError(f"{word} is no NAME=VALUE: write a name, an equals sign and a value.")
+    return name, value
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < float("inf"):
+        raise UserError(f"--bytes {name}={text} must be a number above 0: 1 is the full cache's bytes.")
+    return share
 
 
 @program.command()

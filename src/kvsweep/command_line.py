@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TextIO
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 
-FAILED, BAD_INPUT, LOCKED, HUNG_UP, INTERRUPTED, TERMINATED = 1, 2, 3, 129, 130, 143
+FAILED, BAD_INPUT, LOCKED, UNCLEAR, HUNG_UP, INTERRUPTED, TERMINATED = 1, 2, 3, 4, 129, 130, 143
 # What Ctrl-C, SIGTERM and a terminal that closes print for a command that stores its work.
 GOES_ON = "interrupted; the same command goes on where this one stopped."
 # What a thread's start, a mapped file, torch, C++ and the loader of libraries say where they find no memory.

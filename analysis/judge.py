@@ -1,0 +1,145 @@
+"""`kvsweep judge`: is one engine or setting worse than another, by the graded outputs of both?"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from kvsweep.analysis import notation
+from kvsweep.analysis.outputs import Answer, read_outputs
+from kvsweep.analysis.statistics.noninferiority import Floats, decide, decide_grid, draws_to_hold, hold_in_search
+from kvsweep.command_line import FAILED, UNCLEAR, counted
+from kvsweep.errors import UserError
+from kvsweep.escape import visible
+from kvsweep.files import replace_text
+
+_NAMED = 3  # problems that a note names
+Outputs = Mapping[str, Sequence[Answer]]
+
+
+def judge(
+    files: Sequence[Path],
+    *,
+    names: Sequence[str],
+    full: str | None,
+    margin: float,
+    sizes: Mapping[str, float],
+    correct: str | None,
+    where: Mapping[str, str],
+    markdown: Path | None,
+) -> int:
+    """Print a verdict on each file of outputs beside the baseline's; the exit status of the worst verdict."""
+    outputs = {name: read_outputs(path, correct=correct, where=where) for name, path in _named(files, names).items()}
+    baseline = next(iter(outputs)) if full is None else full
+    if unknown := sorted({baseline, *sizes} - set(outputs)):
+        raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(outputs)}.")
+    for note in notes(outputs, baseline):
+        print(f"note: {note}")
+    table = verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
+    words = in_words(table, baseline, margin)
+    print(table.to_string(index=False), words, sep="\n\n")
+    if markdown is not None:
+        lines = [table.columns, *table.astype(str).to_numpy().tolist()]
+        replace_text(markdown, f"{notation.markdown(lines)}\n\n{words}\n")
+    labels = set(table["label"])
+    return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", notation.MAY_BE_SAFE} else 0
+
+
+def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
+    titles = list(names) or [path.stem for path in files]
+    if len(files) < 2 or len(titles) != len(files):
+        raise UserError(f"{counted(len(files), 'file')} and {counted(len(titles), 'name')}: give two files or more.")
+    if len(set(titles)) < len(titles):
+        raise UserError(f"two files are named {visible(max(titles, key=titles.count))}: give each a --name.")
+    return dict(zip(titles, files, strict=True))
+
+
+def notes(outputs: Outputs, baseline: str) -> list[str]:
+    """What a reader has to know of the pairs; golds or prompts that differ raise a UserError."""
+    known = {one.problem: one for one in outputs[baseline]}
+    found = []
+    for name, answers in outputs.items():
+        for one in answers:
+            for what in ("gold", "prompt"):
+                ours, theirs = (getattr(side, what) for side in (known.get(one.problem, one), one))
+                if None not in (ours, theirs) and ours != theirs:
+                    differ = f"{baseline} and {name} have another {what} for problem {visible(one.problem)!r:.60}"
+                    raise UserError(f"{differ}: give outputs of the same questions.")
+        alone = sorted(known.keys() ^ {one.problem for one in answers})
+        if alone:
+            shown = ", ".join(map(visible, alone[:_NAMED])) + ", ..." * (len(alone) > _NAMED)
+            found.append(f"{counted(len(alone), 'problem')} of {baseline} or {name} alone are left out: {shown}.")
+        if cut := sum(one.truncated for one in answers):
+            found.append(f"{name}: {counted(cut, 'answer')} of {len(answers):,} were cut off at their longest.")
+        if ungraded := sum(one.correct is None for one in answers):
+            found.append(f"{name}: {counted(ungraded, 'answer')} of {len(answers):,} have no grade and are left out.")
+    return found
+
+
+def arrays(outputs: Outputs) -> dict[str, Floats]:
+    """The grades of each file, [problems, draws] over the problems and draws of all; NaN without a grade."""
+    problems = sorted({one.problem for answers in outputs.values() for one in answers})
+    draws = sorted({one.draw for answers in outputs.values() for one in answers})
+    rows = {name: number for number, name in enumerate(problems)}
+    columns = {draw: number for number, draw in enumerate(draws)}
+    found = {}
+    for name, answers in outputs.items():
+        scores = np.full((len(problems), len(draws)), np.nan)
+        scores[[rows[one.problem] for one in answers], [columns[one.draw] for one in answers]] = [
+            np.nan if one.correct is None else one.correct for one in answers
+        ]
+        found[name] = scores
+    return found
+
+
+def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float]) -> pd.DataFrame:
+    """A row per setting: label, difference in points with both intervals, problems lost and won, declared bytes.
+
+    The correction for the number of settings, and the search for one to take, are those of a sweep (docs/report.md).
+    """
+    scores = arrays(outputs)
+    full = scores.pop(baseline)
+    found = decide_grid(scores, full, margin=margin)
+    if nothing := [name for name, one in found.items() if np.isnan(one.difference)]:
+        raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
+    # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
+    chains = [sorted(scores, key=lambda name: -sizes[name])] if scores.keys() <= sizes.keys() else []
+    taken = hold_in_search({name: one.p_holds for name, one in found.items()}, chains)
+    rows = []
+    for name, one in found.items():
+        lead = np.nanmean(scores[name] - full, axis=1, where=~np.isnan(scores[name] - full))
+        is_alone = one.label in ("safe", "small loss") and len(found) > 1 and name not in taken
+        elsewhere = decide(scores[name], full, margin=margin, population="like_these")
+        needed = draws_to_hold(scores[name], full, margin=margin) if one.label == "unclear" else None
+        rows.append(
+            {
+                "setting": visible(name),
+                "label": notation.MAY_BE_SAFE if is_alone else one.label,
+                "points": notation.percent(one.difference, signed=True),
+                "interval": notation.interval(one.low, one.high, signed=True),
+                "problems like these": notation.interval(elsewhere.low, elsewhere.high, signed=True),
+                "lost": int((lead < 0).sum()),
+                "won": int((lead > 0).sum()),
+                "problems": int((~np.isnan(lead)).sum()),
+                "draws": one.draws,
+                "draws to decide": "" if needed is None else f"{needed:,}",
+                "bytes (declared)": notation.number(sizes[name]) if name in sizes else "",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:
+    """What the labels speak of, and what to do next."""
+    points = counted(notation.number(margin), "point")
+    lines = [
+        f"Safe: very likely loses less than {points} of accuracy against {visible(baseline)}, on these problems asked "
+        f"again. A setting that truly loses {points} is called safe at most once in 40."
+    ]
+    if (table["label"] == "unclear").any():
+        lines.append("Unclear: too few answers. `draws to decide` are the draws per problem that would show it (90%).")
+    if (table["label"] == notation.MAY_BE_SAFE).any():
+        lines.append("May be safe: safe by itself, but of so many settings one may be so by luck; add draws or files.")
+    lines.append("Greedy answers have no new draws: for them, and for other problems, read `problems like these`.")
+    return "\n".join(lines)
