@@ -50,7 +50,7 @@ Keys (KEY=VALUE), some of them:
   model.path model.dtype model.random_weights benchmark.path  weights and problems from elsewhere
   slots invariant impl shard=i/n launcher.shards              how the work is divided
   results_dir run_name                                        cells lie in results_dir/run_name/
-Exit status: 0 done, 1 a job failed, 2 bad input, 3 another process first, 4 unclear, 129, 130, 143 interrupted.
+Exit status: 0 done, 1 a job failed, 2 bad input, 3 locked by another, 4 unclear, 129, 130, 143 interrupted.
 Tab completion: docs/sweep.md; Hydra's own flags: --hydra-help.
 """
 
