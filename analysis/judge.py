@@ -40,7 +40,7 @@ def judge(
     words = in_words(table, baseline, margin)
     print(table.to_string(index=False), words, sep="\n\n")
     if markdown is not None:
-        lines = [table.columns, *table.astype(str).to_numpy().tolist()]
+        lines = [[str(name) for name in table.columns], *table.astype(str).to_numpy().tolist()]
         replace_text(markdown, f"{notation.markdown(lines)}\n\n{words}\n")
     labels = set(table["label"])
     return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", notation.MAY_BE_SAFE} else 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from kvsweep.errors import UserError
@@ -79,7 +80,7 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         try:
             with plain_config_errors():
                 fill_homes(config)
-                notes.update(_complete(config))
+                notes.update([*_complete(config), *_not_swept()])
                 launcher = build_target("launcher", config.launcher, Launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
                 job = make_job(config)
@@ -121,6 +122,16 @@ def _complete(config: DictConfig) -> list[str]:
     lent = f"takes precision, tags and sizes of {config.model.name}"
     config.model.name = config.model.title = name
     return [f"note: model={name} {lent}: choose the nearest with model=."]
+
+
+def _not_swept() -> list[str]:
+    """A note for each list of an experiment that only a multirun goes through."""
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.RUN:
+        return []
+    given = {word.partition("=")[0] for word in hydra_config.overrides.task}
+    lists = {key: str(values) for key, values in (hydra_config.sweeper.get("params") or {}).items() if key not in given}
+    return [f"note: {key}={values} needs -m; without it {key} is the default." for key, values in lists.items()]
 
 
 def _compose(collect: Callable[[DictConfig], None]) -> None:

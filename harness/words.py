@@ -51,6 +51,10 @@ def _hydra_word(word: str, targets: Callable[[str], Sequence[type]], multirun: b
         raise UserError(f"{word} has spaces around the equals sign: write {key.strip()}={value.strip()}.")
     if not _KEY.fullmatch(key):
         raise UserError(f"{word} begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3.")
+    if key == "hydra/launcher":
+        raise UserError(
+            f"{word} is a launcher of Hydra's: give launcher=local or launcher=slurm, which start the tasks."
+        )
     if key.startswith("hydra"):
         return word
     kind = kind_of(key, targets)

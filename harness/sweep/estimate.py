@@ -116,7 +116,11 @@ def measure(job: Job) -> tuple[list[int], float, float] | None:
 
 
 def describe(shares: Sequence[Share]) -> str:
-    total = f"{counted(len(shares), 'job')}, {counted(sum(len(share.job.cells) for share in shares), 'cell')}"
+    # The shards of a job have the same cells.
+    jobs = {(share.job.run_directory, share.job.name) for share in shares}
+    cells = {(share.job.run_directory, cell.cell_id) for share in shares for cell in share.job.cells}
+    parts = f" in {len(shares)} parts" if len(shares) > len(jobs) else ""
+    total = f"{counted(len(jobs), 'job')}{parts}, {counted(len(cells), 'cell')}"
     return "\n".join([*map(_describe_share, shares), f"{total}; nothing was run (--dry-run)."])
 
 

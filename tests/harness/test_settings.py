@@ -166,6 +166,11 @@ def test_a_path_in_the_home_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) ->
             "window]",
             "window] " + UNREADABLE.format("KEY"),
         ),
+        (
+            "hydra/launcher=joblib",
+            "hydra/launcher=joblib is a launcher of Hydra's: "
+            "give launcher=local or launcher=slurm, which start the tasks.",
+        ),
         ("=3", "=3 begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3."),
     ],
 )
