@@ -19,7 +19,7 @@ from kvsweep.errors import UserError
 
 # Written by these programs at these versions, on two questions: inspect_ai with its mock model, two epochs, and
 # lm-evaluation-harness with its dummy model.
-REAL = Path(__file__).parent / "outputs"
+REAL = Path(__file__).parent / "judged"
 
 
 @pytest.fixture
