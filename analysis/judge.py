@@ -8,7 +8,14 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.outputs import Answer, read_outputs
-from kvsweep.analysis.statistics.noninferiority import Floats, decide, decide_grid, draws_to_hold, hold_in_search
+from kvsweep.analysis.statistics.noninferiority import (
+    Floats,
+    decide,
+    decide_grid,
+    draws_to_hold,
+    hold_in_search,
+    mean_differences,
+)
 from kvsweep.command_line import FAILED, UNCLEAR, counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
@@ -108,20 +115,19 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
     taken = hold_in_search({name: one.p_holds for name, one in found.items()}, chains)
     rows = []
     for name, one in found.items():
-        lead = np.nanmean(scores[name] - full, axis=1, where=~np.isnan(scores[name] - full))
-        is_alone = one.label in ("safe", "small loss") and len(found) > 1 and name not in taken
+        lead = mean_differences(scores[name], full)
         elsewhere = decide(scores[name], full, margin=margin, population="like_these")
         needed = draws_to_hold(scores[name], full, margin=margin) if one.label == "unclear" else None
         rows.append(
             {
                 "setting": visible(name),
-                "label": notation.MAY_BE_SAFE if is_alone else one.label,
+                "label": notation.chosen_label(one.label, name in taken),
                 "points": notation.percent(one.difference, signed=True),
                 "interval": notation.interval(one.low, one.high, signed=True),
                 "problems like these": notation.interval(elsewhere.low, elsewhere.high, signed=True),
                 "lost": int((lead < 0).sum()),
                 "won": int((lead > 0).sum()),
-                "problems": int((~np.isnan(lead)).sum()),
+                "problems": len(lead),
                 "draws": one.draws,
                 "draws to decide": "" if needed is None else f"{needed:,}",
                 "bytes (declared)": notation.number(sizes[name]) if name in sizes else "",

@@ -89,6 +89,11 @@ def missing(value: Any) -> bool:
     return value is None or math.isnan(float(value))
 
 
+def chosen_label(label: str, recommendable: bool) -> str:
+    """The label of a setting that was chosen among many: one that is safe by itself may be so by luck."""
+    return MAY_BE_SAFE if label in ("safe", "small loss") and not recommendable else label
+
+
 def number(value: Any) -> str:
     """Write a setting without needless digits: "0.3", "48"; a dash if missing."""
     return MISSING if missing(value) else f"{value:.10g}"

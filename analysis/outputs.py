@@ -4,6 +4,7 @@ Known are rows (JSON lines, a JSON list, CSV, Parquet) of a problem's id, a draw
 lm-evaluation-harness, and logs of inspect_ai (`.eval` and JSON).
 """
 
+import codecs
 import csv
 import io
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
-from kvsweep.files import MOST_BYTES, open_file, read_file
+from kvsweep.files import MOST_BYTES, open_file, read_file, read_lines
 from kvsweep.records import MOST
 
 _PROBLEM = ("problem_id", "doc_id", "id", "question_id", "problem")
@@ -123,17 +124,16 @@ def _zip(path: Path) -> Iterator[Row]:
 
 def _text(path: Path) -> Iterator[Row]:
     with open_file(path, linked=True) as file:
-        first = file.readline(MOST_BYTES).removeprefix(b"\xef\xbb\xbf").strip()
-        file.seek(0)
-        if first.startswith(b"{") and _is_object(first):
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _json(line.removeprefix(b"\xef\xbb\xbf"), f"{path}:{number}")
-        elif first.startswith((b"{", b"[")):
-            yield from _whole(path)
-        else:
-            lines = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-            yield from csv.DictReader(lines, strict=True)
+        first = file.readline(MOST_BYTES).removeprefix(codecs.BOM_UTF8).strip()
+    if first.startswith(b"{") and _is_object(first):
+        for number, line in enumerate(read_lines(path, linked=True), start=1):
+            if line.strip():
+                yield _json(line.removeprefix(codecs.BOM_UTF8), f"{path}:{number}")
+    elif first.startswith((b"{", b"[")):
+        yield from _whole(path)
+    else:
+        with open_file(path, linked=True) as file:
+            yield from csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
 
 
 def _is_object(line: bytes) -> bool:

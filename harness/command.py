@@ -45,7 +45,7 @@ SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "
 def sweep(words: Sequence[str]) -> None:
     """Compose the jobs that the command line's words name, check them all, and launch them or show what was asked."""
     if rerun := next((word for word in words if word.startswith("--experimental-rerun")), None):
-        raise UserError(f"{rerun} is no option here: provenance.jsonl of a cell has the command to run again.")
+        raise UserError(f"{rerun} is no option here: provenance.json of a cell has the command to run again.")
     sys.argv = ["kvsweep", *words]
     # Without this Hydra prints its own errors and exits with code 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")

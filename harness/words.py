@@ -6,6 +6,7 @@ text by the type of its field is quoted here; so only numbers, lists and mapping
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -20,6 +21,8 @@ Kind = Literal["text", "text or null", "mapping", "other"]
 _FUNCTION = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|extend_list|int|float|bool|str|json_str)\(.*\)")
 _WORD = re.compile(r"(\+{0,2})([^=]*)=(.*)", re.DOTALL)
 _KEY = re.compile(r"[\w./@:-]+")
+# The types of the fields of each class that a section may be.
+Hints = Callable[[str], Sequence[Mapping[str, Any]]]
 _OUTSIDE: dict[str, Kind] = {"run_name": "text", "results_dir": "text", "texts": "text or null"}
 _CLASSES = {
     "model": "kvsweep.harness.models.config.ModelConfig",
@@ -35,10 +38,11 @@ def hydra_words(words: Sequence[str], targets: Callable[[str], Sequence[type]], 
 
     With `multirun` a comma separates values of a text too. A word that Hydra would misread raises a UserError.
     """
-    return [_hydra_word(word, targets, multirun) for word in words]
+    hints = cache(lambda section: list(_hints(section, targets)))
+    return [_hydra_word(word, hints, multirun) for word in words]
 
 
-def _hydra_word(word: str, targets: Callable[[str], Sequence[type]], multirun: bool) -> str:
+def _hydra_word(word: str, hints: Hints, multirun: bool) -> str:
     if word.startswith("-"):
         return word
     if word.startswith("~"):
@@ -57,7 +61,7 @@ def _hydra_word(word: str, targets: Callable[[str], Sequence[type]], multirun: b
         )
     if key.startswith("hydra"):
         return word
-    kind = kind_of(key, targets)
+    kind = _kind_of(key, hints)
     if kind == "mapping":
         return f"++{key}={value}"
     if plus and "." not in key:
@@ -73,13 +77,13 @@ def quoted(text: str) -> str:
     return QuotedString(text=text, quote=Quote.double).with_quotes()
 
 
-def kind_of(key: str, targets: Callable[[str], Sequence[type]]) -> Kind:
+def _kind_of(key: str, hints: Hints) -> Kind:
     """What the setting of this key is by the type of its field; `other` for one that is no text and is not known."""
     if key in _OUTSIDE:
         return _OUTSIDE[key]
     section, _, rest = key.partition(".")
     name, _, inner = rest.partition(".")
-    kinds = {_kind(hints[name]) for hints in _hints(section, targets) if name in hints}
+    kinds = {_kind(fields[name]) for fields in hints(section) if name in fields}
     if inner:
         return "mapping" if "mapping" in kinds else "other"
     return max(kinds, default="other")  # of a text that may be null and one that may not, the former

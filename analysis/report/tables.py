@@ -94,19 +94,13 @@ def headline(metrics: pd.DataFrame) -> pd.DataFrame:
     return metrics.loc[chosen]
 
 
-def headline_verdict(row: Any) -> str:
-    """The verdict on a cell that was chosen among many: one that is safe by itself may be so by luck."""
-    is_alone = row.decision in ("safe", "small loss") and not row.recommendable
-    return notation.MAY_BE_SAFE if is_alone else row.decision
-
-
 def headline_text(metrics: pd.DataFrame) -> str:
     """`headline` for the terminal; empty if nothing can be compared yet."""
     rows = [
         {
             "model": row.model_title,
             "benchmark": row.benchmark_title,
-            "verdict": headline_verdict(row),
+            "verdict": notation.chosen_label(row.decision, row.recommendable),
             "vs full, points": notation.percent(row.diff_to_full, signed=True),
             "interval": notation.interval(row.these_low, row.these_high, signed=True),
             "memory saved": f"{notation.percent(1 - row.kept_memory)}%",

@@ -345,7 +345,7 @@ def _row(cell: Floats, full: Floats, plan: Plan, decision: Decision, family: int
     stopped_early = looks > 1 and decision.settled and decision.draws < plan.rounds[-1]
     tests = [decision.low, decision.high, decision.p_holds, decision.p_loses, elsewhere.low, elsewhere.high]
     row = [label, plan.margin, family, rounds, stopped_early, *tests, *needed, plan.population]
-    return [*row, noninferiority.paired(cell, full).shape[1] if plan.population == "these" else decision.draws]
+    return [*row, noninferiority.paired(cell, full).shape[1]]
 
 
 def _fewest(cell: Floats, full: Floats, problems: NDArray[Any]) -> str | None:

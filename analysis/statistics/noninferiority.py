@@ -264,7 +264,8 @@ def differences(cell: Floats, full: Floats) -> Floats:
 
 def mean_differences(cell: Floats, full: Floats) -> Floats:
     """The mean difference of each problem that has a pair, over all pairs that it has."""
-    return np.nanmean(differences(cell, full), 1) if len(differences(cell, full)) else np.zeros(0)
+    found = differences(cell, full)
+    return np.nanmean(found, 1) if len(found) else np.zeros(0)
 
 
 def paired(cell: Floats, full: Floats) -> Floats:

@@ -124,8 +124,7 @@ class Local(Launcher):
         """Run the tasks; return how many failed."""
         executor = submitit.LocalExecutor(folder=logs(tasks))
         executor.update_parameters(timeout_min=60 * 24 * 365)
-        waiting, running, failed = list(tasks), dict[submitit.Job[None], str | None](), 0
-        works_on: dict[submitit.Job[None], Task] = {}
+        waiting, running, failed = list(tasks), dict[submitit.Job[None], tuple[str | None, Task]](), 0
         gpus = _gpus_for([share.job for task in tasks for share in task])
         parallel = self.parallel or len(gpus) or os.cpu_count() or 1
         if gpus:
@@ -135,15 +134,15 @@ class Local(Launcher):
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
-                    gpu = min(gpus, key=list(running.values()).count, default=None)
+                    gpu = min(gpus, key=[used for used, _ in running.values()].count, default=None)
                     with _stderr_in(logs(tasks) / "launcher.err"), _safe_path():
                         process = executor.submit(RunJobs(work, gpu), waiting[0])
-                    running[process], works_on[process] = gpu, waiting.pop(0)
+                    running[process] = gpu, waiting.pop(0)
                 for process in [process for process in running if process.done()]:
-                    del running[process]
+                    _, task = running.pop(process)
                     if process.exception() is not None:
                         failed += 1
-                        _note_death(works_on[process], process.paths.stderr)
+                        _note_death(task, process.paths.stderr)
                         print(f"note: a task failed; its output is {process.paths.stderr}", file=sys.stderr)
                 time.sleep(0.2)
         except BaseException:
@@ -213,11 +212,12 @@ class RunJobs(Checkpointable):
     """The function of one task, which sees `gpu` alone if given; a task that the time limit stops is queued again."""
 
     def __init__(self, work: Work, gpu: str | None = None) -> None:
-        self.work, self.gpu, self.own = work, gpu, own_folder()
+        self.work, self.gpu = work, gpu
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A task unpickles its function before its jobs, whose policies may be of the user's own folder."""
-        return _run_jobs, (self.work, self.gpu, None if self.own is None else str(self.own.parent))
+        own = own_folder()
+        return _run_jobs, (self.work, self.gpu, None if own is None else str(own.parent))
 
     def __call__(self, task: Task) -> None:
         if self.gpu is not None:

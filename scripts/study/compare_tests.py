@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, constrained_variance, p_these
+from kvsweep.analysis.statistics.noninferiority import LEVEL, MARGIN, constrained_variance
 from kvsweep.harness.provenance import describe_machine
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.study import simulate_statistics
-from scripts.study.simulate_statistics import tables
+from scripts.study.simulate_statistics import p_above, tables
 
 DRAWS = (1, 2, 5, 8)
 SPREAD = ["beta 0.6 0.9", "beta 0.98 0.9", "won_and_lost 3", "half_lost 0.5", "half_lost 0.9", "coins 3"]
@@ -34,7 +34,7 @@ Rule = Callable[[np.ndarray, np.ndarray, float], np.ndarray]
 
 
 def ours(won: np.ndarray, lost: np.ndarray, losses: float) -> np.ndarray:
-    return p_these(won.sum((1, 2), dtype=float), lost.sum((1, 2), dtype=float), losses) <= LEVEL
+    return p_above(won, lost, -losses / won[0].size) <= LEVEL
 
 
 def tango(won: np.ndarray, lost: np.ndarray, losses: float) -> np.ndarray:

@@ -267,22 +267,27 @@ Queue = dict[str, tuple[str, str]]
 def waiting_jobs() -> Queue | None:
     """This user's jobs in SLURM's queue by id, as 12_3: state and reason; None where SLURM cannot be asked."""
     try:
-        asked = ["squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={getpass.getuser()}"]
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, KeyError, subprocess.SubprocessError):
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        return None
+    said = _said_by("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--user={user}")
+    if said is None:
         return None
     rows = [line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2]
     return {job: (state, reason) for job, state, reason in rows}
 
 
-def most_array_tasks() -> int | None:
-    """The most tasks that SLURM takes as one array; None where SLURM cannot be asked or does not say."""
+def _said_by(*words: str) -> str | None:
+    """What a program of SLURM's prints; None where there is none, or it fails or hangs."""
     try:
-        asked = ["scontrol", "show", "config"]
-        said = subprocess.run(asked, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
+        return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)\s*$", said, re.MULTILINE)
+
+
+def most_array_tasks() -> int | None:
+    """The most tasks that SLURM takes as one array; None where SLURM cannot be asked or does not say."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)\s*$", _said_by("scontrol", "show", "config") or "", re.MULTILINE)
     # An array counts from 0, and the setting is one above the highest index.
     return int(found[1]) if found else None
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.report.tables import headline_verdict, latex, markdown
+from kvsweep.analysis.notation import chosen_label
+from kvsweep.analysis.report.tables import latex, markdown
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from tests.program import report as main
 
@@ -67,4 +67,4 @@ def test_a_flag_out_of_range_is_one_sentence(
     ],
 )
 def test_a_setting_that_is_safe_by_itself_alone_may_be_safe(decision: str, recommendable: bool, said: str) -> None:
-    assert headline_verdict(SimpleNamespace(decision=decision, recommendable=recommendable)) == said
+    assert chosen_label(decision, recommendable) == said
