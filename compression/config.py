@@ -71,10 +71,6 @@ class CacheConfig:
         """The most rows that a slot holds in the model's own precision, if any row is packed."""
         return self.residual + (self.group if self.scheme == "kivi" else 0)
 
-    def packs(self, peak_length: int) -> bool | None:
-        """Whether a row is packed in a cache that is so long at its longest; None where rows are never packed."""
-        return peak_length >= self.whole_rows + (self.scheme != "kivi") if self.is_packed else None
-
     def check_implementation(self, impl: str) -> None:
         if self.is_packed and self.scheme == "kivi" and impl == "triton":
             raise ValueError("cache.scheme=kivi has no Triton kernel: give impl=torch, or another scheme.")

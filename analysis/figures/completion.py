@@ -107,8 +107,15 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     low = min(low, mean)
     high = max(high, mean, low + 1e-12)
     begin, end = -0.5, layout.thinking - 0.5
-    how: dict[str, Any] = {"extent": (begin, end, low, high), "aspect": "auto", "interpolation": "nearest"}
-    axes.imshow(pooled(scores, MOST_COLUMNS)[None], cmap=WHITE_TO_BLUE, vmin=low, vmax=high, **how)
+    axes.imshow(
+        pooled(scores, MOST_COLUMNS)[None],
+        cmap=WHITE_TO_BLUE,
+        vmin=low,
+        vmax=high,
+        extent=(begin, end, low, high),
+        aspect="auto",
+        interpolation="nearest",
+    )
     axes.set_facecolor("#f7f7f7")
     # The question and the answer stay visible beside a long thinking, and leave room for a short one.
     widths = [min(max(n, 0.02 * layout.thinking), 0.15 * layout.thinking) for n in (layout.question, layout.answer)]
@@ -116,8 +123,9 @@ def _strip(axes: Axes, layout: Layout, scores: np.ndarray) -> None:
     for edge, outer, label in ends[: 2 if layout.answer else 1]:
         axes.axvspan(edge, outer, **UNSCORED)
         box = {"boxstyle": "round,pad=0.2", "facecolor": "0.95", "edgecolor": "none"}
-        look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 6.5, "bbox": box}
-        axes.text((edge + outer) / 2, (low + high) / 2, label, **look)
+        axes.text(
+            (edge + outer) / 2, (low + high) / 2, label, rotation=90, ha="center", va="center", fontsize=6.5, bbox=box
+        )
         axes.axvline(edge, color="0.3", linewidth=1)
     axes.set(xlim=(begin - widths[0], end + (widths[1] if layout.answer else 0)), ylim=(low, high))
     axes.plot([begin, end], [mean, mean], color=MEAN_COLOR, linestyle="--", linewidth=1)

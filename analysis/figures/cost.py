@@ -73,9 +73,8 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
         texts.append(full)
         drawn = [held, _memory_ratio(run, cell, next(iter(full_cells), ""), held, full)]
         drawn += [(shape[0] + shape[1] * full) / (shape[0] + shape[1] * held)] if shape else []
-        how: dict[str, Any] = {"color": style.LINE_COLORS[place], "linestyle": style.DASHES[place], "linewidth": 1.2}
         for axes, values in zip(panels, drawn, strict=True):
-            axes.plot(values, label=name, **how)
+            axes.plot(values, label=name, color=style.LINE_COLORS[place], linestyle=style.DASHES[place], linewidth=1.2)
     panels[0].plot(max(texts, key=len), color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
     for axes, title in zip(panels, titles, strict=True):
         axes.set(title=title, xlabel="decoding step")

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -293,8 +292,7 @@ def attribution_figure(
     mesh = style.heat_table(axes, shown, labels, cmap=cmap or style.DIVERGING, limits=(-1.0, 1.0), size=6)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    turned: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor", "fontsize": 6.5}
-    axes.set_xticks(np.arange(len(names)) + 0.5, names, **turned)
+    axes.set_xticks(np.arange(len(names)) + 0.5, names, rotation=40, ha="left", rotation_mode="anchor", fontsize=6.5)
     axes.set_yticks(np.arange(len(rows)) + 0.5, [visible(tokens[row]) for row in rows], fontsize=6.5)
     axes.set(xlabel="Reasoning step", ylabel="Answer token")
     axes.tick_params(length=0)

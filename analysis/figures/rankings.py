@@ -75,8 +75,15 @@ def _bars(axes: Axes, title: str, rows: pd.DataFrame) -> list[str]:
     axes.barh(rows.index, score, xerr=ends, **look)
     axes.fill_between([], [], color=BAR_COLOR, label="Pass@1 (%) ± standard error over problems")
     if (score == 0).any():  # a bar of no length is a stroke
-        stroke: dict[str, Any] = {"color": "0.25", "markersize": 7, "markeredgewidth": 1.6, "clip_on": False}
-        axes.plot(score[score == 0], rows.index[score == 0], "|", **stroke)
+        axes.plot(
+            score[score == 0],
+            rows.index[score == 0],
+            "|",
+            color="0.25",
+            markersize=7,
+            markeredgewidth=1.6,
+            clip_on=False,
+        )
     numbers = [notation.percent_pm(*pair) for pair in zip(rows["pass_at_1"], rows["se"], strict=True)]
     if "decision" in rows:
         marks = rows["decision"].map(notation.DECISION_MARKS).fillna("")
@@ -100,9 +107,10 @@ def _lengths(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _numbers(axes: Axes, numbers: list[str], most: float) -> None:
     """Write a number before each bar, and end the axis at `most`."""
-    place: dict[str, Any] = {"xytext": (-3, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
     for line, number in enumerate(numbers):
-        axes.annotate(number, (0, line), fontsize=6.5, **place)
+        axes.annotate(
+            number, (0, line), fontsize=6.5, xytext=(-3, 0), textcoords="offset points", ha="right", va="center"
+        )
     axes.set_xlim(0, most)
     style.tidy(axes, grid="x")
     # The names stand left of the numbers.

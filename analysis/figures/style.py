@@ -140,8 +140,15 @@ def legend_below(figure: Figure) -> None:
     handles = {label: handle for pairs in drawn for handle, label in pairs}
     columns = max(1, int(figure.get_figwidth() / (LETTER * (max(map(len, handles)) + 7))))
     figure.set_figheight(figure.get_figheight() + 0.13 * ceil(len(handles) / columns))
-    spaces: dict[str, Any] = {"columnspacing": 0.8, "handlelength": 1.6, "fontsize": 6}
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, **spaces)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=columns,
+        columnspacing=0.8,
+        handlelength=1.6,
+        fontsize=6,
+    )
 
 
 def look_of(place: int) -> dict[str, Any]:
@@ -186,8 +193,9 @@ def heat_table(
     axes.patch.set(facecolor="0.96", edgecolor="0.65", hatch="////", linewidth=0)
     box = {"boxstyle": "round,pad=0.15", "facecolor": "0.96", "edgecolor": "none"}
     for row, column in np.argwhere(missing):
-        look: Any = {"color": "0.2", "bbox": box, "fontsize": size, "ha": "center", "va": "center"}
-        axes.text(column + 0.5, row + 0.5, labels[row, column], **look)
+        axes.text(
+            column + 0.5, row + 0.5, labels[row, column], color="0.2", bbox=box, fontsize=size, ha="center", va="center"
+        )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     [mesh] = axes.collections

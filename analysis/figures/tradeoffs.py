@@ -217,8 +217,16 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str) -> None:
         style.full_cache_level(axes, points, name)
     axes.set_ylim(axes.get_ylim())
     front = pareto_front(points, column)
-    steps: dict[str, Any] = {"color": "0.8", "linewidth": 4, "solid_joinstyle": "miter", "zorder": 0.5, "where": "post"}
-    axes.step(front[column], 100 * front["pass_at_1"], label="Pareto front", **steps)
+    axes.step(
+        front[column],
+        100 * front["pass_at_1"],
+        label="Pareto front",
+        color="0.8",
+        linewidth=4,
+        solid_joinstyle="miter",
+        zorder=0.5,
+        where="post",
+    )
 
 
 def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
@@ -230,9 +238,16 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
     front = pareto_front(points, column)
     for row in notation.rows(front[front["policy"] != "full"].drop_duplicates(POLICY, keep="last")):
         for x, y, side in ((6, 0, "left"), (-6, 0, "right"), (4, 8, "left"), (-4, 8, "right"), (4, -8, "left")):
-            how: dict[str, Any] = {"textcoords": "offset points", "ha": side, "va": "center", "fontsize": 6.5}
             at = (getattr(row, column), 100 * row.pass_at_1)
-            text = axes.annotate(notation.policy_title(row.policy, row.variant), at, (x, y), **how)
+            text = axes.annotate(
+                notation.policy_title(row.policy, row.variant),
+                at,
+                (x, y),
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                fontsize=6.5,
+            )
             text.set_in_layout(False)
             box = text.get_window_extent()
             if axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1) and not box.count_overlaps(taken):

@@ -93,8 +93,16 @@ def report(
         from kvsweep.analysis.figures.style import check_map
 
         check_map(look["map"])
-    how: dict[str, Any] = {"look": Look(**look), "completions": completions, "tell": print, "reload": watch}
-    make = partial(build_report, directory, folder=output, margin=None if margin is None else margin / 100, **how)
+    make = partial(
+        build_report,
+        directory,
+        folder=output,
+        margin=None if margin is None else margin / 100,
+        look=Look(**look),
+        completions=completions,
+        tell=print,
+        reload=watch,
+    )
     if watch is None or is_table:
         print(make())
     else:

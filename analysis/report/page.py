@@ -2,6 +2,8 @@
 
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -41,46 +43,109 @@ def run_page(
     reload: float | None = None,
 ) -> str:
     """The HTML page of a run, with what `drill_data` gives; while the sweep runs it reloads after `reload` seconds."""
-    metrics, run = found.metrics, found.run
-    name = run.directory.resolve().name
-    data = {
-        "files": files,
-        "cell-data": cell_data(metrics),
-        "heatmap-data": {scale: heatmaps(found, scale) for scale in get_args(Scale)},
-        "outcome-data": drilldown.outcome_maps(run),
-    }
-    best = {(row.model_title, row.benchmark_title): row for row in tables.headline(metrics).itertuples()}
-    return render(
-        "report.html.jinja",
-        notation=notation,
-        tables=tables,
-        best=best,
-        benchmarks=metrics["benchmark_title"].unique().tolist(),
-        matter=[verdict.title for verdict in found.verdicts if verdict.floor and verdict.floor.signal],
-        questions=[(TITLES[place], MEANINGS[place]) for place in metrics["question"].unique() if place in TITLES],
-        name=name,
-        # The page admits only scripts that carry this number; it is the same for the same run.
-        nonce=content_hash(["nonce", name]),
-        found=found,
-        run=run,
-        # The page has the heatmaps as buttons.
-        pictures=[one for one in pictures if not one.name.startswith(("cost", "heatmap", "difference"))],
-        costs=[one for one in pictures if one.name.startswith("cost")],
-        cheapest=[
+    page = Page(found=found, drawn=pictures, embedded=embedded, files=files, seconds=reload)
+    return render("report.html.jinja", page=page, notation=notation, tables=tables)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What the template shows of a run.
+
+    `drawn` are all its pictures, `embedded` and `files` what `drill_data` gives, and `seconds` those of `--watch`.
+    """
+
+    found: Findings
+    drawn: list[Picture]
+    embedded: dict[str, str]
+    files: dict[str, str]
+    seconds: float | None
+
+    @cached_property
+    def name(self) -> str:
+        return self.found.run.directory.resolve().name
+
+    @cached_property
+    def nonce(self) -> str:
+        """A number without which the page admits no script; it is the same for the same run."""
+        return content_hash(["nonce", self.name])
+
+    @cached_property
+    def reload(self) -> float | None:
+        return self.seconds if self.found.run.state in ("running", "waiting") else None
+
+    @cached_property
+    def data(self) -> dict[str, str]:
+        """What the scripts read, as JSON by the id of its element."""
+        found = self.found
+        data = {
+            "files": self.files,
+            "cell-data": cell_data(found.metrics),
+            "heatmap-data": {scale: heatmaps(found, scale) for scale in get_args(Scale)},
+            "outcome-data": drilldown.outcome_maps(found.run),
+        }
+        return {key: script_json(value) for key, value in data.items()}
+
+    @cached_property
+    def benchmarks(self) -> list[str]:
+        return list(self.found.metrics["benchmark_title"].unique())
+
+    @cached_property
+    def best(self) -> dict[Any, Any]:
+        """The row of the headline for each title of a model and a benchmark."""
+        return {(row.model_title, row.benchmark_title): row for row in tables.headline(self.found.metrics).itertuples()}
+
+    @cached_property
+    def matter(self) -> list[str]:
+        return [verdict.title for verdict in self.found.verdicts if verdict.floor and verdict.floor.signal]
+
+    @cached_property
+    def questions(self) -> list[tuple[str, str]]:
+        places = self.found.metrics["question"].unique()
+        return [(TITLES[place], MEANINGS[place]) for place in places if place in TITLES]
+
+    @cached_property
+    def pictures(self) -> list[Picture]:
+        """All but the costs, which have a section, and the heatmaps, which the page has as buttons."""
+        return [one for one in self.drawn if not one.name.startswith(("cost", "heatmap", "difference"))]
+
+    @cached_property
+    def costs(self) -> list[Picture]:
+        return [one for one in self.drawn if one.name.startswith("cost")]
+
+    @cached_property
+    def cheapest(self) -> list[str]:
+        metrics = self.found.metrics
+        return [
             f"{model_title(metrics, model)}: {cheapest_in_words(settings_by_bytes(metrics, model))}"
-            for model in found.models
+            for model in self.found.models
             if metrics.loc[metrics["model"] == model, "bits"].nunique() > 1
-        ],
-        reload=reload if run.state in ("running", "waiting") else None,
-        progress=_progress(found),
-        failures=_failures(run, metrics),
-        grade=f"kvsweep grade {shlex.quote(in_one_line(str(run.directory)))}" if metrics["ungraded"].any() else "",
-        concerns=_concerns(found),
-        facts=_facts(run, metrics),
-        published=beside_published(metrics) if len(run.completions) else None,
-        embedded=embedded,
-        data={key: script_json(value) for key, value in data.items()},
-    )
+        ]
+
+    @cached_property
+    def progress(self) -> dict[str, Any]:
+        return _progress(self.found)
+
+    @cached_property
+    def failures(self) -> list[dict[str, Any]]:
+        return _failures(self.found.run, self.found.metrics)
+
+    @cached_property
+    def grade(self) -> str:
+        """The command that grades what has no grade, or ""."""
+        ungraded = self.found.metrics["ungraded"].any()
+        return f"kvsweep grade {shlex.quote(in_one_line(str(self.found.run.directory)))}" if ungraded else ""
+
+    @cached_property
+    def concerns(self) -> list[tuple[str, list[str]]]:
+        return _concerns(self.found)
+
+    @cached_property
+    def facts(self) -> list[tuple[str, str]]:
+        return _facts(self.found.run, self.found.metrics)
+
+    @cached_property
+    def published(self) -> pd.DataFrame | None:
+        return beside_published(self.found.metrics) if len(self.found.run.completions) else None
 
 
 def cell_data(metrics: pd.DataFrame) -> list[dict[str, Any]]:
@@ -127,8 +192,15 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
     benchmarks = rows.drop_duplicates("benchmark").set_index("benchmark")["benchmark_title"]
     places = pd.MultiIndex.from_product([dict.fromkeys(names), benchmarks.index])
     cells = heatmap.cells(rows.set_index([names, "benchmark"]), places, difference=difference)
-    axes: dict[str, Any] = {"rows": list(dict.fromkeys(names)), "columns": benchmarks.tolist()}
-    return heatmap.Panel(title="", note="", cells=cells, full=cells.head(0), difference=difference, **axes)
+    return heatmap.Panel(
+        title="",
+        note="",
+        cells=cells,
+        full=cells.head(0),
+        difference=difference,
+        rows=list(dict.fromkeys(names)),
+        columns=benchmarks.tolist(),
+    )
 
 
 def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:

@@ -321,8 +321,9 @@ def _decisions(family: Mapping[str, Floats], full: Floats, plan: Plan) -> dict[s
         later = [
             name for name, one in found.items() if one.draws < last and noninferiority.complete(family[name], last)
         ]
-        options: dict[str, Any] = {"family": len(family), "looks": len(plan.rounds), "margin": plan.margin}
-        return found | noninferiority.decide_grid({name: family[name] for name in later}, full, **options)
+        return found | noninferiority.decide_grid(
+            {name: family[name] for name in later}, full, family=len(family), looks=len(plan.rounds), margin=plan.margin
+        )
     return noninferiority.decide_grid(family, full, margin=plan.margin, population=plan.population)
 
 

@@ -334,8 +334,9 @@ def analyse(run: Run, margin: float | None = None) -> Findings:
     verdicts = [verdict for grid in grids for verdict in panel_verdicts(grid, graded)]
     policies = [] if verdicts else [verdict for setting in settings for verdict in policy_verdicts(setting)]
     pairs = [one for setting in settings[:MAX_COMPARED] for one in policy_pairs(setting, graded)]
-    named: dict[str, Any] = {"grids": grids, "settings": settings, "policies": policies, "pairs": pairs}
-    return Findings(run=run, metrics=metrics, verdicts=verdicts, **named)
+    return Findings(
+        run=run, metrics=metrics, verdicts=verdicts, grids=grids, settings=settings, policies=policies, pairs=pairs
+    )
 
 
 def analyse_scores(path: Path) -> Findings:

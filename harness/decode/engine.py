@@ -201,9 +201,17 @@ class Engine:
             state, start = self.table[slot], begun[slot]
             last = start - state.evictions[-1].step if state.evictions else None
             since = None if last is None else range(last, last + len(hidden))
-            at: dict[str, Any] = {"start": start, "hidden": hidden, "since": since, "evictions": len(state.evictions)}
             cells = tuple(branch.cell_id for branch in state.branches)
-            found.append(Fed(request=state.request, cell_ids=cells, **at))
+            found.append(
+                Fed(
+                    request=state.request,
+                    cell_ids=cells,
+                    start=start,
+                    hidden=hidden,
+                    since=since,
+                    evictions=len(state.evictions),
+                )
+            )
         for slot in reversed(begun):
             if self.table.generated[slot] == len(self.table[slot].request.forced):
                 self.table.release(slot)

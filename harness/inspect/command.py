@@ -1,26 +1,38 @@
 """The command `kvsweep trace`: pictures of one completion, or of a run's completions, and their numbers."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 from kvsweep.errors import UserError
-from kvsweep.harness.inspect.text import PARAGRAPHS, NotInText, given, live, matches, of_cell, of_file, paragraphs
+from kvsweep.harness.inspect.text import (
+    PARAGRAPHS,
+    NotInText,
+    TraceOptions,
+    given,
+    live,
+    matches,
+    of_cell,
+    of_file,
+    paragraphs,
+)
 from kvsweep.records import CELL_FILE
 
 LIVE = "live"
 PICTURES = ("importance", "attribution", "kept")
 
 
-def trace(options: SimpleNamespace) -> None:
-    """Draw the pictures of a text or a run, and print their files; `options` are those of `kvsweep trace`."""
+def trace(source: Path, **asked: Any) -> None:
+    """Draw the pictures of a text or a run, and print their files; the options are those of `kvsweep trace`."""
+    options = TraceOptions(source=str(source), **asked)
     check(options)
     for path in draw_run(options) if options.show == "retention" else draw_text(options):
         print(path)
 
 
-def check(options: SimpleNamespace) -> None:
+def check(options: TraceOptions) -> None:
     paragraphs([], options.split or PARAGRAPHS)
     matches([], options.find or "")
     if options.steps:
@@ -37,7 +49,7 @@ def check(options: SimpleNamespace) -> None:
         raise UserError(f"--question is for {LIVE} alone: give {LIVE} in place of {options.source}.")
 
 
-def draw_run(options: SimpleNamespace) -> Iterator[Path]:
+def draw_run(options: TraceOptions) -> Iterator[Path]:
     folders = sorted(path.parent for path in Path(options.source).glob(f"*/{CELL_FILE}"))
     if not folders:
         raise UserError(f"{options.source} holds no cells: name a run's directory, such as results/runs/demo.")
@@ -46,7 +58,7 @@ def draw_run(options: SimpleNamespace) -> Iterator[Path]:
     yield from draw_retention(options, folders)
 
 
-def draw_text(options: SimpleNamespace) -> Iterator[Path]:
+def draw_text(options: TraceOptions) -> Iterator[Path]:
     """Draw the pictures of one text; yield the files. Bad input is refused before the model is loaded."""
     if options.source != LIVE and not Path(options.source).exists():
         raise UserError(f"{options.source} does not exist: give a cell's folder, a JSONL of texts, or {LIVE}.")
@@ -55,7 +67,7 @@ def draw_text(options: SimpleNamespace) -> Iterator[Path]:
     else:
         stored = of_cell if Path(options.source).is_dir() else of_file
         source = stored(Path(options.source), options.problem, options.draw, options.overrides)
-    options.scores = source.policies(options.scores)
+    policies = source.policies(options.scores)
     for head in options.head:
         source.check_head(head)
     from kvsweep.harness.inspect.draw import draw_attribution, draw_importance, draw_kept
@@ -66,7 +78,9 @@ def draw_text(options: SimpleNamespace) -> Iterator[Path]:
         print(f"{text.title}\n\n{text.summary}", file=sys.stderr)
     if not text.thinking:
         raise UserError(f"{text.trace.problem_id} has no thinking to look into: choose another text.")
-    draw = {"importance": draw_importance, "attribution": draw_attribution, "kept": draw_kept}
+    importance = partial(draw_importance, policies=policies)
+    draw: dict[str, Callable[..., Iterator[Path]]]
+    draw = {"importance": importance, "attribution": draw_attribution, "kept": draw_kept}
     for name in PICTURES if options.show == "all" else [options.show]:
         try:
             yield from draw[name](options, text)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from kvsweep.analysis.figures.style import save_figure
 from kvsweep.analysis.notation import csv_text, policy_title, setting_of
 from kvsweep.analysis.report.rendering import kept_html
 from kvsweep.analysis.statistics.metrics import by_eviction, by_policy, mean_lorenz
+from kvsweep.compression.policy import BudgetPolicy
 from kvsweep.errors import UserError
 from kvsweep.escape import file_name
 from kvsweep.files import replace_text
@@ -37,6 +37,7 @@ from kvsweep.harness.inspect.text import (
     PARAGRAPHS,
     InspectedText,
     NotInText,
+    TraceOptions,
     derivations,
     given,
     matches,
@@ -45,17 +46,20 @@ from kvsweep.harness.inspect.text import (
     paragraphs,
 )
 from kvsweep.harness.models.load import load_model
+from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import read_graded
 from kvsweep.records import read_cell
 
 
-def draw_importance(options: SimpleNamespace, text: InspectedText) -> Iterator[Path]:
+def draw_importance(
+    options: TraceOptions, text: InspectedText, policies: Sequence[BudgetPolicy] = ()
+) -> Iterator[Path]:
     trace = text.trace
     sizes = {"question": trace.think_start, "answer": len(trace.token_ids) - trace.think_end}
     steps = numbers(averaged_steps(options, text), len(text.thinking))
     layout = Layout(thinking=len(text.thinking), steps=steps, pieces=text.thinking, **sizes)
-    labels = options.label or ["answer"]
-    strips = importance(text, labels, options.head, options.scores, min_distance=options.min_distance)
+    labels: Sequence[LabelKind] = options.label or ["answer"]
+    strips = importance(text, labels, options.head, policies, min_distance=options.min_distance)
     name = _name("importance", text)
     yield _table(importance_table(layout, strips), options.out, name)
     named = {strip_title(column): scores for column, scores in strips.items()}
@@ -70,11 +74,11 @@ def strip_title(column: str) -> str:
     return ", ".join([f"{kind}: {policy_title(policy) if kind == 'scores' else policy}", *more])
 
 
-def separator(options: SimpleNamespace, text: InspectedText) -> str:
+def separator(options: TraceOptions, text: InspectedText) -> str:
     return str(options.split or text.model.config.split or PARAGRAPHS)
 
 
-def averaged_steps(options: SimpleNamespace, text: InspectedText) -> list[range]:
+def averaged_steps(options: TraceOptions, text: InspectedText) -> list[range]:
     """The tokens of each step whose mean the strips show: those of --steps, else paragraphs, else derivations."""
     if options.steps:
         steps, tokens = given(options.steps), len(text.thinking)
@@ -91,7 +95,7 @@ def averaged_steps(options: SimpleNamespace, text: InspectedText) -> list[range]
     return steps
 
 
-def draw_attribution(options: SimpleNamespace, text: InspectedText) -> Iterator[Path]:
+def draw_attribution(options: TraceOptions, text: InspectedText) -> Iterator[Path]:
     trace, model = text.trace, text.model
     if not trace.answered:
         raise NotInText(f"{trace.problem_id} never answers: there is no answer token to attribute.")
@@ -111,7 +115,7 @@ def draw_attribution(options: SimpleNamespace, text: InspectedText) -> Iterator[
     yield from save_figure(figure, options.out, name).values()
 
 
-def attributed_steps(options: SimpleNamespace, text: InspectedText) -> list[range]:
+def attributed_steps(options: TraceOptions, text: InspectedText) -> list[range]:
     """The tokens of each step to attribute: those of --find or --steps, else the equations with what they state."""
     if options.steps:
         return averaged_steps(options, text)
@@ -126,7 +130,7 @@ def attributed_steps(options: SimpleNamespace, text: InspectedText) -> list[rang
     return steps
 
 
-def draw_kept(options: SimpleNamespace, text: InspectedText) -> Iterator[Path]:
+def draw_kept(options: TraceOptions, text: InspectedText) -> Iterator[Path]:
     if text.completion is None:
         raise NotInText("a text from a file does not tell what its cache kept: give a cell's folder, or live.")
     if not text.completion.evictions:
@@ -139,9 +143,9 @@ def draw_kept(options: SimpleNamespace, text: InspectedText) -> Iterator[Path]:
     yield path
 
 
-def draw_retention(options: SimpleNamespace, folders: Sequence[Path]) -> Iterator[Path]:
+def draw_retention(options: TraceOptions, folders: Sequence[Path]) -> Iterator[Path]:
     """Curves of the true importance that each policy held of its own texts, read with a full cache, and its Pass@1."""
-    kind = (options.label or ["answer"])[0]
+    kind: LabelKind = options.label[0] if options.label else "answer"
     rows: list[dict[str, Any]] = []
     curves: list[tuple[np.ndarray, np.ndarray]] = []
     correct: dict[str, list[int]] = {}
@@ -172,7 +176,7 @@ def draw_retention(options: SimpleNamespace, folders: Sequence[Path]) -> Iterato
     for suffix, table in (("", policies), ("_curves", evictions), ("_lorenz", carried)):
         yield _table(table, options.out, f"{name}{suffix}")
     title = f"{Path(options.source).name}: true importance ({kind}) held at each eviction"
-    shares = {kind: (carried["tokens"].to_numpy(), carried["importance"].to_numpy())}
+    shares: dict[str, Any] = {kind: (carried["tokens"].to_numpy(), carried["importance"].to_numpy())}
     yield from save_figure(retention_figure(evictions, policies, shares, title=title), options.out, name).values()
 
 

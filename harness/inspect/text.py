@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -21,6 +21,7 @@ from kvsweep.harness.decode.request import Branch, Request
 from kvsweep.harness.grading.grader import Grader, standard_of
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import read_spec
+from kvsweep.harness.predictor.recipe import LabelKind
 from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace_of_text
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
@@ -33,6 +34,32 @@ if TYPE_CHECKING:
 
 class NotInText(UserError):
     """The text does not have what is asked for; another text may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """What `kvsweep trace` was asked for; its help says what each option means."""
+
+    source: str
+    overrides: Sequence[str]
+    problem: str | None
+    draw: int
+    question: str | None
+    show: str
+    label: Sequence[LabelKind]
+    head: Sequence[Path]
+    scores: Sequence[str]
+    min_distance: int
+    by: str
+    split: str | None
+    steps: str | None
+    find: str | None
+    map: str | None
+    method: Literal["removal", "grad_x_input"]
+    slots: int
+    rows: bool
+    limit: int
+    out: Path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,8 +83,9 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
         return
     from kvsweep.harness.decode.engine import Engine
 
-    how: dict[str, Any] = {"seed": recipe.seed, "slots": recipe.slots, "impl": recipe.impl}
-    engine = Engine.sized_for(requests, model, decoding=settings.decoding, **how)
+    engine = Engine.sized_for(
+        requests, model, decoding=settings.decoding, seed=recipe.seed, slots=recipe.slots, impl=recipe.impl
+    )
     with Grader(workers=1) as grader:
         for _, completion in tqdm(engine.generate(requests), total=len(requests), desc="traces"):
             prompt, gold = asked[completion.problem_id]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -55,8 +55,14 @@ class Text:
         """The request that replays the text's first tokens, at most `tokens`, in each branch."""
         ids = self.token_ids or model.encode(self.words)
         (name, draw), prompt_ids = self.pair, model.prompt_ids(self.prompt)
-        known: dict[str, Any] = {"forced": ids[:tokens], "replayed": True}
-        return Request(problem_id=name, draw=draw, prompt_ids=prompt_ids, branches=tuple(branches), **known)
+        return Request(
+            problem_id=name,
+            draw=draw,
+            prompt_ids=prompt_ids,
+            branches=tuple(branches),
+            forced=ids[:tokens],
+            replayed=True,
+        )
 
 
 class _Line(Row, frozen=True, kw_only=True):

@@ -176,8 +176,16 @@ def _decode_group(work: OpenCells, model: LoadedModel, cells: Sequence[Cell], kn
 
 
 def engine_of(job: Job, requests: Sequence[Request], model: LoadedModel, slots: int) -> Engine:
-    own: dict[str, Any] = {name: getattr(job, name) for name in ("decoding", "seed", "impl", "invariant", "cache")}
-    return Engine.sized_for(requests, model, slots=slots, **own)
+    return Engine.sized_for(
+        requests,
+        model,
+        slots=slots,
+        decoding=job.decoding,
+        seed=job.seed,
+        impl=job.impl,
+        invariant=job.invariant,
+        cache=job.cache,
+    )
 
 
 def _write(work: OpenCells, model: LoadedModel, requests: Sequence[Request], slots: int) -> None:

@@ -75,5 +75,6 @@ def status_of(share: Share, state: State) -> TaskStatus:
     for cell in job.cells:
         finished, label = 0 if cell.cell_id in begun else expected, policy_label(cell.policy.identity())
         cells[cell.cell_id] = CellProgress(policy=label, finished=finished, **whole)
-    names: dict[str, Any] = {"task": share.task, "shard": str(job.shard), "command": job.command}
-    return TaskStatus(**names, state=state, cells=cells, replays=share.replays)
+    return TaskStatus(
+        task=share.task, shard=str(job.shard), command=job.command, state=state, cells=cells, replays=share.replays
+    )

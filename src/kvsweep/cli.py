@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -369,7 +368,7 @@ def trace(**options: Any) -> None:
     """
     from kvsweep.harness.inspect.command import trace
 
-    trace(SimpleNamespace(**{**options, "source": str(options["source"])}))
+    trace(**options)
 
 
 @program.command()

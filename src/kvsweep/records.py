@@ -414,23 +414,34 @@ def _numbered_rows(path: Path, kind: type[_T], on_bad: OnBad, checked: Container
     is_stored = isinstance(kind, type) and issubclass(kind, StoredRow)
     cell = _cell_of(path.parent) if is_stored and getattr(kind, "sealed", False) else None
     for number, line in enumerate(read_lines(path), start=1):
-        if is_stored and not line.startswith(_BEGIN):
-            with suppress(ValueError, RecursionError):  # a line that is no JSON object is left to the decoder
-                if isinstance(row := json.loads(line), dict):
-                    check_schema(row, f"{path}:{number}")
+        if is_stored:
+            _check_line_schema(line, f"{path}:{number}")
         try:
             row = decode(line, kind)
-            if cell is not None and number not in checked and _CHECK.search(line):
-                body = line.rpartition(b',"check":')[0]
-                if line.rstrip(b"\n") != body + _seal(body, cell):
-                    raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
+            if cell is not None and number not in checked:
+                _check_seal(line, cell)
         except (ValueError, RecursionError) as error:
-            if not line.endswith(b"\n"):
-                return
-            if line.strip():
+            if line.strip() and line.endswith(b"\n"):
                 on_bad(BadLine(path=path, number=number, text=line, reason=str(error)))
-            continue
-        yield number, row
+        else:
+            yield number, row
+
+
+def _check_line_schema(line: bytes, where: str) -> None:
+    """`check_schema` of a line; one that is no JSON object is left to the decoder."""
+    if line.startswith(_BEGIN):
+        return
+    with suppress(ValueError, RecursionError):
+        if isinstance(row := json.loads(line), dict):
+            check_schema(row, where)
+
+
+def _check_seal(line: bytes, cell: str) -> None:
+    """Raise a ValueError for a line whose check was not made of its other bytes and its cell."""
+    if _CHECK.search(line):
+        body = line.rpartition(b',"check":')[0]
+        if line.rstrip(b"\n") != body + _seal(body, cell):
+            raise ValueError("its check does not fit: the row was edited, or belongs to another cell")
 
 
 def check_schema(found: Mapping[str, Any], where: object) -> None:
