@@ -1,14 +1,14 @@
-"""`kvsweep judge`: is one engine or setting worse than another, by the graded outputs of both?"""
+"""Is one engine or setting worse than another, by the graded outputs of both? The verdicts of `kvsweep judge`."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.outputs import Answer, read_outputs
+from kvsweep.analysis.outputs import Answer
 from kvsweep.analysis.statistics.noninferiority import (
+    Decision,
     Floats,
     decide,
     decide_grid,
@@ -16,50 +16,12 @@ from kvsweep.analysis.statistics.noninferiority import (
     hold_in_search,
     mean_differences,
 )
-from kvsweep.command_line import FAILED, UNCLEAR, counted
+from kvsweep.command_line import counted
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
-from kvsweep.files import replace_text
 
 _NAMED = 3  # problems that a note names
 Outputs = Mapping[str, Sequence[Answer]]
-
-
-def judge(
-    files: Sequence[Path],
-    *,
-    names: Sequence[str],
-    full: str | None,
-    margin: float,
-    sizes: Mapping[str, float],
-    correct: str | None,
-    where: Mapping[str, str],
-    markdown: Path | None,
-) -> int:
-    """Print a verdict on each file of outputs beside the baseline's; the exit status of the worst verdict."""
-    outputs = {name: read_outputs(path, correct=correct, where=where) for name, path in _named(files, names).items()}
-    baseline = next(iter(outputs)) if full is None else full
-    if unknown := sorted({baseline, *sizes} - set(outputs)):
-        raise UserError(f"{unknown[0]} names none of the files: choose from {', '.join(outputs)}.")
-    for note in notes(outputs, baseline):
-        print(f"note: {note}")
-    table = verdicts(outputs, baseline, margin=margin / 100, sizes=sizes)
-    words = in_words(table, baseline, margin)
-    print(table.to_string(index=False), words, sep="\n\n")
-    if markdown is not None:
-        lines = [[str(name) for name in table.columns], *table.astype(str).to_numpy().tolist()]
-        replace_text(markdown, f"{notation.markdown(lines)}\n\n{words}\n")
-    labels = set(table["label"])
-    return FAILED if "worse" in labels else UNCLEAR if labels & {"unclear", notation.MAY_BE_SAFE} else 0
-
-
-def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    titles = list(names) or [path.stem for path in files]
-    if len(files) < 2 or len(titles) != len(files):
-        raise UserError(f"{counted(len(files), 'file')} and {counted(len(titles), 'name')}: give two files or more.")
-    if len(set(titles)) < len(titles):
-        raise UserError(f"two files are named {visible(max(titles, key=titles.count))}: give each a --name.")
-    return dict(zip(titles, files, strict=True))
 
 
 def notes(outputs: Outputs, baseline: str) -> list[str]:
@@ -133,7 +95,16 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
                 "bytes (declared)": notation.number(sizes[name]) if name in sizes else "",
             }
         )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if sizes:
+        table["best of its bytes"] = ["yes" if one in _frontier(found, sizes) else "" for one in found]
+    return table
+
+
+def _frontier(found: Mapping[str, Decision], sizes: Mapping[str, float]) -> set[str]:
+    """The settings with declared bytes that no other one beats with the same bytes or less."""
+    known = sorted((size, -found[name].difference, name) for name, size in sizes.items() if name in found)
+    return {name for place, (_, loss, name) in enumerate(known) if all(loss < other for _, other, _ in known[:place])}
 
 
 def in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:

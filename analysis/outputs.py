@@ -1,17 +1,19 @@
 """Graded outputs of any engine, recognized by what is in the file and not by its name.
 
 Known are rows (JSON lines, a JSON list, CSV, Parquet) of a problem's id, a draw and a grade, samples of
-lm-evaluation-harness, and logs of inspect_ai (`.eval` and JSON).
+lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lighteval, and results.jsonl of NeMo Evaluator.
 """
 
 import codecs
 import csv
 import io
 import json
+import struct
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +22,25 @@ from kvsweep.escape import visible
 from kvsweep.files import MOST_BYTES, open_file, read_file, read_lines
 from kvsweep.records import MOST
 
-_PROBLEM = ("problem_id", "doc_id", "id", "question_id", "problem")
+_PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
-_CORRECT = ("correct", "is_correct", "right", "passed", "score", "exact_match", "acc")
-_GOLD, _PROMPT, _ENDING = (
-    ("gold", "target", "answer"),
-    ("prompt", "prompt_hash", "input"),
-    ("stop_reason", "finish_reason"),
-)
+_CORRECT = ("correct", "is_correct", "right", "passed", "score", "reward", "exact_match", "acc")
+_GOLD = ("gold", "target", "expected_answer", "answer")
+_PROMPT = ("prompt", "prompt_hash", "input")
+_ENDING = ("stop_reason", "finish_reason")
+_TEXT = ("text", "completion", "response", "model_response", "output_text")
+_MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": _GOLD, "prompt": _PROMPT, "stop_reason": _ENDING, "text": _TEXT}
 _VALUES: dict[Any, float] = {"c": 1.0, "i": 0.0, "true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 _CUT_OFF = ("length", "max_tokens", "model_length", "truncated")
 MOST_ROWS = 10_000_000
+# The number of the method in a zip, and the length of what stands before a member's name.
+_ZSTD, _ZIP_HEADER = 93, 30
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One graded answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt are None if unknown."""
+    """One answer: `correct` is 1 right, 0 wrong, None without a grade; gold and prompt are None if unknown."""
 
     problem: str
     draw: int
@@ -45,33 +49,72 @@ class Answer:
     prompt: str | None
     truncated: bool
 
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.problem, self.draw
 
-def read_outputs(path: Path, *, correct: str | None = None, where: Mapping[str, str] | None = None) -> list[Answer]:
-    """Read a file of graded outputs; `correct` names the grade's column, `where` the values of the rows to take.
 
-    A file that cannot be understood, a grade that is neither right nor wrong, and a pair of problem and draw that
-    occurs twice raise a UserError.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """How files are read: `correct` names the grade, `where` has the values of the rows to take.
+
+    `columns` has the names of columns by what they mean ("text"). Without `graded` a row may lack a grade.
     """
-    found: list[Answer] = []
+
+    correct: str | None = None
+    where: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    graded: bool = True
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.columns.keys() - _MEANINGS.keys()):
+            raise UserError(f"--column {unknown[0]}=... is unknown: choose from {', '.join(_MEANINGS)}.")
+
+    def takes(self, row: Row) -> bool:
+        return all(str(row.get(name)) == value for name, value in self.where.items())
+
+    def renamed(self, row: Row, place: str) -> Row:
+        if lacking := [column for column in self.columns.values() if column not in row]:
+            raise UserError(f"{place} has no column {visible(lacking[0])}: it has {visible(', '.join(row)):.200}.")
+        return {**row, **{_MEANINGS[meaning][0]: row[column] for meaning, column in self.columns.items()}}
+
+
+_ALL = Asked()
+
+
+def read_outputs(path: Path, asked: Asked = _ALL) -> list[Answer]:
+    """Read a file of outputs.
+
+    A file that cannot be understood, a grade that is neither right nor wrong, or none where the rows must be graded,
+    and a pair of problem and draw that occurs twice raise a UserError.
+    """
+    found = [answer for answer, _ in read_texts(path, asked)]
+    if not found:
+        among = " with that --where" if asked.where else ""
+        raise UserError(f"{path} has no row of a graded output{among}: check the file.")
+    _check(path, found)
+    return found
+
+
+def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | None]]:
+    """Yield the answers of `read_outputs` one by one, each with its text; None where the row has none."""
+    number = 0
     try:
-        for number, row in enumerate(_rows(path), start=1):
-            if number > MOST_ROWS:
-                raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
-            if all(str(row.get(name)) == value for name, value in (where or {}).items()):
-                found.append(_answer(row, f"{path} row {number}", correct))
-    except NotImplementedError as error:
-        convert = f"inspect log convert {path.name} --to json --output-dir json"
-        raise UserError(f"{path} is compressed as this Python cannot read: give what `{convert}` writes.") from error
+        for row in _rows(path):
+            for sample in _samples(row):
+                number += 1
+                if number > MOST_ROWS:
+                    raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
+                if asked.takes(sample):
+                    place = f"{path} row {number}"
+                    known = asked.renamed(sample, place)
+                    yield _answer(known, place, asked), _text_of(known)
     except (csv.Error, zipfile.BadZipFile, UnicodeDecodeError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({visible(str(error)):.80}): give rows of id, draw and correct."
         ) from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): name a file of graded outputs.") from error
-    if not found:
-        raise UserError(f"{path} has no row of a graded output{' with that --where' if where else ''}: check the file.")
-    _check(path, found)
-    return found
 
 
 def _check(path: Path, answers: Sequence[Answer]) -> None:
@@ -119,7 +162,30 @@ def _zip(path: Path) -> Iterator[Row]:
         for part in parts:
             if part.file_size > MOST_BYTES:
                 raise UserError(f"{path} has a sample of more than {MOST_BYTES:,} bytes: give a smaller log.")
-            yield _json(log.read(part), f"{path} {part.filename}")
+            yield _json(_member(path, log, part), f"{path} {part.filename}")
+
+
+def _member(path: Path, log: zipfile.ZipFile, part: zipfile.ZipInfo) -> bytes:
+    """The bytes of a zip's member; Python before 3.14 cannot read those that zstd has packed, as inspect_ai does."""
+    if part.compress_type != _ZSTD:
+        try:
+            return log.read(part)
+        except NotImplementedError as error:
+            raise UserError(f"{path} is compressed in an unknown way: pack it anew.") from error
+    from pyarrow import ArrowException, decompress
+
+    with open_file(path, linked=True) as file:
+        file.seek(part.header_offset)
+        header = file.read(_ZIP_HEADER)
+        file.seek(part.header_offset + _ZIP_HEADER + sum(struct.unpack("<HH", header[-4:])))
+        packed = file.read(part.compress_size)
+    try:
+        data = bytes(decompress(packed, part.file_size, "zstd", asbytes=True))
+    except ArrowException as error:
+        raise zipfile.BadZipFile(f"{part.filename} does not unpack") from error
+    if zlib.crc32(data) != part.CRC:
+        raise zipfile.BadZipFile(f"{part.filename} has another checksum")
+    return data
 
 
 def _text(path: Path) -> Iterator[Row]:
@@ -165,7 +231,38 @@ def _json(line: bytes, place: str) -> Row:
     return row
 
 
-def _answer(row: Row, place: str, correct: str | None) -> Answer:
+def _samples(row: Row) -> Iterator[Row]:
+    """A row of a known program as rows of one answer each; lighteval's has all samples of a problem, and one metric."""
+    doc, response, metric = (row.get(name) for name in ("doc", "model_response", "metric"))
+    if not (isinstance(doc, dict) and isinstance(response, dict) and isinstance(metric, dict)):
+        yield row
+        return
+    texts, golds, gold = response.get("text") or [None], doc.get("choices") or [], doc.get("gold_index")
+    known = {"id": doc.get("id"), "prompt": doc.get("query"), "scores": metric if len(texts) == 1 else {}}
+    known |= {"gold": golds[gold] if isinstance(gold, int) and gold in range(len(golds)) else None}
+    for draw, text in enumerate(texts):
+        yield {**known, "draw": draw, "text": text}
+
+
+def _text_of(row: Row) -> str | None:
+    """What the model wrote, thinking before the answer; inspect_ai keeps both as parts of a message."""
+    if isinstance(output := row.get("output"), dict):
+        message = next((choice.get("message") for choice in output.get("choices") or []), None) or {}
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [part for part in content if isinstance(part, dict)]
+            thinking = [str(part["reasoning"]) for part in parts if part.get("reasoning")]
+            rest = "".join(str(part["text"]) for part in parts if part.get("text"))
+            return "".join(f"<think>{text}</think>\n" for text in thinking) + rest
+        return content if isinstance(content, str) else None
+    found = _first(row, _TEXT)
+    if found is None and isinstance(found := row.get("resps"), list):  # lm-evaluation-harness's
+        while isinstance(found, list) and found:
+            found = found[0]
+    return found if isinstance(found, str) else None
+
+
+def _answer(row: Row, place: str, asked: Asked) -> Answer:
     problem, draw = _first(row, _PROBLEM), _first(row, _DRAW)
     if isinstance(problem, bool) or not isinstance(problem, str | int) or problem == "":
         raise UserError(f"{place} has no problem's id: name it {', '.join(_PROBLEM[:3])}.")
@@ -182,7 +279,7 @@ def _answer(row: Row, place: str, correct: str | None) -> Answer:
     return Answer(
         problem=str(problem),
         draw=number,
-        correct=_grade(row, place, correct),
+        correct=_grade(row, place, asked),
         gold=None if gold is None else json.dumps(gold, sort_keys=True, default=str),
         prompt=None if prompt is None else json.dumps(prompt, sort_keys=True, default=str),
         truncated=ending in _CUT_OFF,
@@ -193,7 +290,7 @@ def _first(row: Row, names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _grade(row: Row, place: str, asked: str | None) -> float | None:
+def _grade(row: Row, place: str, asked: Asked) -> float | None:
     """Right or wrong, by the column that is asked for, the one score of a sample, or a column of a usual name."""
     scores = row.get("scores")
     if isinstance(scores, dict):  # inspect_ai's
@@ -203,18 +300,22 @@ def _grade(row: Row, place: str, asked: str | None) -> float | None:
     else:
         grades = {name: row[name] for name in _CORRECT if name in row}
         grades = dict(list(grades.items())[:1])
-    if asked is not None:
-        grades = {asked: grades.get(asked, row.get(asked))} if asked in grades or asked in row else {}
+    if (name := asked.correct) is not None:
+        grades = {name: grades.get(name, row.get(name))} if name in grades or name in row else {}
     if len(grades) != 1:
+        if asked.correct is None and not asked.graded:
+            return None
         named = f"has the grades {', '.join(map(visible, grades))}" if grades else "has no grade"
-        raise UserError(f"{place} {named}: name one with --correct NAME, as 1 right and 0 wrong.")
+        raise UserError(
+            f"{place} {named}: name one with --correct NAME, as 1 right and 0 wrong, or give --grades ours."
+        )
     [(name, value)] = grades.items()
     if value is None or value == "":
         return None
     if isinstance(value, bool | int | float) and value in (0, 1):
         return float(value)
-    if str(value).strip().lower() not in _VALUES:
-        raise UserError(
-            f"{place} has {name}={visible(str(value)):.40}, which is neither right nor wrong: write 1 or 0."
-        )
-    return _VALUES[str(value).strip().lower()]
+    grade = _VALUES.get(str(value).strip().lower())
+    if grade is None and asked.graded:
+        neither = f"{place} has {name}={visible(str(value)):.40}, which is neither right nor wrong"
+        raise UserError(f"{neither}: write 1 or 0, or give --grades ours.")
+    return grade

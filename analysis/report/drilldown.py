@@ -75,9 +75,14 @@ def cells_data(run: Run, completions: int) -> Iterator[tuple[str, str]]:
             problems = load_problems(run.directory / cell.cell_id).items()
             told = {name: {"question": one.prompt, "gold": one.gold} for name, one in problems if name in asked}
             data = {"base": full, "left_out": len(rows) - len(shown), "problems": told, "draws": draws}
-            yield cell.cell_id, base64.b64encode(zlib.compress(script_json(data).encode())).decode()
+            yield cell.cell_id, packed(data)
             if full is None and cell.policy == "full":
                 full, twins = cell.cell_id, texts
+
+
+def packed(data: Any) -> str:
+    """JSON in zlib's format and base64, as the page's script unpacks it."""
+    return base64.b64encode(zlib.compress(script_json(data).encode())).decode()
 
 
 def _telling(rows: pd.DataFrame, cells: pd.DataFrame, limit: int) -> dict[Pair, int]:

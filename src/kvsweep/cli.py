@@ -231,18 +231,29 @@ def compare(**options: Any) -> None:
 @option("--bytes", "sizes", metavar="NAME=SHARE", multiple=True, help="What a file's cache takes, declared by you.")
 @option("--correct", metavar="COLUMN", help="The column or score that says right or wrong.")
 @option("--where", metavar="COLUMN=VALUE", multiple=True, help="Only rows with this value; repeatable.")
+@option("--column", "columns", metavar="NAME=COLUMN", multiple=True, help="Where id, draw, text, gold ... stand.")
+@option(
+    "--grades",
+    type=click.Choice(["theirs", "ours"]),
+    default="theirs",
+    help="The files' own grades, or those of kvsweep grade, which needs texts and golds.",
+)
+@option("--gold", metavar="FILE", type=_PLACE, help="ours: rows of id and gold; by default the golds of the outputs.")
+@option("--kind", type=click.Choice(["expression", "integer", "letter"]), default="expression", help="ours: of golds.")
 @option("--markdown", metavar="FILE", type=_PLACE, help="Write the table for a pull request.")
+@option("--html", metavar="FILE", type=_PLACE, help="Write a page with both texts of each answer side by side.")
 def judge(**options: Any) -> None:
     """Whether outputs of one engine or setting are worse than another's.
 
-    Each FILE has graded outputs of the same problems: rows (JSON lines, CSV, Parquet) of id, draw and correct, samples
-    of lm-evaluation-harness, or a log of inspect_ai. The exit status is 0 if all are safe, 1 if one is worse, 4 if one
-    is unclear.
+    Each FILE has outputs of the same problems: rows (JSON lines, CSV, Parquet) of id, draw and correct, samples of
+    lm-evaluation-harness, a log of inspect_ai, details of lighteval, or results.jsonl of NeMo Evaluator. The exit
+    status is 0 if all are safe, 1 if one is worse, 4 if one is unclear.
     """
-    from kvsweep.analysis.judge import judge
+    from kvsweep.harness.judge import judge
 
     sizes = {name: _share(name, share) for name, share in map(_pair, options.pop("sizes"))}
-    sys.exit(judge(**{**options, "sizes": sizes, "where": dict(map(_pair, options["where"]))}))
+    pairs = {name: dict(map(_pair, options[name])) for name in ("where", "columns")}
+    sys.exit(judge(**{**options, "sizes": sizes, **pairs}))
 
 
 def _pair(word: str) -> tuple[str, str]:

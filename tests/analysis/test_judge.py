@@ -1,10 +1,13 @@
 """`kvsweep judge`: real files of other programs, hostile files, verdicts on outputs whose truth is known."""
 
+import base64
 import csv
 import io
 import json
 import os
+import re
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kvsweep.analysis.outputs import read_outputs
+from kvsweep.analysis.outputs import Asked, read_outputs, read_texts
 from kvsweep.cli import main
 from kvsweep.errors import UserError
 
@@ -61,14 +64,121 @@ def test_the_logs_of_inspect_ai(judge: Callable[..., tuple[int, str, str]]) -> N
 
 
 def test_the_zipped_logs_of_inspect_ai(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="inspect log convert"):
-        read_outputs(REAL / "inspect_ai_0.3.285.eval")
+    # inspect_ai packs with zstd, which Python's zipfile cannot read before 3.14.
+    zipped = {(one.problem, one.draw): one.correct for one in read_outputs(REAL / "inspect_ai_0.3.285.eval")}
+    plain = read_outputs(REAL / "inspect_ai_0.3.285_full.json")
+    assert zipped == {(one.problem, one.draw): one.correct for one in plain}
     samples = json.loads((REAL / "inspect_ai_0.3.285_fp8.json").read_text())["samples"]
     with zipfile.ZipFile(tmp_path / "log.eval", "w", zipfile.ZIP_DEFLATED) as log:
         log.writestr("header.json", "{}")
         for sample in samples:
             log.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
     assert read_outputs(tmp_path / "log.eval") == read_outputs(REAL / "inspect_ai_0.3.285_fp8.json")
+
+
+def test_the_details_of_lighteval() -> None:
+    found = {one.problem: (one, text) for one, text in read_texts(REAL / "lighteval_0.13.0.parquet")}
+    assert {name: (one.draw, one.correct, one.gold) for name, (one, _) in found.items()} == {
+        "0": (0, 1.0, '"Let 11111111111111111111111"'),
+        "1": (0, 0.0, '"random baseline"'),
+    }
+    assert found["1"][1] == "Let 66666666666666666666666"
+
+
+def test_the_results_of_nemo_evaluator(tmp_path: Path) -> None:
+    """Rows with the fields that its documents of version 0.4.0 list; two repeats of a problem."""
+    row = {"problem_idx": 0, "reward": 1.0, "expected_answer": "42", "model_response": "It is 42.", "metadata": {}}
+    path = write(tmp_path / "results.jsonl", [row | {"repeat": 0}, row | {"repeat": 1, "reward": 0.0}])
+    found = [(one.problem, one.draw, one.correct, one.gold, text) for one, text in read_texts(path)]
+    assert found == [("0", 0, 1.0, '"42"', "It is 42."), ("0", 1, 0.0, '"42"', "It is 42.")]
+
+
+def test_texts_stand_where_the_programs_write_them() -> None:
+    [(_, text), *_] = read_texts(REAL / "lm_eval_0.4.13.jsonl")
+    assert text == "lol"
+    assert {text for _, text in read_texts(REAL / "inspect_ai_0.3.285_fp8.json")} == {"7", "8"}
+
+
+def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path: Path) -> None:
+    parts = [{"type": "reasoning", "reasoning": "3 and 4"}, {"type": "text", "text": "7"}]
+    output = {"choices": [{"message": {"role": "assistant", "content": parts}, "stop_reason": "max_tokens"}]}
+    sample = {"id": "p1", "epoch": 1, "target": "7", "scores": {"match": {"value": "C"}}, "output": output}
+    [(answer, text)] = read_texts(write(tmp_path / "log.jsonl", [sample]))
+    assert text == "<think>3 and 4</think>\n7"
+    assert answer.truncated
+
+
+def texts(right: int) -> list[dict[str, Any]]:
+    """Thirty answers of which so many are right, the others wrong, by the file's own grade all right."""
+    said = [f"<think>so</think>It is \\boxed{{{p if p < right else p + 1}}}" for p in range(30)]
+    return [{"id": f"p{p}", "said": text, "ok": 1, "gold": str(p)} for p, text in enumerate(said)]
+
+
+def test_our_grades_in_place_of_theirs(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    """A grade of the file that is wrong is named, whichever grades are asked for by whoever wrote the file."""
+    full, worse = write(tmp_path / "full.jsonl", texts(30)), write(tmp_path / "worse.jsonl", texts(15))
+    own = ["--correct", "ok", "--column", "text=said"]
+    assert judge(full, worse, *own)[0] == 4
+    code, out, _ = judge(full, worse, *own, "--grades", "ours")
+    assert code == 1
+    assert "note: full: 0 of 30 grades differ from the file's own." in out
+    assert "note: worse: 15 of 30 grades differ from the file's own: p15 draw 0 (ours wrong); " in out
+    # Golds of a file of their own count before those of the outputs.
+    golds = write(tmp_path / "golds.jsonl", [{"id": f"p{p}", "gold": f"{p}.0"} for p in range(30)])
+    assert judge(full, worse, *own, "--grades", "ours", "--gold", golds)[0] == 1
+    code, _, err = judge(full, worse, *own, "--grades", "ours", "--kind", "letter")
+    assert (code, "problem 'p0', draw 0 has no gold of the kind letter" in err) == (2, True)
+    code, _, err = judge(full, worse, "--correct", "ok", "--grades", "ours")
+    assert (code, "draw 0 has no text: --grades ours needs text" in err) == (2, True)
+    code, _, err = judge(full, worse, "--correct", "ok", "--gold", golds)
+    assert (code, "is read by --grades ours alone" in err) == (2, True)
+
+
+def test_columns_of_other_names(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    items = [{"question": f"q{p}", "run": 0, "ok": 1} for p in range(3)]
+    path = write(tmp_path / "a.jsonl", items)
+    found = read_outputs(path, Asked(correct="ok", columns={"id": "question", "draw": "run"}))
+    assert [(one.problem, one.draw) for one in found] == [("q0", 0), ("q1", 0), ("q2", 0)]
+    code, _, err = judge(path, path, "--name", "a", "--name", "b", "--column", "id=name")
+    assert (code, "a.jsonl row 1 has no column name: it has question, run, ok." in err) == (2, True)
+    code, _, err = judge(path, path, "--name", "a", "--name", "b", "--column", "colour=run")
+    assert (code, "--column colour=... is unknown: choose from id, draw," in err) == (2, True)
+
+
+@pytest.mark.skipif("KVSWEEP_SHARED" not in os.environ, reason="needs the recorded outputs in KVSWEEP_SHARED")
+def test_recorded_outputs_as_two_engines(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    """Every second of 1,996 recorded outputs is one engine's; their grades are people's."""
+    lines = (Path(os.environ["KVSWEEP_SHARED"]) / "data" / "graded_outputs.jsonl").read_text().splitlines()
+    sides: list[list[dict[str, Any]]] = [[], []]
+    for number, line in enumerate(lines):
+        row = json.loads(line)
+        sides[number % 2].append({"id": str(number // 2), "text": row["tail"], "correct": row["label"]})
+    first, second = (write(tmp_path / f"{name}.jsonl", side) for name, side in zip("ab", sides, strict=True))
+    code, out, _ = judge(first, second, "--html", tmp_path / "page.html")
+    right = [sum(row["correct"] for row in side) for side in sides]
+    assert code in (0, 1, 4)
+    assert f"{100 * (right[1] - right[0]) / len(sides[0]):+.1f}" in out
+    assert (tmp_path / "page.html").stat().st_size < 3_000_000
+
+
+def test_the_page_holds_the_answers_that_differ_first(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsweep.analysis.report.judged.MOST_TEXTS", 8)
+    evil = "</script><script>alert(1)</script>"
+    full, other = rows(30, 1, text=f"{evil} 7"), rows(30, 1, text="8")
+    other[20]["correct"] = other[21]["correct"] = False
+    page = tmp_path / "page.html"
+    judge(write(tmp_path / "full.jsonl", full), write(tmp_path / "<b>.jsonl", other), "--html", page)
+    html = page.read_text()
+    assert "alert(1)" not in html
+    assert "<b>" not in html.partition("<script")[0]
+    blocks = re.findall(r'data-for="(\w+)">([^<]+)<', html)
+    data = {name: json.loads(zlib.decompress(base64.b64decode(block))) for name, block in blocks}
+    assert [draw["problem"] for draw in data["file1"]["draws"]] == ["p0", "p1", "p20", "p21"]
+    assert data["file1"]["base"] == "file0"
+    assert data["file0"]["draws"][0]["text"] == f"{evil} 7"
+    assert data["file1"]["left_out"] == 26
 
 
 def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
@@ -84,7 +194,7 @@ def test_the_samples_of_lm_evaluation_harness(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="--where KEY=VALUE"):
         read_outputs(both)
-    assert read_outputs(both, where={"filter": "strict"}) == answers
+    assert read_outputs(both, Asked(where={"filter": "strict"})) == answers
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "bom", "crlf"])

@@ -53,14 +53,14 @@ function wilson(right, count) {
 
 // Accuracy of a cell and of the full cache against the length of the full cache's text, in fifths of the completions.
 function lengthChart(pairs) {
-  const known = pairs.filter(({ draw, twin }) => draw.outcome && (!twin || twin.outcome));
-  const lengthOf = ({ draw, twin }) => (twin || draw).tokens;
+  const beside = pairs.filter(({ twin }) => twin), known = (beside.length ? beside : pairs).filter(({ draw, twin }) => draw.outcome && (!twin || twin.outcome));
+  const lengthOf = ({ draw, twin }) => sizeOf(twin || draw);
   known.sort((a, b) => lengthOf(a) - lengthOf(b));
   const bins = Math.min(5, Math.floor(known.length / 5));
   if (!bins) return make("p", "There are too few graded completions for a chart.", "note");
   const view = make("div");
   const groups = [...Array(bins).keys()].map((i) => known.slice((i * known.length) / bins, ((i + 1) * known.length) / bins));
-  const { node, x, y } = frame(460, 190, lengthOf(known.at(-1)), 100, "tokens of the full cache's text", "right, %", "Accuracy against text length");
+  const { node, x, y } = frame(460, 190, lengthOf(known.at(-1)), 100, known[0].draw.characters === undefined ? "tokens of the full cache's text" : "characters of the first file's text", "right, %", "Accuracy against text length");
   const kinds = known[0].twin ? ["full", "cell"] : ["cell"];
   kinds.forEach((kind, shift) => {
     const points = groups.map((group) => {

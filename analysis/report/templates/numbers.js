@@ -13,11 +13,12 @@ const number = (value) => (unknown(value) ? MISSING : String(value));
 const decimal = (value, digits) => (unknown(value) || isNaN(value) ? MISSING : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
 const pValue = (p) => (unknown(p) ? MISSING : p < 0.001 ? "<0.001" : p.toFixed(3));
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
-const nameOf = (cell) => `${cell.model_title} | ${cell.benchmark_title}: ${cell.setting}`;
+const nameOf = (cell) => cell.name ?? `${cell.model_title} | ${cell.benchmark_title}: ${cell.setting}`;
+const besideFull = (cell, full, name) => (cell.said ? `; ${cell.said}` : full && full !== cell && !unknown(cell.diff_to_full) ? `; ${name} ${percent(full.pass_at_1)}, difference ${percent(cell.diff_to_full, true)} points: ${cell.decision || "not finished"}` : "");
 const scoreOf = (cell) => (cell.graded ? `Pass@1 ${plusMinus(cell.pass_at_1, cell.se)}` : "no grade yet");
 
 // The filter over all tables: what is chosen, and if a cell fits.
 const FILTERS = [["model", (cell) => cell.model_title], ["benchmark", (cell) => cell.benchmark_title], ["policy", (cell) => cell.policy_title], ["verdict", (cell) => cell.decision]];
-const chosen = (name) => document.getElementById(`filter-${name}`).value;
+const chosen = (name) => document.getElementById(`filter-${name}`)?.value ?? "";
 const matches = (cell) => FILTERS.every(([name, valueOf]) => !chosen(name) || chosen(name) === valueOf(cell));
 

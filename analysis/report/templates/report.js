@@ -29,6 +29,8 @@ function cellData(id) {
 }
 
 const isWorse = (draw, twin) => twin && twin.outcome === "correct" && draw.outcome && draw.outcome !== "correct";
+// Outputs of other engines have no tokens; their length is that of the text.
+const sizeOf = (draw) => draw.tokens ?? draw.characters, unitOf = (draw) => (draw.characters === undefined ? "token" : "character");
 const keyOf = (draw) => `${draw.draw} ${draw.problem}`;
 
 // Without the tokens, the text falls in three: the common beginning, the first word that differs, the rest.
@@ -42,7 +44,7 @@ function marked(draw, other) {
 
 function pane(name, draw) {
   const view = make("section"), line = make("p"), box = make("div", null, "draw");
-  line.append(make("b", draw.outcome || "no grade", draw.outcome), `, answer ${draw.answer ?? "none"}, ${counted(draw.tokens, "token")}`);
+  line.append(make("b", draw.outcome || "no grade", draw.outcome), `${draw.answer === undefined ? "" : `, answer ${draw.answer ?? "none"}`}, ${counted(sizeOf(draw), unitOf(draw))}`);
   if (draw.evictions && draw.evictions.length) line.append(`, ${counted(draw.evictions.length, "eviction")}`);
   if (draw.loop) line.append(`, ends in a loop: ${draw.loop[0]} tokens, ${draw.loop[1]} times`);
   view.append(make("h4", name), line, box);
@@ -65,7 +67,7 @@ function slider(events, change) {
 }
 
 // One completion beside the full cache's.
-function showPair(view, cellName, problem, draw, twin) {
+function showPair(view, cellName, fullName, problem, draw, twin) {
   view.replaceChildren(make("h3", `${draw.problem}, draw ${draw.draw}`));
   const asked = make("details", null, "plain");
   asked.open = true;
@@ -73,8 +75,8 @@ function showPair(view, cellName, problem, draw, twin) {
   view.append(asked);
   if (draw.text === undefined) return view.append(make("p", "The text of this completion is not on the page.", "note"));
   const beside = twin && twin.text !== undefined;
-  const apart = beside && (draw.same < draw.tokens || draw.same < twin.tokens);
-  const left = beside && pane("full cache", twin), right = pane(cellName, draw);
+  const apart = beside && (draw.same < sizeOf(draw) || draw.same < sizeOf(twin));
+  const left = beside && pane(fullName.replace("the ", ""), twin), right = pane(cellName, draw);
   const pair = make("div", null, "pair"), bar = make("div", null, "bar"), chart = make("div");
   const events = draw.evictions, counted = Boolean(draw.lengths && (!beside || twin.lengths));
   const fork = counted && events.length ? events[0][0] + 1 : -1, differs = apart ? (counted ? draw.same : 1) : -1;
@@ -84,7 +86,7 @@ function showPair(view, cellName, problem, draw, twin) {
     const look = { fork, differs, upto };
     if (left) fillText(left.box, apart ? marked(twin, draw) : twin, look);
     fillText(right.box, apart ? marked(draw, twin) : draw, { ...look, eviction: Math.min(at, events.length - 1) });
-    chart.replaceChildren(timeline(draw, beside ? twin : null, at));
+    if (draw.tokens) chart.replaceChildren(timeline(draw, beside ? twin : null, at));
   };
   const shaded = counted && draw.held.length > 0;
   let move = fill;
@@ -106,7 +108,7 @@ function showPair(view, cellName, problem, draw, twin) {
     };
     bar.append(jump);
   } else if (beside) bar.append(make("span", "Both texts are the same."));
-  if (twin && !beside) bar.append(make("span", "The full cache's text is not on the page.", "note"));
+  if (twin && !beside) bar.append(make("span", `The text of ${fullName} is not on the page.`, "note"));
   if (events.length) {
     const key = make("p", null, "note");
     if (counted) key.append(make("span", null, "fork"), " The bar stands where this cell first evicted tokens; up to there both texts are one. ");
@@ -152,27 +154,28 @@ async function showCell(id, problem, number) {
   drill.replaceChildren(header, make("p", "loading"));
   if (!drill.open) drill.showModal();
   turn = id;
-  const cell = await cellData(id), base = cell.base && await cellData(cell.base);
+  const cell = await cellData(id), base = cell.base && await cellData(cell.base), fullName = (cell.base && names[cell.base].name) ?? "the full cache";
   if (turn !== id) return; // another cell was opened meanwhile
   const twins = new Map((base ? base.draws : []).map((draw) => [keyOf(draw), draw])), twinOf = (draw) => twins.get(keyOf(draw));
+  header.children[1].textContent += besideFull(names[id], names[cell.base], fullName);
   const worse = new Set(cell.draws.filter((draw) => isWorse(draw, twinOf(draw))));
   const side = make("div"), view = make("div"), list = make("div"), more = make("button", "more completions");
   const filter = make("input"), label = make("label"), columns = make("div", null, "columns");
   list.id = "list";
   filter.type = "checkbox";
-  label.append(filter, ` right with the full cache, wrong here (${worse.size})`);
+  label.append(filter, ` right with ${fullName}, wrong here (${worse.size})`);
   side.append(label, list, more);
   const lengths = make("details", null, "plain"), pairs = cell.draws.map((draw) => ({ draw, twin: twinOf(draw) }));
   lengths.append(make("summary", "Accuracy against text length"), lengthChart(pairs));
   columns.append(side, view);
   drill.replaceChildren(header, lengths, columns);
-  if (cell.left_out) side.prepend(make("p", `The run directory holds ${counted(cell.left_out, "more completion")}.`, "note"));
+  if (cell.left_out) side.prepend(make("p", `${counted(cell.left_out, "more completion")} not on this page.`, "note"));
   if (!cell.draws.length) return view.append(make("p", "There is no completion here to show."));
   let kept = cell.draws, current = null;
   const open = (draw) => {
     current = draw;
     history.replaceState(null, "", addressOf({ cell: id, problem: draw.problem, draw: draw.draw }));
-    showPair(view, name, cell.problems[draw.problem] || {}, draw, twinOf(draw));
+    showPair(view, name, fullName, cell.problems[draw.problem] || {}, draw, twinOf(draw));
     while (kept.indexOf(draw) >= list.children.length && !more.hidden) more.onclick();
     [...list.children].forEach((one) => one.setAttribute("aria-current", one.dataset.key === keyOf(draw)));
     const chosen = list.querySelector("[aria-current=true]");
@@ -182,7 +185,7 @@ async function showCell(id, problem, number) {
     const entry = make("button", `${draw.problem}, draw ${draw.draw}: `);
     entry.dataset.key = keyOf(draw);
     entry.append(make("b", draw.outcome || "no grade", draw.outcome));
-    if (worse.has(draw)) entry.append(" ", make("span", "full cache: correct", "worse"));
+    if (worse.has(draw)) entry.append(" ", make("span", `${fullName}: correct`, "worse"));
     entry.onclick = () => open(draw);
     return entry;
   };
@@ -200,8 +203,9 @@ async function showCell(id, problem, number) {
   before.onclick = () => step(-1);
   after.onclick = () => step(1);
   drill.onkeydown = (event) => { if (!event.ctrlKey && !event.metaKey && "np".includes(event.key)) step(event.key === "n" ? 1 : -1); };
-  fill();
   const candidates = cell.draws.filter((draw) => (!problem || draw.problem === problem) && (number === null || String(draw.draw) === number));
+  filter.checked = candidates.some((draw) => worse.has(draw));
+  fill();
   open(candidates.find((draw) => worse.has(draw)) || candidates[0] || cell.draws[0]);
   arrows(list, "button", () => 1, (next) => next.click());
 }
@@ -239,7 +243,7 @@ function outcomeMap(panel) {
   const tell = (cell, p) => {
     const count = (one) => `${at(one, p).split("c").length - 1} of ${draws} right`;
     const single = draws === 1 ? OUTCOMES[at(cell, p)][0] : count(cell);
-    const beside = full && full !== cell ? `; full cache: ${draws === 1 ? OUTCOMES[at(full, p)][0] : count(full)}` : "";
+    const beside = full && full !== cell ? `; ${full.name}: ${draws === 1 ? OUTCOMES[at(full, p)][0] : count(full)}` : "";
     return `${panel.problems[p]} | ${cell.name}: ${single}${beside}`;
   };
   cellsInOrder.forEach((cell) => {

@@ -18,6 +18,7 @@ from kvsweep.analysis.report.drilldown import drill_data
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.rendering import kept_html
 from kvsweep.analysis.statistics.sentences import analyse
+from kvsweep.cli import main
 from kvsweep.records import Eviction
 
 MakeCell = Callable[..., Path]
@@ -85,6 +86,33 @@ def test_the_page_works_offline(run: Path, browser: Any, embedded: bool, monkeyp
     assert not browser.execute_script("return document.querySelectorAll('img[src=x]').length")
     assert requests(browser) == set()
     assert browser.get_log("browser") == []
+
+
+def test_the_page_of_judge_opens_with_a_lost_answer(tmp_path: Path, browser: Any) -> None:
+    files = []
+    for name, lost in (("full", ()), ("fp8", (3, 5))):
+        rows = [{"id": f"p{p}", "correct": p not in lost, "text": f"{EVIL} {p in lost}"} for p in range(8)]
+        files.append(tmp_path / f"{name}.jsonl")
+        files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit):
+        main(["judge", *map(str, files), "--html", str(tmp_path / "page.html")])
+    browser.get((tmp_path / "page.html").as_uri())
+    browser.execute_script("document.querySelector('button.open').click()")
+    opened = browser.execute_async_script(
+        """const done = arguments[0];
+        const look = () => {
+          if (!document.querySelector("#drill[open] .pair")) return setTimeout(look, 20);
+          done([document.getElementById("drill").innerText, document.querySelectorAll("#list button").length]);
+        };
+        look();"""
+    )
+    assert "-25.0 points against full" in opened[0]
+    assert "right with full, wrong here (2)" in opened[0]
+    assert "p3, draw 0" in opened[0]
+    assert opened[1] == 2  # the list shows what was lost
+    assert browser.execute_script("return window.hacked ?? null") is None
+    assert browser.execute_script("return document.querySelectorAll('#outcomes td').length") == 16
+    assert not requests(browser)
 
 
 def test_a_phone_and_python_read_the_same(run: Path, browser: Any) -> None:
@@ -277,6 +305,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
 
     # Two clicks lead from a heatmap to a completion beside the full cache's.
     click(browser, "table.heatmap td button.cell")
+    browser.execute_script("document.querySelector('#drill input[type=checkbox]').click()")  # it lists what was lost
     browser.execute_script("document.querySelectorAll('#list button')[2].click()")
     assert browser.execute_script(opened) == "p2, draw 0"
     heads = "return [...document.querySelectorAll('#drill .pair h4')].map((head) => head.textContent)"
@@ -289,7 +318,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
         counted.append(
             browser.execute_script(
                 """const filter = document.querySelector("#drill input[type=checkbox]");
-                filter.click();
+                if (!filter.checked) filter.click();
                 const said = filter.parentElement.textContent.match(/[(](\\d+)[)]/)[1];
                 return [said, document.querySelectorAll("#list button").length];"""
             )

@@ -1,0 +1,92 @@
+"""The page of `kvsweep judge`: the verdicts, the outcomes problem by problem, both texts of an answer side by side."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from kvsweep.analysis.judge import Outputs
+from kvsweep.analysis.outputs import Answer
+from kvsweep.analysis.report.drilldown import ABSENT, LETTERS, UNGRADED, common_length, packed
+from kvsweep.analysis.report.rendering import render, script_json
+from kvsweep.records import Pair, content_hash
+
+MOST_TEXTS = 2000  # of all files together
+Texts = Mapping[str, Mapping[Pair, str]]
+
+
+def outcome(one: Answer) -> str:
+    """The outcome as a sweep names it; empty where there is no grade."""
+    if one.correct is None:
+        return ""
+    return "correct" if one.correct else "truncated" if one.truncated else "wrong"
+
+
+def shown_pairs(outputs: Outputs, baseline: str) -> set[Pair]:
+    """The pairs whose texts the page holds: first those that a setting loses or wins, then the first of the rest."""
+    grades = {name: {one.key: one.correct for one in answers} for name, answers in outputs.items()}
+    full = grades[baseline]
+    flips = {key: len({of[key] for of in grades.values() if of.get(key) is not None}) > 1 for key in full}
+    return set(sorted(full, key=lambda key: (not flips[key], key[1], key[0]))[: MOST_TEXTS // len(outputs)])
+
+
+def judged_page(
+    table: pd.DataFrame, words: str, notes: Sequence[str], outputs: Outputs, full: str, texts: Texts
+) -> str:
+    """The HTML page: `table` and `words` of the verdicts, `notes`, and some of the `texts`, by file and pair."""
+    ids = {name: f"file{number}" for number, name in enumerate(outputs)}
+    cells, blocks = [], {}
+    labels = iter(table.to_dict("records"))  # in the order of the other files
+    for name in sorted(outputs, key=lambda name: name != full):
+        grades = [one.correct for one in outputs[name] if one.correct is not None]
+        score = sum(grades) / len(grades) if grades else None
+        own = {"cell_id": ids[name], "name": name, "graded": len(grades), "pass_at_1": score}
+        if name != full:
+            said = next(labels)
+            own["said"] = f"{said['points']} points against {full} ({said['interval']}): {said['label']}"
+        cells.append(own)
+        draws = [_draw(one, texts[name], texts[full]) for one in outputs[name] if one.key in texts[name]]
+        base = None if name == full else ids[full]
+        problems = {one.problem: {"gold": _shown(one.gold), "question": _shown(one.prompt)} for one in outputs[name]}
+        shown = {draw["problem"]: problems[draw["problem"]] for draw in draws}
+        left = len(outputs[name]) - len(draws)
+        blocks[ids[name]] = packed({"base": base, "left_out": left, "problems": shown, "draws": draws})
+    data = {"files": {}, "cell-data": cells, "outcome-data": [_outcome_map(outputs, full, ids)]}
+    return render(
+        "judged.html.jinja",
+        table=table,
+        words=words.splitlines(),
+        notes=notes,
+        names=list(outputs),
+        shown=[ids[name] for name in outputs if name != full],
+        full=full,
+        nonce=content_hash(["nonce", *outputs]),
+        blocks=blocks,
+        data={key: script_json(value) for key, value in data.items()},
+    )
+
+
+def _shown(value: str | None) -> str | None:
+    """A gold or prompt of an `Answer`, which is JSON; a text without its quotes."""
+    found = None if value is None else json.loads(value)
+    return found if isinstance(found, str) else value
+
+
+def _draw(one: Answer, texts: Mapping[Pair, str], full: Mapping[Pair, str]) -> dict[str, Any]:
+    text = texts[one.key]
+    same = common_length(text, full.get(one.key, ""))
+    known = {"problem": one.problem, "draw": one.draw, "outcome": outcome(one)}
+    return {**known, "text": text, "characters": len(text), "same": same, "evictions": []}
+
+
+def _outcome_map(outputs: Outputs, full: str, ids: Mapping[str, str]) -> dict[str, Any]:
+    """The panel of `drilldown.outcome_maps` for the answers of all files."""
+    problems = sorted({one.problem for answers in outputs.values() for one in answers})
+    draws = sorted({one.draw for answers in outputs.values() for one in answers})
+    cells = []
+    for name, answers in outputs.items():
+        letters = {one.key: LETTERS.get(outcome(one), UNGRADED) for one in answers}
+        line = "".join(letters.get((problem, draw), ABSENT) for problem in problems for draw in draws)
+        cells.append({"id": ids[name], "name": name, "full": name == full, "outcomes": line})
+    return {"title": "all problems", "problems": problems, "draws": draws, "cells": cells}
