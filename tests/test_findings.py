@@ -568,3 +568,44 @@ def test_a_toy_question_is_nearly_half_of_the_demos_budget() -> None:
     budget = yaml.safe_load((PUBLISHED.parents[1] / "conf/experiment/demo.yaml").read_text())["policy"]["budget"]
     assert question / budget == pytest.approx(0.45, abs=0.02)
     assert "nearly half as long as the demo's budget" in page("docs/sweep.md")
+
+
+def test_the_traces_of_r1() -> None:
+    table = pd.read_csv(PUBLISHED / "replay/r1_traces.csv")
+    assert table.groupby("rows")["policy"].nunique().tolist() == [19, 19, 19]
+    assert set(table["texts"]) == {14}
+
+
+# --- The list of these sentences -----------------------------------------------------------------------------
+
+CLAIMS = pd.read_csv(PUBLISHED / "claims.csv", dtype=str, keep_default_na=False)
+STANDING = CLAIMS[CLAIMS["verdict"] != "gone"]
+# A percentage, a correlation or p as ".64", N of M, an error, seconds, minutes, points and times, a share as 1/16.
+MEASURED = re.compile(r"\d%|(?<![\w.])\.\d|\d of \d|± ?\d|\d (?:seconds|minutes|points|times)\b|\d/\d")
+# What a setting keeps and what a label means are settings.
+SETTINGS = ("30% of the others", "less than 5 points against", "by less than 5 points")
+
+
+def test_each_claim_stands_on_its_page_and_on_a_table_and_a_test() -> None:
+    root = PUBLISHED.parents[1]
+    assert set(CLAIMS["verdict"]) <= {"kept", "reworded", "gone"}
+    assert not CLAIMS.duplicated(["file", "sentence"]).any()
+    for claim in CLAIMS.itertuples():
+        assert (claim.sentence in page(claim.file)) == (claim.verdict != "gone"), claim.sentence
+    for claim in STANDING.itertuples():
+        assert claim.n, claim.sentence
+        assert claim.command, claim.sentence
+        assert (root / claim.rests_on).is_file(), claim.rests_on
+        if not re.fullmatch(r"measured by hand, 20\d\d-\d\d-\d\d.*, .+", claim.held):
+            file, name = claim.held.split("::")
+            assert f"def {name}(" in (root / file).read_text(), claim.held
+        for script in re.findall(r"scripts/\S+\.py", claim.command):
+            assert (root / script).is_file(), script
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/published/README.md"])
+def test_each_measured_number_of_a_front_page_is_claimed(name: str) -> None:
+    text = " ".join(re.sub(r"```.*?```", "", (PUBLISHED.parents[1] / name).read_text(), flags=re.DOTALL).split())
+    for sentence in (*STANDING.loc[STANDING["file"] == name, "sentence"], *SETTINGS):
+        text = text.replace(sentence, "")
+    assert [text[max(0, one.start() - 60) : one.end() + 20] for one in MEASURED.finditer(text)] == []
