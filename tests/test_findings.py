@@ -1,15 +1,17 @@
 """Each sentence about a finding in results/published says what its CSV says."""
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from kvsweep.analysis.statistics.noninferiority import decide_grid
+from kvsweep.analysis.statistics.noninferiority import decide_grid, power
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "published"
 
@@ -197,6 +199,8 @@ def test_protection_on_a_real_model() -> None:
     assert costs == pytest.approx({"keydiff": -43.75, "gkv": -37.5, "caote": -34.375})
     assert 100 * scores["dynts", "question+sinks+window"] == pytest.approx(43.75)
     kl = pd.read_csv(PUBLISHED / "protection" / "smol" / "kl.csv").set_index(["policy", "protected"])["kl"]
+    assert (len(kl), kl.groupby("policy").nunique().sum()) == (112, 58)
+    assert "Over the 112 cells (58 of them distinct" in said("protection/smol/README.md")
     assert scores.corr(kl, method="spearman") == pytest.approx(-0.88, abs=0.005)
     closing = pd.read_csv(PUBLISHED / "protection" / "smol" / "closing.csv").set_index(["policy", "question"])
     h2o = closing.loc[("h2o", "free")]
@@ -268,3 +272,347 @@ def test_the_scorer_decides_and_not_the_protection() -> None:
         # A window of 32 beside the newest token alone changes nothing in these nine, at any protection.
         still = table[(table["window"] == table["nothing"]) & (table["question+window"] == table["question"])].index
         assert set(still) == {"caote", "gkv", "h2o", "keydiff", "knorm", "lagkv_16", "rkv", "snapkv", "tova"}
+
+
+# --- What README, docs and results/published/README.md say ---------------------------------------------------
+
+
+def page(name: str) -> str:
+    """A page of the repository as one line."""
+    return " ".join((PUBLISHED.parents[1] / name).read_text().split())
+
+
+def test_the_demo() -> None:
+    cells = pd.read_csv(PUBLISHED / "demo/cells.csv").query("benchmark == 'toy_chain'")
+    grid = cells.query("policy == 'dynts' and budget == 128")
+    best = grid.groupby("model")["pass_at_1"].max()
+    assert grid.groupby("model").size().tolist() == [20, 20]
+    assert set(grid["decision"]) == {"worse"}
+    assert set(cells.loc[cells["policy"] == "full", "pass_at_1"].round(2)) == {0.96}
+    said_so = f"the best of 20 settings answers {best['toy_qwen']:.0%} with Toy-Qwen and {best['toy_llama']:.0%}"
+    assert said_so in said("README.md")
+
+
+def short(number: float) -> str:
+    """A correlation as the pages write it."""
+    return f"{number:.2f}".lstrip("0")
+
+
+def test_what_replayed_texts_tell() -> None:
+    table = pd.read_csv(PUBLISHED / "replay/correlations.csv").query("number == 'kl'")
+    whole = table[table["cohort"] == "all"].groupby("experiment")["spearman"]
+    low, high = whole.min(), whole.max()
+    methods = ["methods", "methods_on_top", "methods_pinned", "regimes"]
+    demo = f"{short(low['demo'])} to {short(high['demo'])}"
+    others = f"{short(low[methods].min())} to {short(high[methods].max())}"
+    near = table[table["cohort"] == "near"]["spearman"].dropna()
+    assert (whole.size()["demo"], whole.size()[methods].sum(), len(near)) == (8, 28, 7)
+    report = page("docs/report.md")
+    assert f"is {demo} in the demo's eight panels, {others} in 28 panels of methods" in report
+    assert f"and {short(low['bytes_toy'])} and {short(high['bytes_toy'])} in panels of rows and bits" in report
+    assert f"({short(near.min())} to {short(near.max())} in the seven panels" in report
+    assert f"(Spearman {demo})" in said("README.md")
+    assert f"over 31 methods {others}" in said("README.md")
+    ranks = pd.read_csv(PUBLISHED / "replay/cells.csv").query("experiment == 'demo' and decision == 'safe'")["rank"]
+    assert sorted(ranks) == [6, 8, 9, 11]
+    cost = pd.read_csv(PUBLISHED / "replay/cost.csv")
+    share = cost.filter(like="replay").median(axis=1) / cost["decoding_cpu_seconds"]
+    assert sorted((1 / share).round()) == [15, 16]
+    assert sorted((share * 100 / 20).round(2)) == [0.31, 0.32]
+    assert "took about 1/16 of the CPU seconds of decoding 100 problems" in said("README.md")
+
+
+def test_what_a_screen_finds() -> None:
+    table = pd.read_csv(PUBLISHED / "replay/screening.csv").set_index(["experiment", "rule"])
+    assert (table.loc["all", "holding"] == 11).all()
+    assert (table.loc["all", "within_5_points"] == 55).all()
+    for rule, lost, near, tokens in (("loss:0.005", 0, 4, 0.10), ("loss:0.002", 1, 8, 0.08), ("8", 2, 10, 0.32)):
+        row = table.loc["all", f"screen={rule}"]
+        assert (11 - row["holding_found"], 55 - row["within_5_points_found"]) == (lost, near)
+        assert row["share_of_tokens"] == pytest.approx(tokens, abs=0.005)
+    assert table.loc[("demo", "screen=loss:0.005"), "share_of_tokens"] == pytest.approx(0.35, abs=0.005)
+    halves = pd.read_csv(PUBLISHED / "replay/halves.csv").set_index("factor")["holding_screened_out"]
+    assert halves.round(2).to_dict() == {1: 0.1, 2: 0.04, 4: 0.02}
+    text = page("docs/report.md")
+    assert "leaves out none of the eleven and four of the 55, and decodes 10% of the grids' tokens (35% in" in text
+    assert "`screen=loss:0.002` leaves out one and eight, for 8% of the tokens" in text
+    assert "`screen=8` leaves out two and ten, for 32%" in text
+    assert "left out 10% of the settings that hold in the other half" in text
+    assert "twice this bound left out 4%" in text
+
+
+def test_a_few_decoded_texts_beside_replayed_ones() -> None:
+    table = pd.read_csv(PUBLISHED / "replay/few_texts.csv")
+    medians = table.groupby(["way", "texts"])[["both_draws", "other_draw"]].median()
+    rows = re.findall(
+        r"\| (\d+) (decoded|replayed)[^|]* \| (\S+) \| (\S+) \|", (PUBLISHED / "replay/README.md").read_text()
+    )
+    assert len(rows) == len(medians) == 6
+    for texts, way, *numbers in rows:
+        assert [short(number) for number in medians.loc[(way, int(texts))]] == numbers
+    both = {key: short(number) for key, number in medians["both_draws"].items()}
+    words = f"ranks the settings by {both['decoded', 6]}, decoding 20 by {both['decoded', 20]} and 40 by"
+    assert f"{words} {both['decoded', 40]}, where 20 replayed ones do by {both['replayed', 20]} (med" in said(
+        "README.md"
+    )
+    # All problems with one draw are one choice. The cells hold Pass@1 with both draws, and pass@2 of two draws.
+    replayed = table[table["way"] == "replayed"].set_index(["model", "benchmark"])["both_draws"]
+    known = pd.read_csv(PUBLISHED / "replay/correlations.csv").query(
+        "experiment == 'demo' and cohort == 'all' and number == 'kl'"
+    )
+    assert replayed.to_dict() == known.set_index(["model", "benchmark"])["spearman"].to_dict()
+    # What 20 replayed texts cost is what six decoded ones do.
+    cost = pd.read_csv(PUBLISHED / "replay/cost.csv")
+    assert ((cost.filter(like="replay").median(axis=1) / cost["decoding_cpu_seconds"] * 100).astype(int) == 6).all()
+
+
+def test_the_answers_of_the_few_texts_are_those_of_the_cells() -> None:
+    html = (PUBLISHED / "demo/report.html").read_text()
+    found = re.search(r'id="outcome-data">(.*?)</script>', html, re.DOTALL)
+    assert found
+    right = {cell["id"]: cell["outcomes"].count("c") / 150 for one in json.loads(found[1]) for cell in one["cells"]}
+    cells = pd.read_csv(PUBLISHED / "demo/cells.csv").set_index("cell_id")["pass_at_1"]
+    assert right == pytest.approx(cells.to_dict())
+
+
+def test_a_real_model_ranks_the_methods_otherwise() -> None:
+    cells = pd.read_csv(PUBLISHED / "methods_smol/cells.csv").set_index("policy")
+    text = said("README.md")
+    assert cells["pass_at_1"].sort_values().index[-2:].tolist() == ["h2o", "full"]
+    assert f"{cells.loc['full', 'pass_at_1']:.0%} of 32 new problems" in text
+    assert f"H2O is the first ({cells.loc['h2o', 'pass_at_1']:.0%})" in text
+    share = cells.loc["h2o", "kv_bytes_mean"] / cells.loc["full", "kv_bytes_mean"]
+    assert f"H2O at 16 bits has {cells.loc['h2o', 'pass_at_1']:.0%} at {share:.0%}" in text
+    pinned = pd.read_csv(PUBLISHED / "protection/smol/scores.csv").pivot(
+        index="policy", columns="protected", values="pass_at_1"
+    )
+    assert pinned.loc["h2o"].tolist() == [0] * 8
+    both = pd.concat([cells["pass_at_1"], pinned.mean(axis=1)], axis=1, join="inner")
+    toy = pd.read_csv(PUBLISHED / "protection/scores.csv").query("model == 'Toy-Qwen' and protected == 'nothing'")
+    beside = pd.concat([pinned["nothing"], toy.set_index("policy")["pass_at_1"]], axis=1)
+    orders = [one.corr(method="spearman").iloc[0, 1] for one in (both, beside)]
+    assert (len(both), len(beside.dropna())) == (13, 14)
+    assert f"correlate by {short(orders[0])} (means" in text
+    assert f"with nothing protected by {short(orders[1])};" in text
+
+
+def test_what_protection_gives_and_costs() -> None:
+    text = said("README.md")
+    shares = pd.read_csv(PUBLISHED / "protection/variance.csv")
+    policy = sorted(float(one.split()[0]) for one in shares["policy %"])
+    assert f"the scorer explains {policy[0]:.0f} and {policy[1]:.0f}% of the variance" in text
+    assert max(float(one.split()[0]) for one in shares["protection %"]) < 1
+    scores = pd.read_csv(PUBLISHED / "protection/scores.csv").query("policy == 'dynts'")
+    table = 100 * scores.pivot(index="model", columns="protected", values="pass_at_1")
+    gains = sorted(table["question+sinks+window"] - table["nothing"])
+    assert gains == [47.5, 63.75]
+    assert "DynTS gains 48 and 64 points by it" in text
+    smol = pd.read_csv(PUBLISHED / "protection/smol/scores.csv").pivot(
+        index="policy", columns="protected", values="pass_at_1"
+    )
+    costs = 100 * (smol["nothing"] - smol["question"])
+    # The four whose difference is shown, by the table of the page.
+    rows = re.findall(
+        r"^\| ([\w-]+) \| [\d.]+ \| -\S+ \([^)]*\), p (\S+) \|",
+        (PUBLISHED / "protection/smol/README.md").read_text().split("## KL")[0],
+        re.M,
+    )
+    assert {name for name, p in rows if float(p) < 0.05} == {"CAOTE", "G-KV", "KeyDiff", "LazyEviction"}
+    four = costs[["caote", "gkv", "keydiff", "lazyeviction"]]
+    assert f"costs four scorers {four.min():.0f} to {four.max():.0f} points" in text
+
+
+def test_where_the_order_changes() -> None:
+    text, orders = said("README.md"), {}
+    for name in ("regimes", "regimes_larger"):
+        table = pd.read_csv(PUBLISHED / "regimes" / f"{name}.csv").query("policy != 'full'")
+        for model, rows in table.groupby("model"):
+            orders[name, model] = short(rows["pass_at_1_once"].corr(rows["pass_at_1_again"], method="spearman"))
+    small = [orders["regimes", f"toy_{name}_restated"] for name in ("llama", "qwen")]
+    large = [orders["regimes_larger", f"toy_{name}_restated"] for name in ("llama", "qwen")]
+    assert f"(rank correlations {small[0]} and {small[1]}, at 211 rows {large[0]} and {large[1]})" in text
+    table = pd.read_csv(PUBLISHED / "regimes/regimes_larger.csv").set_index(["model", "policy"])["difference"]
+    few = pd.read_csv(PUBLISHED / "regimes/regimes.csv").set_index(["model", "policy"])
+    qwen, alone = table["toy_qwen_restated"], few.loc[("toy_qwen_restated", "random")]
+    assert f"gain {100 * qwen['random']:.0f} points ({100 * qwen['random_head']:.0f} per head)" in text
+    assert f"nothing, {100 * alone['difference']:.0f} ± {100 * alone['difference_se']:.0f})" in text
+    assert f"DynTS loses {-100 * table['toy_llama_restated', 'dynts']:.0f} there" in text
+
+
+def test_the_price_of_an_answer() -> None:
+    text = said("README.md")
+    for name, problems in (("toy_chain_12", 12), ("toy_chain_100", 100)):
+        told = json.loads((PUBLISHED / f"answer/{name}.json").read_text())
+        seconds = {way: figures["cpu_seconds"] for way, figures in told["figures"].items()}
+        times = seconds["paper"] / seconds["sequential"]
+        assert told["problems"] == problems
+        assert f"{times:.1f} times ({problems} problems" in text or f"{times:.0f} times ({problems} problems" in text
+        assert {label for one in told["each_round"]["paper"] for label in one["labels"].values()} == {"loses"}
+
+
+def test_rows_and_bits_on_the_front_pages() -> None:
+    toys = pd.read_csv(PUBLISHED / "bits/cells.csv")
+    full = toys[toys["policy"] == "full"].set_index("model")["pass_at_1"]
+    dynts = toys[toys["policy"] == "dynts"]
+    losses = dynts["model"].map(full) - dynts["pass_at_1"]
+    text = said("README.md")
+    assert f"(DynTS) loses {100 * losses.min():.0f} points and more at each size tried" in text
+    cells = pd.read_csv(PUBLISHED / "bytes_smol/cells.csv").set_index(["policy", "variant"])
+    share = cells["kv_bytes_mean"] / cells["kv_bytes_mean"].max()
+    four, plain = (("full_packed", f"bits=4, scheme={scheme}") for scheme in ("rotated", "plain"))
+    assert share[four] == pytest.approx(share[plain], abs=0.001)
+    words = (
+        f"answer {cells.loc[four, 'pass_at_1']:.0%} of 32 problems at {share[four]:.0%} of the bytes (full cache 94%;"
+    )
+    error = cells.loc[plain, "se"]
+    assert f"{words} packed plainly {100 * cells.loc[plain, 'pass_at_1']:.0f} ± {100 * error:.0f}% at the same" in text
+    eight = cells.loc[("dynts", "bits=8")].sort_values("keep_ratio").iloc[-1]
+    eight_share = eight["kv_bytes_mean"] / cells["kv_bytes_mean"].max()
+    assert f"at 8 bits {eight['pass_at_1']:.0%} at {eight_share:.0%};" in text
+    assert eight["kept_rows"] == pytest.approx(0.81, abs=0.005)
+    assert set(cells.index.get_level_values("policy")) == {"full", "full_packed", "dynts"}
+
+
+def test_windows_on_the_front_page() -> None:
+    dynts = pd.read_csv(PUBLISHED / "hybrid/hybrid.csv").set_index("policy").loc["dynts"]
+    words = f"({dynts['toy_qwen_windows']:.0%}, of {dynts['toy_qwen_windows_full']:.0%} with the full cache)"
+    assert f"only DynTS is shown to stay above chance there {words}" in said("README.md")
+
+
+def test_the_paper_grids_on_the_front_page() -> None:
+    p = pd.read_csv(PUBLISHED / "paper_grids/slopes.csv").set_index("cells")["p"]
+    words = f"(p {p['all grids']:.3f} for the slope, {short(p['all grids without keep ratio 0.1'])} without 0.1)"
+    assert words.replace("0.0", ".0", 1) in said("README.md")
+    sure = pd.read_csv(PUBLISHED.parent / "reference/dynts_heatmaps.csv").groupby("model")["sure"]
+    assert sure.apply(lambda rows: (rows == "no").sum()).to_dict() == {"r1_qwen_7b": 80, "r1_llama_8b": 40}
+    assert "all 80 cells of R1-Qwen" in said("paper_grids/README.md")
+    grids = pd.read_csv(PUBLISHED / "paper_grids/grids.csv").query("benchmark.str.startswith('AIME')")
+    spread = f"{grids['range_low'].min():.0f} to {grids['range_high'].max():.0f} points"
+    assert f"20 equal cells of 30 problems with five draws spread over {spread}" in page("docs/faq.md")
+    alike = grids.groupby("concentration")["range_high"].mean()
+    assert alike.is_monotonic_increasing
+
+
+def test_the_policies_page() -> None:
+    cells = pd.read_csv(PUBLISHED / "methods/cells.csv")
+    rows = cells.groupby("policy")["mean_length_after"].mean()
+    means = cells.groupby(["model", "policy"])["pass_at_1"].mean()
+    question = pd.read_csv(PUBLISHED / "methods/question.csv").set_index(["model", "policy"])
+    text = page("docs/policies.md")
+    order = {model: means[model][rows < 150].sort_values(ascending=False) for model in ("toy_qwen", "toy_llama")}
+    qwen, llama = order["toy_qwen"], order["toy_llama"]
+    assert (qwen.index[:2].tolist(), set(llama.index[:2])) == (["dynts", "lagkv_16"], {"lagkv_16", "gkv"})
+    assert f"pinned ({qwen['dynts']:.1%}; LagKV is next with {qwen['lagkv_16']:.1%})" in text
+    assert f"lead ({llama['gkv']:.1%}; R-KV {llama['rkv']:.1%}, DynTS {llama['dynts']:.1%})" in text
+    assert llama["gkv"] == pytest.approx(llama["lagkv_16"])
+    assert f"R-KV has {question.loc[('Toy-Llama', 'rkv'), 'pass_pinned']:.1%} if its question is pinned too" in text
+    assert {f"{means[model, 'rpc']:.1%}" for model in order} == {"60.8%"}
+    assert "RPC, with a third more rows in the mean, has 60.8% on both" in text
+    length = cells[cells["model"] == "toy_qwen"].groupby("policy")["mean_cache_length"].mean()
+    assert length["rpc"] / length["dynts"] == pytest.approx(1.33, abs=0.03)
+    free = sorted(question["pass_free"].xs("dynts", level="policy"))
+    assert f"the level of chance ({100 * free[0]:.0f} and {free[1]:.0%})" in text
+
+
+def test_the_plan_of_the_report_page() -> None:
+    text = (PUBLISHED.parents[1] / "docs/report.md").read_text()
+    rows = re.findall(r"^\| (\d+) × (\d+) \| (\d+)% \| (\d+)% \|$", text, re.M)
+    assert len(rows) == 8
+    for problems, draws, quarter, tenth in rows:
+        found = [100 * power(int(problems), int(draws), differ) for differ in (0.25, 0.1)]
+        assert [float(quarter), float(tenth)] == pytest.approx(found, abs=0.5)
+    found = re.search(
+        r"30 problems need (\d+) draws \(25% differ\) or (\d+) draws \(10% differ\), "
+        r"and 198 problems need (\d+) or (\d+) draws",
+        " ".join(text.split()),
+    )
+    assert found
+    for problems, differ, draws in zip((30, 30, 198, 198), (0.25, 0.1) * 2, map(int, found.groups()), strict=True):
+        assert power(problems, draws, differ) >= 0.95 > power(problems, draws - 1, differ)
+
+
+def test_the_simulated_searches() -> None:
+    table = pd.read_csv(PUBLISHED / "statistics.csv")
+    worst = table.groupby("quantity")["rate"].max()
+    assert 0.2 < worst["any wrong holds of 20 cells"] < 0.25
+    assert "one slips through in up to one grid of four" in page("docs/report.md")
+    assert worst["wrong recommendation of 20 cells"] <= 0.05
+    assert worst["wrong recommendation of 20 cells, in rounds"] <= 0.05
+    assert "wrong in at most 1 of 20 searches" in page("docs/report.md")
+    assert f"{0.95**30:.0%} of runs with 30 problems" in page("docs/report.md")
+
+
+def test_the_texts_that_were_looked_into() -> None:
+    table = pd.read_csv(PUBLISHED / "trace/retention_answer.csv").set_index("policy")["pass1"]
+    dynts, h2o = (table[f"{name} 0.3 / 48, budget 128"] for name in ("DynTS", "H2O"))
+    assert f"DynTS keeps {dynts:.1%} of 40 problems right and H2O {h2o:.1%}" in page("docs/traces.md")
+
+
+def test_sizes_of_files_and_commands() -> None:
+    sizes = json.loads((PUBLISHED / "sizes.json").read_text())
+    report, judge = sizes["report of 200,000 completions"], sizes["judge of two files of 200,000 rows"]
+    words = f"made in {report['cpu_seconds']:.0f} CPU seconds with {report['peak_gb']:.1f} GB; an export of"
+    text = page("docs/limits.md")
+    assert f"{words} a million rows in {sizes['export of 1,000,000 rows']['cpu_seconds']:.0f} CPU seconds" in text
+    assert sizes["sweep of 2,000 cells, ulimit -n 256"]["code"] == 0
+    words = f"200,000 rows took {judge['cpu_seconds']:.0f} CPU seconds and {judge['peak_gb']:.2f} GB"
+    assert words in page("docs/judge.md")
+    weights = PUBLISHED.parents[1] / "harness/toy/weights"
+    adapter = (weights / "smollm2_reasons/adapter_model.safetensors").stat().st_size
+    assert f"a LoRA adapter of {adapter / 1e6:.0f} MB" in page("docs/sweep.md")
+    stored = pd.read_csv(PUBLISHED / "methods_smol/cells.csv")["weight_bytes"].iloc[0]  # in bfloat16
+    assert f"in float32 ({round(2 * stored / 1e6, -1):.0f} MB in" in page("docs/sweep.md")
+
+
+def test_a_toy_question_is_nearly_half_of_the_demos_budget() -> None:
+    cells = pd.read_csv(PUBLISHED / "demo/cells.csv").query("policy == 'full'")
+    question = (cells["mean_peak_length"] - cells["mean_tokens"]).mean()
+    budget = yaml.safe_load((PUBLISHED.parents[1] / "conf/experiment/demo.yaml").read_text())["policy"]["budget"]
+    assert question / budget == pytest.approx(0.45, abs=0.02)
+    assert "nearly half as long as the demo's budget" in page("docs/sweep.md")
+
+
+def test_the_traces_of_r1() -> None:
+    table = pd.read_csv(PUBLISHED / "replay/r1_traces.csv")
+    assert table.groupby("rows")["policy"].nunique().tolist() == [19, 19, 19]
+    assert set(table["texts"]) == {14}
+
+
+# --- The list of these sentences -----------------------------------------------------------------------------
+
+CLAIMS = pd.read_csv(PUBLISHED / "claims.csv", dtype=str, keep_default_na=False)
+STANDING = CLAIMS[CLAIMS["verdict"] != "gone"]
+# A percentage, a correlation or p as ".64", N of M, an error, seconds, minutes, points and times, a share as 1/16.
+MEASURED = re.compile(r"\d%|(?<![\w.])\.\d|\d of \d|± ?\d|\d (?:seconds|minutes|points|times)\b|\d/\d")
+# What a policy keeps, the margin, levels, suppositions, and a shard.
+SETTINGS = re.compile(
+    r"30% of the others|(?<![\d.])5 points|2\.5%|5% of (searches|all problems)|\d\d% differ|95% (Wilson )?interval"
+    r"|probability of 90%|10 points apart|shard 2/4"
+)
+DOCS = sorted(f"docs/{path.name}" for path in (PUBLISHED.parents[1] / "docs").glob("*.md"))
+
+
+def test_each_claim_stands_on_its_page_and_on_a_table_and_a_test() -> None:
+    root = PUBLISHED.parents[1]
+    assert set(CLAIMS["verdict"]) <= {"kept", "reworded", "gone"}
+    assert not CLAIMS.duplicated(["file", "sentence"]).any()
+    for claim in CLAIMS.itertuples():
+        assert (claim.sentence in page(claim.file)) == (claim.verdict != "gone"), claim.sentence
+    for claim in STANDING.itertuples():
+        assert claim.n, claim.sentence
+        assert claim.command, claim.sentence
+        assert (root / claim.rests_on).is_file(), claim.rests_on
+        if not re.fullmatch(r"measured by hand, 20\d\d-\d\d-\d\d.*, .+", claim.held):
+            file, name = claim.held.split("::")
+            assert f"def {name}(" in (root / file).read_text(), claim.held
+        for script in re.findall(r"scripts/\S+\.py", claim.command):
+            assert (root / script).is_file(), script
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/published/README.md", *DOCS])
+def test_each_measured_number_is_claimed(name: str) -> None:
+    text = " ".join(re.sub(r"```.*?```", "", (PUBLISHED.parents[1] / name).read_text(), flags=re.DOTALL).split())
+    for sentence in STANDING.loc[STANDING["file"] == name, "sentence"]:
+        text = text.replace(sentence, "")
+    text = SETTINGS.sub("", text)
+    assert [text[max(0, one.start() - 60) : one.end() + 20] for one in MEASURED.finditer(text)] == []

@@ -1,4 +1,4 @@
-"""Seconds and memory at the sizes that README promises: many cells in one job, a large page, a large export.
+"""Seconds and memory at the sizes that docs promise: many cells in one job, a large page, export and comparison.
 
     python scripts/bench/bench_sizes.py                all; about ten minutes and 4 GB of disk
     python scripts/bench/bench_sizes.py --only page
@@ -151,12 +151,22 @@ def export(folder: Path, rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"export of {rows or 1_000_000:,} rows", measured("export", folder)
 
 
+def judge(folder: Path, rows: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The labels of two files of so many graded outputs, 20 draws of each problem."""
+    count, random = rows or 200_000, np.random.default_rng(0)
+    for name in ("full", "other"):
+        right = random.random(count) < 0.6
+        lines = (f'{{"id": "p{i // 20}", "draw": {i % 20}, "correct": {int(right[i])}}}\n' for i in range(count))
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    yield f"judge of two files of {count:,} rows", measured("judge", folder / "full.jsonl", folder / "other.jsonl")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    sizes = {"cells": cells, "page": page, "export": export}
+    sizes = {"cells": cells, "page": page, "export": export, "judge": judge}
     parser.add_argument("--only", choices=sizes)
-    parser.add_argument("--rows", type=int, default=0, help="rows in place of the page's and the export's")
+    parser.add_argument("--rows", type=int, default=0, help="rows in place of those of page, export and judge")
     options = parser.parse_args()
     found = {}
     for name, measure in sizes.items():

@@ -240,6 +240,18 @@ def test_thirty_problems_asked_once_and_eight_times(judge: Callable[..., tuple[i
         assert judge(files["full"], files["same"])[0] == (4 if draws == 1 else 0)
 
 
+def test_the_table_of_the_page(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    words = ["full.jsonl", "fp8.jsonl", "q4.jsonl", "--bytes", "fp8=0.5", "--bytes", "q4=0.28"]
+    page = (Path(__file__).resolve().parents[2] / "docs/judge.md").read_text()
+    assert f"kvsweep judge {' '.join(words)}" in page
+    for name, lost in zip(words[:3], (0, 0, 2), strict=True):
+        write(tmp_path / name, rows(30, 8, lost))
+    _, out, _ = judge(*(tmp_path / word if word in words[:3] else word for word in words))
+    printed = [line.rstrip() for line in page.split("```")[3].strip("\n").splitlines()]
+    assert len(printed) == 3
+    assert set(printed) <= {line.rstrip() for line in out.splitlines()}
+
+
 def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     full = write(tmp_path / "full.jsonl", rows(90, 1))
     alike = [write(tmp_path / f"s{number}.jsonl", rows(90, 1)) for number in range(5)]
