@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, get_args
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.analysis.statistics.grids import TITLES, beside_published, missing_cells
 from kvsweep.analysis.statistics.metrics import SETTING, cheapest_in_words, model_title, settings_by_bytes
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
+from kvsweep.command_line import counted
 from kvsweep.escape import in_one_line, visible
 from kvsweep.records import Screened, content_hash, leaves, read_screen
 
@@ -80,7 +82,7 @@ class Page:
         data = {
             "files": self.files,
             "cell-data": cell_data(found.metrics),
-            "heatmap-data": {scale: heatmaps(found, scale) for scale in get_args(Scale)},
+            "heatmap-data": self.boards,
             "outcome-data": drilldown.outcome_maps(found.run),
         }
         return {key: script_json(value) for key, value in data.items()}
@@ -93,6 +95,38 @@ class Page:
     def best(self) -> dict[Any, Any]:
         """The row of the headline for each title of a model and a benchmark."""
         return {(row.model_title, row.benchmark_title): row for row in tables.headline(self.found.metrics).itertuples()}
+
+    @cached_property
+    def counts(self) -> dict[Any, str]:
+        """How many settings have each label, by titles of model and benchmark: "15 worse, 6 unclear, 3 safe"."""
+        compared = self.found.metrics[self.found.metrics["decision"].notna()]
+        groups = compared.groupby(["model_title", "benchmark_title"], sort=False)["decision"]
+        return {
+            name: f"of {counted(len(labels), 'setting')}: "
+            + ", ".join(f"{count} {label}" for label, count in labels.value_counts().items())
+            for name, labels in groups
+        }
+
+    @cached_property
+    def marks(self) -> list[tuple[str, str]]:
+        """The marks that occur in the heatmaps, with their meanings."""
+        panels = [panel for board in self.boards["own"] for panel in board["panels"]]
+        cells = chain.from_iterable([*panel["full"], *chain(*dict(panel["rows"]).values())] for panel in panels)
+        written = " ".join(f"{label}{mark}" for _, label, mark, *_ in cells)
+        alone = written.replace(notation.SMALL_LOSS, "")  # which holds the mark of another label
+        occurs = {mark: mark in (written if mark == notation.SMALL_LOSS else alone) for mark in notation.MARKS}
+        return [(mark, meaning) for mark, meaning in notation.MARKS.items() if occurs[mark]]
+
+    @cached_property
+    def boards(self) -> dict[str, list[dict[str, Any]]]:
+        return {scale: heatmaps(self.found, scale) for scale in get_args(Scale)}
+
+    @cached_property
+    def made_of(self) -> str:
+        """A line of the facts that a reader asks for first."""
+        facts = dict(self.facts)
+        names = ("benchmarks", "draws", "decoding", "hardware gpu", "hardware processor", "packages kvsweep")
+        return "; ".join(f"{name}: {facts[name]}" for name in names if facts.get(name))
 
     @cached_property
     def matter(self) -> list[str]:

@@ -103,7 +103,8 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "verdict": notation.chosen_label(row.decision, row.recommendable),
             "vs full, points": notation.percent(row.diff_to_full, signed=True),
             "interval": notation.interval(row.these_low, row.these_high, signed=True),
-            "memory saved": f"{notation.percent(1 - row.kept_memory)}%",
+            "saved at peak": f"{notation.percent(1 - row.kept_memory)}%",
+            "in mean": f"{notation.percent(1 - row.kept_rows)}%",
             "best setting": notation.setting(row),
         }
         for row in notation.rows(headline(metrics))

@@ -7,13 +7,12 @@ const make = (tag, text, name) => {
   return node;
 };
 
-// From the first eviction to the last; more evictions than shades share them.
-const shades = ["#8c2d04", "#cc4c02", "#ec7014", "#fe9929", "#fec44f", "#fee391"];
-
+// A token that is gone is pale and struck through, so that the eye goes to what was kept; the line fades from the first
+// eviction to the last.
 function shade(node, eviction, evictions) {
-  const index = evictions > 1 ? Math.floor((eviction * (shades.length - 1)) / (evictions - 1)) : 1;
-  node.style.backgroundColor = shades[index];
-  node.style.color = index < 2 ? "#fff" : "#000";
+  const share = evictions > 1 ? eviction / (evictions - 1) : 0;
+  node.style.color = "var(--soft, #57606a)";
+  node.style.textDecoration = `line-through color-mix(in srgb, var(--cell, #d55e00) ${Math.round(100 - 70 * share)}%, transparent) 1px`;
 }
 
 // The number of tokens of prompt and text that were written when runs [percent, count, ...] were noted.
@@ -35,7 +34,7 @@ function tokenSpan(held, evictions) {
   if (share < 0 || share === 100) return span;
   span.className = "evicted";
   span.title = `${share}% of the heads still hold it`;
-  if (share) span.style.backgroundColor = `rgba(213,94,0,${0.45 * (1 - share / 100)})`;
+  if (share) span.style.backgroundColor = `rgba(213,94,0,${(0.3 * (1 - share / 100)).toFixed(3)})`;
   else shade(span, held.indexOf(0), evictions);
   return span;
 }

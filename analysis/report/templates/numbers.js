@@ -20,5 +20,6 @@ const scoreOf = (cell) => (cell.graded ? `Pass@1 ${plusMinus(cell.pass_at_1, cel
 // The filter over all tables: what is chosen, and if a cell fits.
 const FILTERS = [["model", (cell) => cell.model_title], ["benchmark", (cell) => cell.benchmark_title], ["policy", (cell) => cell.policy_title], ["verdict", (cell) => cell.decision]];
 const chosen = (name) => document.getElementById(`filter-${name}`)?.value ?? "";
+const filtered = () => Object.fromEntries(FILTERS.map(([name]) => [name, chosen(name)]).filter(([, value]) => value));
 const matches = (cell) => FILTERS.every(([name, valueOf]) => !chosen(name) || chosen(name) === valueOf(cell));
 

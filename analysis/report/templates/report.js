@@ -70,14 +70,14 @@ function slider(events, change) {
 function showPair(view, cellName, fullName, problem, draw, twin) {
   view.replaceChildren(make("h3", `${draw.problem}, draw ${draw.draw}`));
   const asked = make("details", null, "plain");
-  asked.open = true;
+  asked.open = innerWidth > 640;
   asked.append(make("summary", `Question; the right answer is ${problem.gold ?? "not stored"}`), make("p", problem.question ?? "The question is not stored.", "draw"));
   view.append(asked);
   if (draw.text === undefined) return view.append(make("p", "The text of this completion is not on the page.", "note"));
   const beside = twin && twin.text !== undefined;
   const apart = beside && (draw.same < sizeOf(draw) || draw.same < sizeOf(twin));
   const left = beside && pane(fullName.replace("the ", ""), twin), right = pane(cellName, draw);
-  const pair = make("div", null, "pair"), bar = make("div", null, "bar"), chart = make("div");
+  const pair = make("div", null, "pair"), bar = make("div", null, "bar"), chart = make("div", null, "chart");
   const events = draw.evictions, counted = Boolean(draw.lengths && (!beside || twin.lengths));
   const fork = counted && events.length ? events[0][0] + 1 : -1, differs = apart ? (counted ? draw.same : 1) : -1;
   // The text as an eviction found it, or on through a token behind that eviction.
@@ -113,7 +113,7 @@ function showPair(view, cellName, fullName, problem, draw, twin) {
     const key = make("p", null, "note");
     if (counted) key.append(make("span", null, "fork"), " The bar stands where this cell first evicted tokens; up to there both texts are one. ");
     if (apart) key.append("Outlined: the first token that differs. ");
-    if (shaded) key.append("Shaded: tokens that the cache no longer holds, darker if they went earlier; move the slider to see which had gone at which token. ");
+    if (shaded) key.append("Struck through: tokens that the cache no longer holds, the more the earlier they went; move the slider to see which had gone at which token. ");
     key.append(`Evictions came at token ${events.slice(0, 12).map((event) => event[0]).join(", ")}${events.length > 12 ? " and later" : ""}. In the chart, the dashed line is the full cache.`);
     view.append(key);
   }
@@ -124,7 +124,7 @@ function showPair(view, cellName, fullName, problem, draw, twin) {
 
 // The address names the open cell and completion, so that a link leads to them and the back button closes them.
 const address = () => new URLSearchParams(location.hash.slice(1));
-const addressOf = (asked) => `#${new URLSearchParams(asked)}`;
+const addressOf = (asked) => `#${new URLSearchParams({ ...filtered(), ...asked })}`;
 
 function show(id, problem) {
   history.pushState(null, "", addressOf(problem === undefined ? { cell: id } : { cell: id, problem }));
@@ -140,7 +140,7 @@ window.addEventListener("popstate", followAddress);
 drill.addEventListener("close", () => {
   if (drill.open) return; // it was opened again before this event came
   turn = null;
-  if (address().has("cell")) history.replaceState(null, "", location.pathname);
+  if (address().has("cell")) history.replaceState(null, "", addressOf({}));
 });
 
 // All completions of a cell. The first that opens is the wanted one, or else one that the full cache has right and this cell wrong.
@@ -159,12 +159,13 @@ async function showCell(id, problem, number) {
   const twins = new Map((base ? base.draws : []).map((draw) => [keyOf(draw), draw])), twinOf = (draw) => twins.get(keyOf(draw));
   header.children[1].textContent += besideFull(names[id], names[cell.base], fullName);
   const worse = new Set(cell.draws.filter((draw) => isWorse(draw, twinOf(draw))));
-  const side = make("div"), view = make("div"), list = make("div"), more = make("button", "more completions");
+  const side = make("details", null, "side"), view = make("div", null, "view"), list = make("div"), more = make("button", "more completions");
   const filter = make("input"), label = make("label"), columns = make("div", null, "columns");
   list.id = "list";
   filter.type = "checkbox";
   label.append(filter, ` right with ${fullName}, wrong here (${worse.size})`);
-  side.append(label, list, more);
+  side.open = innerWidth > 640;
+  side.append(make("summary", "Completions"), label, list, more);
   const lengths = make("details", null, "plain"), pairs = cell.draws.map((draw) => ({ draw, twin: twinOf(draw) }));
   lengths.append(make("summary", "Accuracy against text length"), lengthChart(pairs));
   columns.append(side, view);
@@ -185,7 +186,7 @@ async function showCell(id, problem, number) {
     const entry = make("button", `${draw.problem}, draw ${draw.draw}: `);
     entry.dataset.key = keyOf(draw);
     entry.append(make("b", draw.outcome || "no grade", draw.outcome));
-    if (worse.has(draw)) entry.append(" ", make("span", `${fullName}: correct`, "worse"));
+    if (worse.has(draw)) entry.append(" ", make("span", `${fullName.replace("the ", "")}: correct`, "worse"));
     entry.onclick = () => open(draw);
     return entry;
   };
@@ -272,7 +273,10 @@ const outcomes = document.getElementById("outcomes");
 
 function drawOutcomes() {
   const legend = make("p", "", "note"), panels = read("outcome-data");
-  Object.values(OUTCOMES).forEach(([name, colour]) => {
+  const letters = new Set(panels.flatMap((panel) => panel.cells.flatMap((cell) => [...cell.outcomes])));
+  const keys = Object.entries(OUTCOMES).filter(([letter]) => letters.has(letter)).map(([, key]) => key);
+  if (panels.some((panel) => panel.draws.length > 1)) keys.push(["right in some of the draws", `linear-gradient(to right, ${OUTCOMES.w[1]}, ${OUTCOMES.c[1]})`]);
+  keys.forEach(([name, colour]) => {
     const key = make("span", "", "key");
     key.style.background = colour;
     legend.append(key, name);

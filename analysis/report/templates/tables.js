@@ -63,7 +63,12 @@ const view = document.getElementById("view"), cellTable = document.getElementByI
 const headCell = (text, name) => { const head = make("th", text, name); head.scope = "col"; return head; };
 
 function drawCells() {
-  const columns = VIEWS[view.value].filter((name) => mostDraws > 1 || !["pass@k", "majority"].includes(name));
+  const compressed = allCells.filter((cell) => matches(cell) && cell.policy !== "full");
+  const asked = VIEWS[view.value].filter((name) => mostDraws > 1 || !["pass@k", "majority"].includes(name));
+  // What is the same in each compressed cell is said once.
+  const same = asked.filter((name) => compressed.length > 2 && !TEXTS.includes(name) && compressed.every((cell) => COLUMNS[name](cell) === COLUMNS[name](compressed[0])));
+  const columns = asked.filter((name) => !same.includes(name));
+  document.getElementById("constant").textContent = same.length ? `The same in every compressed cell below: ${same.map((name) => `${name} ${COLUMNS[name](compressed[0])}`).join("; ")}.` : "";
   const heads = make("thead"), body = make("tbody"), top = heads.insertRow();
   top.append(headCell("cell", "text"), ...columns.map((name) => headCell(name.replace("@k", `@${mostDraws}`), TEXTS.includes(name) ? "text" : "")));
   allCells.filter(matches).forEach((cell) => {
@@ -131,11 +136,18 @@ view.onchange = drawCells;
 FILTERS.forEach(([name, valueOf]) => {
   const choice = document.getElementById(`filter-${name}`);
   [...new Set(allCells.map(valueOf))].filter(Boolean).forEach((value) => choice.add(new Option(value)));
-  choice.onchange = draw;
+  choice.value = address().get(name) ?? "";
+  if (choice.selectedIndex < 0) choice.value = "";
+  choice.onchange = () => { history.replaceState(null, "", addressOf({})); draw(); };
 });
 document.querySelectorAll("main table:not(.heatmap):not(#cell-table):not(#headline)").forEach(sortable);
 document.querySelectorAll("#headline button.open").forEach((button) => { button.onclick = () => show(button.dataset.cell); });
 document.querySelectorAll("figcaption a").forEach((link) => { link.href = link.closest("figure").querySelector("img").src; });
+document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => {
+  const section = document.querySelector(link.getAttribute("href")).closest("details.section");
+  if (section) section.open = true;
+}));
+window.addEventListener("beforeprint", () => document.querySelectorAll("details.verdicts").forEach((part) => { part.open = true; }));
 draw();
 followAddress();
 

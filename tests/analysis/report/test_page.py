@@ -6,13 +6,14 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvsweep.analysis.notation import MAY_BE_SAFE
+from kvsweep.analysis.notation import MARKS, MAY_BE_SAFE
 from kvsweep.analysis.report.build import build_report
 from tests.program import report as main
 
@@ -42,6 +43,11 @@ def page(tmp_path: Path, make_cell: MakeCell) -> Path:
     return build_report(tmp_path / "run")
 
 
+def set_size(browser: Any, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
 def wait_for(browser: Any, script: str) -> Any:
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -57,7 +63,7 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
     cells = browser.execute_script(texts)
     assert len(cells) == 4
     rows = list(csv.DictReader((page.parent / "cells.csv").open()))
-    for verdict, difference, saved, setting in cells:
+    for verdict, difference, saved, setting, counted in cells:
         ratio, window = re.search(r"DynTS (\S+) / (\S+),", setting).groups()  # type: ignore[union-attr]
         (row, *_) = (row for row in rows if (row["keep_ratio"], row["local_window"]) == (ratio, f"{window}.0"))
         alone = row["decision"] in ("safe", "small loss") and row["recommendable"] == "False"
@@ -65,7 +71,12 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
         assert not (alone and "✓" in verdict)
         points, low, high = (f"{100 * float(row[name]):+.1f}" for name in ("diff_to_full", "these_low", "these_high"))
         assert difference.replace("+0.0", "0.0") == f"{points} points ({low} to {high})".replace("+0.0", "0.0")
-        assert saved == f"{100 - 100 * float(row['kept_memory']):.1f}% of the memory saved"
+        peak, mean = (f"{100 - 100 * float(row[name]):.1f}%" for name in ("kept_memory", "kept_rows"))
+        assert saved == f"memory saved: {peak} at the peak, {mean} in the mean"
+        of_benchmark = [one for one in rows if (one["model"], one["benchmark"]) == (row["model"], row["benchmark"])]
+        labels = Counter(one["decision"] for one in of_benchmark if one["decision"])
+        listed = ", ".join(f"{count} {name}" for name, count in labels.most_common())
+        assert counted == f"of {labels.total()} settings: {listed}"
     main([str(page.parent.parent)])
     printed = capsys.readouterr().out
     for model in ("Toy-Qwen", "Toy-Llama"):
@@ -74,8 +85,12 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
     assert printed.splitlines()[-1] == str(page)
 
 
+OPEN = "document.querySelectorAll('details.section').forEach((part) => { part.open = true; })"
+
+
 def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
+    browser.execute_script(OPEN)
     shown = """const parts = ["#boards table.heatmap:not(.policies)", "#cell-table tbody tr", "#outcomes details",
           "#headline tbody td", "main .wide table[data-model]"], seen = (one) => one.checkVisibility();
         return parts.map((part) => [...document.querySelectorAll(part)].filter(seen).length);"""
@@ -91,11 +106,58 @@ def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
         assert browser.execute_script(choose, name, value)
         assert browser.execute_script(shown)[:4] == left, name
     assert browser.execute_script(shown)[4] < everything[4]
-    verdicts = "return [...document.querySelectorAll('#cell-table tbody tr')].map((row) => row.cells[5].textContent)"
+    said = "return document.getElementById('constant').textContent"
+    rows = "return document.querySelectorAll('#cell-table tbody tr').length"
     assert browser.execute_script(choose, "verdict", "worse")
-    assert set(browser.execute_script(verdicts)) == {"worse"}
+    assert "verdict worse" in browser.execute_script(said)
     faded = "return [...document.querySelectorAll('#boards td button.off')].length"
-    assert browser.execute_script(faded) == 6 - len(browser.execute_script(verdicts))
+    assert browser.execute_script(faded) == 6 - browser.execute_script(rows)
+    # The address leads to the page as it is filtered.
+    link = browser.current_url
+    assert "verdict=worse" in link
+    browser.get("about:blank")
+    browser.get(link)
+    browser.execute_script(OPEN)
+    assert "verdict worse" in browser.execute_script(said)
+
+
+def test_what_is_the_same_in_every_cell_is_said_once(page: Path, browser: Any) -> None:
+    browser.get(page.as_uri())
+    browser.execute_script(OPEN)
+    heads = "return [...document.querySelectorAll('#cell-table thead th')].map((head) => head.innerText)"
+    said = browser.execute_script("return document.getElementById('constant').innerText")
+    assert said.startswith("The same in every compressed cell below: draws 1; ")
+    assert "draws" not in browser.execute_script(heads)
+    browser.execute_script("view.value = 'settings'; view.dispatchEvent(new Event('change'));")
+    assert "keep ratio" in browser.execute_script(heads)
+
+
+def test_the_legend_has_the_marks_that_occur(page: Path, browser: Any) -> None:
+    browser.get(page.as_uri())
+    legend, boards = browser.execute_script(
+        "return [document.querySelector('#heatmaps + p').textContent, document.getElementById('boards').textContent]"
+    )
+    for mark, meaning in MARKS.items():
+        if mark not in "–(✓)✓":
+            assert (meaning in legend) == (mark in boards), mark
+    assert MARKS["†"] in legend
+    assert MARKS["*"] not in legend
+    assert "right in some of the draws" not in browser.execute_script("return outcomes.textContent")
+
+
+def test_on_a_phone_the_completion_comes_before_its_controls(page: Path, browser: Any) -> None:
+    set_size(browser, 390, 844)
+    try:
+        browser.get(page.as_uri())
+        browser.execute_script("document.querySelector('#boards td button.cell').click()")
+        wait_for(browser, "document.querySelector('#drill .pair')")
+        place = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+        text, controls = (browser.execute_script(place, f"#drill {part}") for part in (".pair .draw", ".bar"))
+        assert text < 844
+        assert controls > text
+        assert not browser.execute_script("return document.querySelector('#list').checkVisibility()")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_link_leads_to_a_completion_and_back_closes_it(page: Path, browser: Any) -> None:
@@ -144,16 +206,18 @@ def test_colours_stand_for_true_places_on_a_scale(page: Path, browser: Any) -> N
     assert ends[0] == -ends[1] < 0
 
 
-def test_the_printed_answer_takes_two_pages_in_its_colours(page: Path, browser: Any) -> None:
+def test_the_printed_answer_takes_three_pages_in_its_colours(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
     printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"])
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) <= 2
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) <= 3
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
         style = """const it = getComputedStyle(document.querySelector(arguments[0]));
             return [it.printColorAdjust, it.textDecorationLine];"""
         assert browser.execute_script(style, "#boards button.cell")[0] == "exact"
         assert browser.execute_script(style, "#headline button.open") == ["exact", "none"]
+        panels = "return [...document.querySelectorAll('details.verdicts')].map((one) => one.open)"
+        assert all(browser.execute_script(panels))
         hidden = "return ['nav', '#cells', '#filter'].map((one) => document.querySelector(one).checkVisibility())"
         assert browser.execute_script(hidden) == [False] * 3
         assert browser.execute_script("return document.querySelector('#headline').checkVisibility()")
@@ -186,6 +250,7 @@ def test_axe_finds_nothing_serious(page: Path, browser: Any, axe: str, theme: st
         browser.get(page.as_uri())
         dark = browser.execute_script("return matchMedia('(prefers-color-scheme: dark)').matches")
         assert dark == (theme == "dark")
+        browser.execute_script(OPEN)
         browser.execute_script(axe)
         check = """const done = arguments[0], grave = ["serious", "critical"];
             axe.run().then(({ violations }) => done(violations.filter((one) => grave.includes(one.impact))
