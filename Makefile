@@ -35,6 +35,6 @@ check: .venv/.ready  ## Lint, formatting, types
 .venv/.ready: pyproject.toml constraints.txt
 	@echo "setup: .venv with torch, transformers and the other packages, one to two minutes"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[engine,dev]'
 	@$(BIN)/python -c "import kvsweep.harness.sweep.execute, transformers.models.llama.modeling_llama"
 	@touch $@

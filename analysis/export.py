@@ -236,13 +236,15 @@ def check_login() -> None:
 
 
 def push(folder: Path, name: str, *, public: bool) -> None:
-    import datasets
-    from huggingface_hub import DatasetCard
+    from huggingface_hub import HfApi
 
+    ours = [CARD_FILE, f"{DATA_FOLDER}/*.parquet", REPLAYS_FILE]
     try:
-        datasets.load_dataset(str(folder), split="train").push_to_hub(name, private=not public)
-        # The upload of the data writes a card of its own, so ours comes after it.
-        DatasetCard.load(folder / CARD_FILE).push_to_hub(name)
+        place = HfApi().create_repo(name, repo_type="dataset", private=not public, exist_ok=True).repo_id
+        # What an earlier upload left there is deleted where this export lacks it.
+        HfApi().upload_folder(
+            repo_id=place, repo_type="dataset", folder_path=folder, allow_patterns=ours, delete_patterns=ours
+        )
     except Exception as error:  # the hub's client lets the errors of its transport through
         reason = " ".join(str(error).split())
         raise UserError(f"--push-to-hub {name} failed ({reason}): the export in {folder} is complete.") from error

@@ -15,6 +15,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from kvsweep.command_line import check_engine
 from kvsweep.errors import UserError
 from kvsweep.harness.rounds import ReplayPlan, run
 from kvsweep.harness.settings import (
@@ -55,6 +56,7 @@ def sweep(words: Sequence[str]) -> None:
         except ValueError as error:  # options that exclude each other, such as -m and --cfg
             raise UserError(str(error)) from error
         return
+    check_engine("a sweep")
     # Hydra would refuse an option that is not its own.
     dry_run = "--dry-run" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]

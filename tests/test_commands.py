@@ -115,9 +115,9 @@ def test_help_names_keys_that_exist(call: Run, compose: Run) -> None:
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Run:
-    """`fresh(script, *arguments, without=(...))` runs a command in an interpreter that lacks these packages.
+    """`fresh(script, *arguments, without=(...))` runs a command in an interpreter that cannot import these packages.
 
-    `error` is what an import of one of them raises.
+    It finds them as if they were installed; `error` is what an import of one of them raises.
     """
     for name in ("sbatch", "srun"):
         (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 7\n")
@@ -126,9 +126,12 @@ def fresh(tmp_path: Path) -> Run:
     def run(script: str, *arguments: str, without: Iterable[str], error: str = "ImportError") -> Any:
         program = (
             "import sys\n"
+            "from importlib.machinery import ModuleSpec\n"
             "class Lacking:\n"
             "    def find_spec(self, name, path=None, target=None):\n"
-            f"        if name.split('.')[0] in {set(without)!r}: raise {error}(name)\n"
+            f"        return ModuleSpec(name, self) if name.split('.')[0] in {set(without)!r} else None\n"
+            f"    def create_module(self, spec): raise {error}(spec.name)\n"
+            "    def exec_module(self, module): pass\n"
             f"sys.meta_path.insert(0, Lacking()); sys.path.insert(0, {str(ROOT / 'src')!r})\n"
             f"sys.argv[:1] = {script.split()!r}; from kvsweep.cli import main; main()\n"
         )

@@ -205,6 +205,8 @@ def test_every_dependency_is_bounded_by_what_the_tests_ran_with() -> None:
     extras = project["optional-dependencies"]
     for text in [*project["dependencies"], *(line for lines in extras.values() for line in lines)]:
         needed = Requirement(text)
+        if needed.name == "kvsweep":  # another extra of its own
+            continue
         [bound] = [Version(part.version) for part in needed.specifier if part.operator == "<"] or [None]
         assert bound is not None, f"{text} has no upper bound"
         if any(text in extras[extra] for extra in ("wandb", "trackio", "mlflow", "smollm2", "site")):

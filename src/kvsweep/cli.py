@@ -15,7 +15,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from kvsweep.command_line import GOES_ON, did_you_mean, one_sentence
+from kvsweep.command_line import GOES_ON, check_engine, did_you_mean, one_sentence
 from kvsweep.errors import UserError
 from kvsweep.files import at_home
 
@@ -312,6 +312,7 @@ def replay(**options: Any) -> None:
     memory_gb=G     with --time: a third batch, of as many texts as this memory holds keys and values of
     rounds=3        with --time: rounds, of which the median counts
     """
+    check_engine("a replay")
     from kvsweep.harness.replay.command import replay
 
     replay(**options)
@@ -339,6 +340,7 @@ def predictor(**options: Any) -> None:
     recipe.label=[answer] kinds of label: answer, far_max, later; of several kinds the head learns the sum
     model=NAME, model.KEY=VALUE, benchmark=NAME, benchmark.path=FILE, decoding.KEY=VALUE   as for kvsweep
     """
+    check_engine("a predictor")
     from kvsweep.harness.predictor.command import make
 
     make(**options)
@@ -377,6 +379,7 @@ def trace(**options: Any) -> None:
     folder where the model lies now, for a file which model, and for live all settings of a sweep but its grid. --label,
     --head and --scores can be repeated.
     """
+    check_engine("a trace")
     from kvsweep.harness.inspect.command import trace
 
     trace(**options)

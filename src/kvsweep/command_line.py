@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any, NoReturn, TextIO
 
 from kvsweep.errors import UserError
@@ -16,6 +17,8 @@ from kvsweep.escape import visible
 FAILED, BAD_INPUT, LOCKED, UNCLEAR, HUNG_UP, INTERRUPTED, TERMINATED = 1, 2, 3, 4, 129, 130, 143
 # What Ctrl-C, SIGTERM and a terminal that closes print for a command that stores its work.
 GOES_ON = "interrupted; the same command goes on where this one stopped."
+# The packages of the extra `engine`.
+ENGINE = ("torch", "transformers", "datasets", "safetensors", "peft", "tqdm")
 # What a thread's start, a mapped file, torch, C++ and the loader of libraries say where they find no memory.
 _NO_MEMORY = ("can't start new thread", "allocate memory", "not enough memory", "bad_alloc", "failed to map segment")
 # Faults of a disk or a folder, which a user can mend and no program can.
@@ -105,6 +108,12 @@ def _closed_stdout() -> TextIO:
     os.dup2(writer, 1)
     os.set_inheritable(1, True)
     return os.fdopen(1, "w", encoding="utf-8")
+
+
+def check_engine(asked: str) -> None:
+    """Refuse what decodes where a package of the extra is missing, before a task is queued that lacks it too."""
+    if missing := [name for name in ENGINE if find_spec(name) is None]:
+        raise UserError(f"{asked} needs {', '.join(missing)}: pip install 'kvsweep[engine]'.")
 
 
 def counted(count: int | str, noun: str) -> str:

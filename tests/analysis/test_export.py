@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from huggingface_hub import DatasetCard
+from huggingface_hub import DatasetCard, HfApi
+from huggingface_hub.utils import filter_repo_objects
 
 from kvsweep.analysis import export as module
 from kvsweep.analysis.export import export
@@ -283,42 +285,63 @@ def test_pushing_without_a_login_is_one_sentence_and_reads_nothing(
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The calls that reach the hub while somebody is logged in."""
-    sent: list[tuple[Any, ...]] = []
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What reaches the hub while somebody is logged in; a dataset there has files of an earlier upload."""
+    sent: list[Any] = []
+
+    def create_repo(self: HfApi, name: str, *, repo_type: str, private: bool, exist_ok: bool) -> Any:
+        sent.append({"type": repo_type, "private": private, "may be there": exist_ok})
+        return SimpleNamespace(repo_id=f"me/{name.rpartition('/')[2]}")
+
+    def upload_folder(
+        self: HfApi, *, folder_path: Path, allow_patterns: Any, delete_patterns: Any, **where: Any
+    ) -> None:
+        names = sorted(path.relative_to(folder_path).as_posix() for path in folder_path.rglob("*") if path.is_file())
+        new, old = (
+            list(filter_repo_objects(files, allow_patterns=patterns))
+            for files, patterns in ((names, allow_patterns), (earlier, delete_patterns))
+        )
+        sent.append({**where, "new": new, "gone": sorted({*old} - {*new})})
+
+    earlier = ["README.md", "data/train-00000-of-00001.parquet", "notes.txt", "replayed.parquet"]
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
-    monkeypatch.setattr(
-        datasets.Dataset, "push_to_hub", lambda self, name, private: sent.append((name, len(self), private))
-    )
-    monkeypatch.setattr(DatasetCard, "push_to_hub", lambda self, name: sent.append((name, "Columns" in self.text)))
+    monkeypatch.setattr(HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
     return sent
 
 
 @pytest.mark.parametrize(("options", "private"), [([], True), (["--public"], False)])
-def test_pushing_sends_rows_then_card(
-    options: list[str], private: bool, make_cell: MakeCell, hub: list[tuple[Any, ...]]
+def test_pushing_sends_the_exports_files_and_deletes_those_of_an_earlier_one(
+    options: list[str], private: bool, make_cell: MakeCell, hub: list[Any]
 ) -> None:
-    run = make_cell([[1, 0]]).parent
-    main([str(run), "--push-to-hub", "me/texts", *options])
-    assert hub == [("me/texts", 2, private), ("me/texts", True)]
+    cell = make_cell([[1, 0]])
+    main([str(cell.parent)])
+    (cell.parent / "export/mine.txt").touch()
+    main([str(cell.parent), "--push-to-hub", "texts", *options])
+    assert hub == [
+        {"type": "dataset", "private": private, "may be there": True},
+        {
+            **{"repo_id": "me/texts", "repo_type": "dataset"},
+            "new": ["README.md", f"data/{cell.name}.parquet"],
+            "gone": ["data/train-00000-of-00001.parquet", "replayed.parquet"],
+        },
+    ]
 
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(
-    make_cell: MakeCell,
-    hub: list[tuple[Any, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_cell: MakeCell, hub: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_cell([[1]]).parent
 
-    def refuse(self: Any, name: str, private: bool) -> None:
+    def refuse(self: HfApi, **_: Any) -> None:
         # The hub's transport raises errors of its own, which are no OSError.
         raise type("ConnectError", (Exception,), {})("no\nroute")
 
-    monkeypatch.setattr(datasets.Dataset, "push_to_hub", refuse)
+    monkeypatch.setattr(HfApi, "upload_folder", refuse)
     with pytest.raises(SystemExit) as ended:
         main([str(run), "--push-to-hub", "me/texts"])
     assert ended.value.code == 2
-    # Before it stands the progress of datasets.
-    assert "kvsweep export: error: --push-to-hub me/texts failed (no route)" in capsys.readouterr().err.splitlines()[-1]
+    said = capsys.readouterr().err
+    assert said.startswith("kvsweep export: error: --push-to-hub me/texts failed (no route)")
+    assert said.count("\n") == 1
     assert (run / "export/README.md").is_file()
