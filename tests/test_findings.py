@@ -11,7 +11,7 @@ import yaml
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from kvsweep.analysis.statistics.noninferiority import decide_grid, power
+from kvsweep.analysis.statistics.noninferiority import decide, decide_grid, power
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "results" / "published"
 
@@ -40,6 +40,130 @@ def test_the_tests_that_were_compared() -> None:
         found += list(lossless.groupby("draws")["called_safe"].mean())
         assert [float(number) for number in numbers] == pytest.approx([100 * share for share in found], abs=0.06)
     assert table.loc[table["rule"].str.contains("ours") & (table["loss_points"] == 5), "called_safe"].max() < 0.03
+
+
+VERDICTS = ["pass_percent", "fail_percent", "inconclusive_percent"]
+WRONG = ["wrong_pass_percent", "wrong_fail_percent"]
+
+
+def rules_page() -> str:
+    return (PUBLISHED.parents[1] / "docs/valid_at_thirty.md").read_text()
+
+
+def test_five_rules_on_the_same_answers() -> None:
+    table = pd.read_csv(PUBLISHED / "valid_at_thirty.csv")
+    rules = list(table["rule"].unique())
+    assert len(rules) == 6
+    assert table[VERDICTS].sum(axis=1).to_numpy() == pytest.approx(100, abs=0.01)
+    shown = re.findall(r"^\| ([^|]+) \| (\d+) x (\d+) \| ([^|]+) \| (.*) \|$", rules_page(), re.M)
+    assert len(shown) == 19
+    found = dict(list(table.groupby(["case", "n", "draws", "truth"])))
+    for case, n, draws, truth, cells in shown:
+        own = found[case, int(n), int(draws), truth].set_index("rule").loc[rules, VERDICTS].to_numpy()
+        said_here = [[float(share) for share in cell.split("/")] for cell in cells.split("|")]
+        assert np.array(said_here) == pytest.approx(own, abs=0.501), (case, n, draws)
+    free = table[table["case"].str.startswith("new draws") & (table["truth"] == "0")]
+    summary = re.findall(r"^\| ([^|]+) \| " + r" \| ".join([r"([\d.]+)"] * 8) + r" \|$", rules_page(), re.M)
+    assert [rule for rule, *_ in summary] == rules
+    for rule, *shares in summary:
+        own = table[table["rule"] == rule]
+        elsewhere = own["truth"].str.endswith("like these")
+        expected = [own[~elsewhere]["wrong_pass_percent"].max(), own[elsewhere]["wrong_pass_percent"].max()]
+        expected.append(own["wrong_fail_percent"].max())
+        mine = free[free["rule"] == rule]
+        expected += list(mine.groupby(["n", "draws"])["pass_percent"].mean())
+        expected.append(mine["inconclusive_percent"].mean())
+        assert [float(share) for share in shares] == pytest.approx(expected, abs=0.06)
+
+
+def test_five_percent_lost_for_certain() -> None:
+    """The chances of the numbers of lost problems are binomial, so each rule's shares can be computed exactly."""
+    table = pd.read_csv(PUBLISHED / "valid_at_thirty.csv").set_index(["case", "n", "draws", "truth", "rule"])
+    own = table.loc["5% of all problems lost for certain"]
+    exact = 100 * 0.95**30
+    for rule in table.index.unique("rule").drop(["judge", "judge, problems like these"]):
+        assert own.loc[(30, 1, "5 of problems like these", rule), "wrong_pass_percent"] == pytest.approx(exact, abs=3)
+    assert f"{exact:.0f}%" in rules_page()
+    for draws in (1, 8):
+        full = np.ones((30, draws))
+        labels = [decide(full * (np.arange(30) >= lost)[:, None], full).label for lost in range(31)]
+        chances = stats.binom.pmf(range(31), 30, 0.05)
+        for label, column in (("safe", "pass_percent"), ("worse", "fail_percent")):
+            share = 100 * chances[[one == label for one in labels]].sum()
+            truth = "of these problems, as drawn"
+            assert own.loc[(30, draws, truth, "judge"), column] == pytest.approx(share, abs=4.5)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "cells"),
+    [
+        (r"(\d+)% of settings that lose 10 points at 30 x 8 in texts that are else equal", [("nel compare", 1, 8, 10)]),
+        (
+            r"lose 10 points at 30 x 8 with new draws gate fails (\d+)%, judge (\d+)%",
+            [("nel gate", 0, 8, 10, "fail"), ("judge", 0, 8, 10, "fail")],
+        ),
+        (
+            r"lose 5 points at 30 x 8 the t interval passes (\d+)%, the bootstrap (\d+)% and judge (\d+)%",
+            [("t interval", 0, 8, 5), ("bootstrap", 0, 8, 5), ("judge", 0, 8, 5)],
+        ),
+        (
+            r"the t interval passes (\d+)% at 30 x 1 and (\d+)% at 30 x 8, judge (\d+)% and (\d+)%",
+            [("t interval", 1, 1, 5), ("t interval", 1, 8, 5), ("judge", 1, 1, 5), ("judge", 1, 8, 5)],
+        ),
+        (
+            r"it passes (\d+)% at 30 x 8 of settings that never solve 5% of problems, like gate \((\d+)%\)",
+            [("judge", 2, 8, "5 of problems like these"), ("nel gate", 2, 8, "5 of problems like these")],
+        ),
+    ],
+)
+def test_sentences_on_five_rules(sentence: str, cells: list[tuple]) -> None:
+    table = pd.read_csv(PUBLISHED / "valid_at_thirty.csv")
+    table["rule"] = table["rule"].str.replace(" (0.3.0)", "")
+    table = table.set_index(["case", "n", "draws", "truth", "rule"])
+    cases = ("new draws, accuracy 0.6", "texts equal but for the loss", "5% of all problems lost for certain")
+    found = re.search(sentence, " ".join(rules_page().split()))
+    assert found
+    for said_here, (rule, case, draws, truth, *verdict) in zip(found.groups(), cells, strict=True):
+        share = table.loc[(cases[case], 30, draws, str(truth), rule), f"{[*verdict, 'pass'][0]}_percent"]
+        assert float(said_here) == pytest.approx(share, abs=0.501)
+
+
+def test_our_rule_on_fewer_simulations() -> None:
+    """Five points lost in proportion, with new draws: simulated here in other words than in the script."""
+    table = pd.read_csv(PUBLISHED / "valid_at_thirty.csv").set_index(["case", "n", "draws", "truth", "rule"])
+    rng = np.random.default_rng(7)
+    runs, verdicts = 300, []
+    for _ in range(runs):
+        chance = rng.beta(0.3, 0.2, (30, 1))
+        luck, again = rng.random((2, 30, 8))
+        full, cell = luck < chance, again < chance * (1 - 0.05 / chance.mean())
+        verdicts.append(decide(cell.astype(float), full.astype(float)).label)
+    own = table.loc[("new draws, accuracy 0.6", 30, 8, "5", "judge")]
+    for label, column in (("safe", "pass_percent"), ("worse", "fail_percent")):
+        share = own[column] / 100
+        error = np.sqrt(max(share, 0.01) * (1 - share) / runs)
+        assert np.mean([one == label for one in verdicts]) == pytest.approx(share, abs=4 * error)
+    assert own[WRONG].to_list() == [own["pass_percent"], 0]
+
+
+def test_what_published_claims_can_carry() -> None:
+    page = " ".join(rules_page().split())
+    labels = []
+    for won in range(20):
+        full, cell = np.zeros((2, 90, 1))
+        cell[:won], full[won : 2 * won + 6] = 1, 1
+        labels.append(decide(cell, full).label)
+    assert labels == ["worse"] + ["unclear"] * 19
+    assert "20 tables of pairs, from 6 answers lost and none won to 25 and 19" in page
+    assert "*worse* in one (nothing won) and *unclear* in 19" in page
+    for right, of in ((124, 200), (58, 210)):
+        low, high = 100 * stats.beta.ppf([0.025, 0.975], [right, right + 1], [of - right + 1, of - right])
+        assert f"{low:.1f} to {high:.1f}%" in page
+        assert f"{100 * right / of:.1f}% of {of}" in page
+    grids = pd.read_csv(PUBLISHED / "paper_grids/grids.csv")
+    differ = (grids["p_holm"] < 0.05).groupby(grids["concentration"]).sum()
+    assert differ.to_dict() == {0.2: 4, 0.3: 0, 0.6: 0, 1.0: 0}
+    assert "none of the eight grids" in page
 
 
 def test_the_slope_of_the_published_heatmaps() -> None:

@@ -125,7 +125,7 @@ class Page:
     def made_of(self) -> str:
         """A line of the facts that a reader asks for first."""
         facts = dict(self.facts)
-        names = ("benchmarks", "draws", "decoding", "hardware gpu", "hardware processor", "packages kvsweep")
+        names = ("benchmarks", "draws", "decoding", "hardware gpus", "hardware processor", "packages kvsweep")
         return "; ".join(f"{name}: {facts[name]}" for name in names if facts.get(name))
 
     @cached_property
