@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run, load_run
+from kvsweep.analysis.load import Run, load_run, settings_of
 from kvsweep.analysis.statistics.inference import paired_tests, score_array
 from kvsweep.analysis.statistics.metrics import graded_rows
 from kvsweep.command_line import counted
 from kvsweep.errors import UserError
+from kvsweep.escape import in_one_line
 from kvsweep.files import replace_text
+from kvsweep.records import read_cell
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "question"]
@@ -24,7 +26,8 @@ MAX_LISTED = 8
 def compare(first: Run, second: Run) -> pd.DataFrame:
     """Compute B minus A for each setting that both runs have, on the (problem, draw) pairs that both have graded.
 
-    Columns: `MATCH`, cell_id_a, cell_id_b and `paired_tests` over all settings. No common setting is a UserError.
+    Columns: `MATCH`, cell_id_a, cell_id_b, `paired_tests` over all settings, and as text the settings that differ. No
+    common setting is a UserError.
     """
     left, right = (run.cells.drop_duplicates(MATCH) for run in (first, second))
     columns = [*MATCH, "model_title", "benchmark_title", "cell_id"]
@@ -38,7 +41,16 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     # One array, because the correction runs over all settings.
     scores = score_array(rows, [side + name for side in "ab" for name in shared[f"cell_id_{side}"]])
     tests = paired_tests(scores[len(shared) :] - scores[: len(shared)], np.zeros(scores.shape[1:]))
-    return shared.join(tests)
+    pairs = zip(shared["cell_id_a"], shared["cell_id_b"], strict=True)
+    other = [_other_settings(first.directory / a, second.directory / b) for a, b in pairs]
+    return shared.join(tests).assign(other_settings=other)
+
+
+def _other_settings(first: Path, second: Path) -> str:
+    """The settings that differ between two cells of the same grid's point, with A's and B's value."""
+    ours, theirs = (settings_of(in_one_line(read_cell(folder))) for folder in (first, second))
+    names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
+    return ", ".join(f"{name} ({ours.get(name, 'none')} and {theirs.get(name, 'none')})" for name in names)
 
 
 def in_words(table: pd.DataFrame) -> str:
@@ -67,9 +79,12 @@ def _summary(table: pd.DataFrame) -> list[str]:
         lines = [*lines[:MAX_LISTED], f"and {len(lines) - MAX_LISTED} more panels"]
     clear = int((table["p_holm"] < 0.05).sum())
     shown = f", the {MAX_LISTED} largest above" if clear > MAX_LISTED else ""
-    rest = f" The other {len(table) - clear} are not shown to differ." if clear < len(table) else ""
+    others = len(table) - clear
+    rest = f" {counted(others, 'cell')} {'is' if others == 1 else 'are'} not shown to differ." if others else ""
     differ = f"A and B differ in {clear} of {counted(len(table), 'cell')} (B minus A, paired, Holm, 5%){shown}.{rest}"
-    return [*lines, differ]
+    settings = table["other_settings"].value_counts().drop("", errors="ignore")
+    unlike = [f"settings differ in {counted(cells, 'cell')}: {names}" for names, cells in settings.items()]
+    return [*lines, *unlike[:MAX_LISTED], differ]
 
 
 def compare_runs(first: Path, second: Path, csv: Path | None = None) -> None:

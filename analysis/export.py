@@ -17,6 +17,7 @@ from kvsweep import records
 from kvsweep.analysis import notation as formats
 from kvsweep.analysis.load import load_problems, load_settings, skipped
 from kvsweep.analysis.report.rendering import render
+from kvsweep.command_line import counted
 from kvsweep.errors import UserError
 from kvsweep.escape import markdown_text
 from kvsweep.files import digests, make_folder, read_file, replace_text, replacing
@@ -260,6 +261,7 @@ def export_run(directory: Path, output: Path | None, push_to_hub: str | None, *,
         raise UserError(f"{output or directory} cannot be written to ({error.strerror}): give --output.") from error
     for notice in notices:
         print(f"note: {notice}", file=sys.stderr)
-    print(folder)
+    rows = sum(pq.read_metadata(path).num_rows for path in (folder / DATA_FOLDER).glob("*.parquet"))
+    print(f"{folder}\n{counted(rows, 'row')}; in Python: datasets.load_dataset({str(folder)!r}, split='train')")
     if push_to_hub:
         push(folder, push_to_hub, public=public)

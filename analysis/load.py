@@ -325,7 +325,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     A grid's own axes are left out, and what differs only between benchmarks or models (a longer token limit). The bits
     of packed rows are always named: the full cache beside them may have unpacked ones.
     """
-    flat = [_settings(cell) for cell in settings]
+    flat = [settings_of(cell) for cell in settings]
     names = [pd.Series([cell[kind]["name"] for cell in settings], name=kind) for kind in SECTIONS[:2]]
     names.append(pd.Series([_policy_name(cell) for cell in settings], name="policy"))
     varying = (pd.DataFrame(flat).groupby(names).nunique() > 1).groupby("policy").any()
@@ -342,7 +342,7 @@ def _variants(settings: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _settings(cell: dict[str, Any]) -> dict[str, str]:
+def settings_of(cell: dict[str, Any]) -> dict[str, str]:
     """The settings that decide a cell's outputs, as `section.field`, without names, titles and a grid's axes."""
     sections = {name: cell.get(name) for name in (*SECTIONS, "dataset_hash", "seed")}
     sections["cache"] = _cache(cell)

@@ -230,7 +230,9 @@ class BudgetPolicy(Policy):
         super().__post_init__()
         if self.local_window > self.budget:
             larger = f"policy.local_window={self.local_window} is larger than policy.budget={self.budget}"
-            raise ValueError(f"{larger}: choose a window of at most the budget.")
+            default = "of the two, one that was not given is the model's (model.sizes)"
+            mend = f"give policy.local_window={self.budget} or less, or a larger budget"
+            raise ValueError(f"{larger}; {default}: {mend}.")
         if self.sinks_kept > max(0, self.size - self.newest_kept):
             others = (
                 f"of the {self.size} tokens that stay {self.newest_kept} are the newest, and sinks are among the others"

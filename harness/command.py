@@ -7,15 +7,17 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvsweep.command_line import check_engine
+from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.rounds import ReplayPlan, run
 from kvsweep.harness.settings import (
@@ -25,9 +27,11 @@ from kvsweep.harness.settings import (
     fill_homes,
     own_overrides,
     plain_config_errors,
+    target_class,
     target_classes,
 )
 from kvsweep.harness.sweep.estimate import describe
+from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
 from kvsweep.harness.sweep.share import share_of
@@ -40,6 +44,9 @@ TEMPLATE = Path(__file__).resolve().parent / "template"
 # A command that names none of these runs the default policy, and beside it the full cache to compare with.
 _NAMES_CELLS = ("policy", "grid", "experiment")
 _NAMES_MODEL = ("model=", "model.name=", "experiment=")
+# What of a job its cells do not say; a benchmark may have the problems of another one.
+_NOT_OF_A_JOB = ("benchmark", "cells", "inputs", "resolved", "command")
+_OF_A_JOB = ["problem_ids", *(field.name for field in fields(Job) if field.name not in _NOT_OF_A_JOB)]
 SHOWS = {"-h", "--help", "--hydra-help", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion", "--version"}
 
 
@@ -83,10 +90,11 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
             with plain_config_errors():
                 fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
+                unused = _without_others_settings(config)
                 launcher = build_target("launcher", config.launcher, Launcher)
                 plan = build(ReplayPlan, "replay", {name: config.get(name) for name in ("replay", "screen", "texts")})
                 job = make_job(config)
-                found.append((job, launcher, plan, unused_settings(config, job)))
+                found.append((job, launcher, plan, unused_settings(config, job) | unused))
         except UserError as mistake:
             mistakes.append(mistake)
 
@@ -106,7 +114,41 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
     for directory in {job.run_directory for job in jobs}:
         for _ in read_cells(directory):  # refuses those of another schema
             pass
-    return list(jobs), launchers[0], plans[0]
+    return _without_shared_cells(jobs, plans[0]), launchers[0], plans[0]
+
+
+def _without_others_settings(config: DictConfig) -> dict[str, str]:
+    """Take out of a multirun's policy the settings that it lacks, which others have; the keys and the reason."""
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode != RunMode.MULTIRUN:
+        return {}
+    own = {field.name for field in fields(target_class("policy", config.policy, Policy))}
+    others = config.policy.keys() - own - policy_file(hydra_config.runtime.choices["policy"]).keys()
+    with open_dict(config):
+        for name in others:
+            del config.policy[name]
+    return {f"policy.{name}": "no policy of the command takes it" for name in others}
+
+
+def _without_shared_cells(jobs: Sequence[Job], plan: ReplayPlan) -> list[Job]:
+    """The jobs without cells that an equal job before them has; jobs that share cells and are not equal are refused."""
+    kept: list[Job] = []
+    for job in jobs:
+        for other in kept:
+            if (job.run_directory, job.shard) != (other.run_directory, other.shard):
+                continue
+            theirs = {cell.cell_id for cell in other.cells}
+            rest = tuple(cell for cell in job.cells if cell.cell_id not in theirs)
+            differing = [name for name in _OF_A_JOB if getattr(job, name) != getattr(other, name)]
+            if differing and len(rest) < len(job.cells):
+                both = f"{job.name}: two jobs of this command have the same cells and differ in {', '.join(differing)}"
+                raise UserError(f"{both}: give one value, or start one command after the other.")
+            # Rounds and replays compare a job's cells with its own full cache.
+            if not rest or not (job.rounds or plan.wanted):
+                job = replace(job, cells=rest)
+        if job.cells:
+            kept.append(job)
+    return kept
 
 
 def _complete(config: DictConfig) -> list[str]:
@@ -146,9 +188,11 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
     with plain_config_errors():
         try:
             multirun = not {"-m", "--multirun"}.isdisjoint(typed)
-            sys.argv = [typed[0], *hydra_words(typed[1:], target_classes, multirun=multirun)]
+            words = hydra_words(typed[1:], target_classes, multirun=multirun)
             if not any(argument.startswith("hydra.searchpath=") for argument in typed):
-                sys.argv += own_overrides()
+                words += own_overrides()
+            # Hydra takes no KEY=VALUE behind an option that follows another one.
+            sys.argv = [typed[0], *sorted(words, key=_is_option_or_its_value)]
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(collect_typed)()
         except (HydraException, BrokenPipeError):  # some of Hydra's errors are an OSError as well
             raise
@@ -157,6 +201,10 @@ def _compose(collect: Callable[[DictConfig], None]) -> None:
             raise UserError(f"{reason}: set results_dir= elsewhere.") from error
         finally:
             sys.argv = typed
+
+
+def _is_option_or_its_value(word: str) -> bool:
+    return word.startswith("-") or "=" not in word
 
 
 def init(folder: Path) -> None:

@@ -220,6 +220,11 @@ def plain_config_errors() -> Iterator[None]:
             name = word.partition("=")[0] if "=" in word else "KEY"
             form = f"""'{name}="TEXT"' for a text, '{name}=[A,B]' for a list"""
             raise UserError(f"{word} cannot be read: write {form}, within the shell's quotes.") from error
+        if several := re.match("Ambiguous value for argument '(.+?)=(.*)'\n", str(error)):
+            key, values = several.groups()
+            is_list = key.startswith(("grid.", "recipe."))
+            mend = f"write '{key}=[{values}]'" if is_list else "add -m for a job of each"
+            raise UserError(f"{key}={values} has several values: {mend}.") from error
         if unset := re.search("Environment variable '(.+?)' not found", str(error)):
             raise UserError(f"the environment variable {unset[1]} is not set: set it, or write the value.") from error
         own, _, mistake = str(error).partition("UserError raised while resolving interpolation: ")
@@ -273,8 +278,8 @@ def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -
         return f"{where}={first['input']} is unknown: choose one of {choices}."
     if first["type"] == "string_type" and type(first["input"]) in (int, float):
         return f"""{where}={first["input"]} is read as a number: write it in quotes, "{first["input"]}"."""
-    if first["type"] == "sequence_str":
-        return f"{where}={first['input']!r} is no list: write {where}=[{first['input']}]."
+    if first["type"] == "sequence_str" or first.get("ctx", {}).get("class") == "Sequence":
+        return f"{where}={first['input']!r} is no list: write '{where}=[{first['input']}]'."
     if first["type"] == "too_short":
         return f"{where}={first['input']} has too few values: name at least {first['ctx']['min_length']}."
     if first["type"].startswith(("greater_than", "less_than")):

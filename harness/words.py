@@ -66,10 +66,18 @@ def _hydra_word(word: str, hints: Hints, multirun: bool) -> str:
         return f"++{key}={value}"
     if plus and "." not in key:
         raise UserError(f"{word} begins with {plus}, which no choice of kvsweep needs: write {key}={value}.")
+    if multirun and not plus and _is_of_a_policy(key, hints):
+        plus = "++"  # a policy of the list may lack it, whose job then goes without it
     is_null = value in ("", "???") or (value == "null" and kind == "text or null")
     if not kind.startswith("text") or is_null or value[:1] in ("'", '"') or _FUNCTION.fullmatch(value):
-        return word
+        return f"{plus}{key}={value}"
     return f"{plus}{key}={','.join(map(quoted, value.split(',') if multirun else [value]))}"
+
+
+def _is_of_a_policy(key: str, hints: Hints) -> bool:
+    section, _, name = key.partition(".")
+    # No field of a class has the other spelling of a size.
+    return section == "policy" and (name in ("rows", "every") or any(name in fields for fields in hints(section)))
 
 
 def quoted(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,15 @@ from kvsweep.escape import file_name
 MARKED = "; ".join(f"{mark} {MARKS[mark]}" for mark in (UNFINISHED, MISSING, UNTOUCHED, UNPACKED))
 NOTE = f"Pass@1 in %, ± standard error over problems; {MARKED}"
 SUMMARY_NOTE = (
-    "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; kept: rows after an eviction, the "
-    "question among them"
+    "0.3 / 48: keep_ratio / local_window; evicted: texts in which eviction acted; rows left: after an eviction, "
+    "the question among them"
 )
 CAPTION = f"{NOTE}; {STOPPED} {MARKS[STOPPED]}"
 CAPTION += f"; {WORSE} worse than the full cache; bold: the best compressed setting"
 
 FIDELITY_NOTE = (
-    "KL and log-likelihood change in nats per token, texts as clusters; flips: tokens with another most likely token. "
+    "kl, change: KL divergence, and change of the text's log-likelihood, in nats per token, texts as clusters; "
+    "answer_change: of the answer's; flips: tokens with another most likely token. "
     "These numbers rank settings and never show that one is safe: docs/report.md."
 )
 
@@ -43,12 +45,12 @@ BEST_BEGIN, BEST_END = "⟦", "⟧"
 
 
 def summary_table(directory: Path | str) -> str:
-    """Pass@1 ± standard error in percent as plain text, per model: settings by benchmarks, and rows kept."""
+    """Pass@1 ± standard error in percent as plain text, per model: settings by benchmarks, and rows left."""
     run = load_run(directory)
     scores = cell_scores(run)
     models = scores["model"].unique()
     tables = [_aligned(score_table(scores, model).assign(**_evictions(scores, model))) for model in models]
-    notes = [f"note: {sentence}" for sentence in (*unanswered(run), *not_finite(run))]
+    notes = [f"note: {sentence}" for sentence in (*unanswered(run), *not_finite(run), *not_evicted(run))]
     return "\n\n".join([*tables, "\n".join([NOTE, SUMMARY_NOTE, *notes])])
 
 
@@ -81,6 +83,25 @@ def not_finite(run: Run) -> list[str]:
         "model.dtype=bfloat16 or float32, or look at the weights."
         for (model, benchmark), ours in cells.groupby(["model_title", "benchmark_title"], sort=False)
     ]
+
+
+def not_evicted(run: Run) -> list[str]:
+    """A sentence for each model and benchmark where nothing was evicted, with budgets that would evict."""
+    cells = run.cells.loc[run.cells["budget"].notna(), ["cell_id", "model_title", "benchmark_title", "question"]]
+    texts = run.completions.merge(cells, on="cell_id").dropna(subset=["peak_length", "prompt_tokens"])
+    # The last step evicts nothing, and a question that lies on top is no part of what the budget counts.
+    texts["length"] = texts["peak_length"] - 1 - texts["prompt_tokens"].where(texts["question"] == "on_top", 0)
+    sentences = []
+    for (model, benchmark), ours in texts.groupby(["model_title", "benchmark_title"], sort=False):
+        lengths = ours["length"]
+        if ours["evictions"].sum() == 0 and lengths.max() > 1:
+            budgets = [int(lengths.max()) - 1, max(1, int(lengths.median()) // 2)]
+            would = [f"policy.budget={size} would evict in {(lengths > size).sum()}" for size in budgets]
+            sentences.append(
+                f"{model} | {benchmark}: nothing was evicted, because no cache outgrew its budget. "
+                f"Of {counted(len(lengths), 'text')} {', '.join(would)}."
+            )
+    return sentences
 
 
 def headline(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -119,7 +140,7 @@ def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
     counts = settings[["evicted", "completions"]].sum().astype("str")
     kept = settings["mean_length_after"].mean()
-    return {"evicted": counts["evicted"] + " of " + counts["completions"], "kept": kept.map(notation.decimal)}
+    return {"evicted": counts["evicted"] + " of " + counts["completions"], "rows left": kept.map(notation.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:
@@ -233,7 +254,13 @@ def fidelity_table(run: Run) -> pd.DataFrame | None:
 
 def fidelity_text(table: pd.DataFrame) -> str:
     """The table of `fidelity_by_cell` for the terminal."""
-    return f"{_fidelity_texts(table).to_string(index=False)}\n{FIDELITY_NOTE}"
+    shown, width = _fidelity_texts(table).set_index("setting"), shutil.get_terminal_size((140, 24)).columns
+    parts = shown.groupby("model | benchmark", sort=False)
+    texts = [
+        rows.drop(columns="model | benchmark").rename_axis(index=None, columns=str(name)).to_string(line_width=width)
+        for name, rows in parts
+    ]
+    return "\n\n".join([*texts, FIDELITY_NOTE])
 
 
 def _fidelity_texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -241,7 +268,7 @@ def _fidelity_texts(table: pd.DataFrame) -> pd.DataFrame:
     shown["setting"] = _settings(table)
     for name in ("kl", "change", "flips", "answer_change"):
         errors = table[f"{name}_se"].map(" ± {:.4f}".format).where(table[f"{name}_se"].notna(), "")
-        shown[name] = table[name].map("{:.4f}".format) + errors
+        shown[name] = (table[name].map("{:.4f}".format) + errors).where(table[name].notna(), MISSING)
     return shown.assign(evictions=table["evictions"].round(1), texts=table["texts"])
 
 

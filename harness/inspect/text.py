@@ -26,10 +26,13 @@ from kvsweep.harness.predictor.traces import Trace, read_graded, trace_of, trace
 from kvsweep.harness.settings import build, choices, compose_config, plain_config_errors
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, check_predictors, check_tags, make_job, stored_config
-from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_rows
+from kvsweep.records import CELL_FILE, PROVENANCE_FILE, Completion, Grade, Problem, read_cell, read_cells, read_rows
 
 if TYPE_CHECKING:
     from kvsweep.harness.models.loaded import LoadedModel
+
+# Cells that a sentence names at most.
+_NAMED = 8
 
 
 class NotInText(UserError):
@@ -149,7 +152,7 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
     A UserError refuses a folder without such a completion, an override of anything else, and other weights.
     """
     if not (folder / CELL_FILE).is_file():
-        raise UserError(f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}.")
+        raise UserError(_no_cell(folder))
     if foreign := [o for o in overrides if not o.startswith(("model.", "policy."))]:
         own = f"{foreign[0]} cannot be given with a cell's folder, because the cell has its own settings"
         places = "model.path=DIR model.predictor=DIR policy.predictor=DIR"
@@ -160,12 +163,24 @@ def of_cell(folder: Path, problem_id: str | None, draw: int, overrides: Sequence
         some = ", ".join(sorted(f"{c.problem_id}/{c.draw}" for _, c, _ in stored)[:5]) or "none"
         missing = f"--problem {problem_id} --draw {draw} is not among the completions of {folder}"
         raise UserError(f"{missing}: it has {some} ...")
-    question, completion, grade = found[0]
+    # Without an answer most pictures cannot be drawn.
+    answered = (row for row in found if row[2] is not None and row[2].answer is not None)
+    question, completion, grade = next(answered, found[0])
     source = of_completion(folder, question, completion, overrides, grade)
     if source.model.identity()["weights"] != read_cell(folder)["model"]["weights"]:
         other = f"{source.model.place} holds other weights than {folder} was run with, or none"
         raise UserError(f"{other}: name the folder of its own with model.path=DIR.")
     return source
+
+
+def _no_cell(folder: Path) -> str:
+    """The sentence for a folder that is no cell's; of a run's folder it names the first cells."""
+    cells = list(read_cells(folder))
+    if not cells:
+        return f"{folder} is no cell's folder: name a folder of a run's directory that holds {CELL_FILE}."
+    named = [f"{path.name} ({cell['benchmark']['name']}, {setting_of(cell['policy'])})" for path, cell in cells]
+    more = f" and {len(cells) - _NAMED} more, which `kvsweep status {folder} --cells` names" if cells[_NAMED:] else ""
+    return f"{folder} is a run's folder: name a cell in it, which are {', '.join(named[:_NAMED])}{more}."
 
 
 def of_completion(

@@ -56,6 +56,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     dtype: torch.dtype = getattr(torch, config.dtype)
+    _warn_of_slow_precision(config)
     if config.chat_template == "own":
         TEMPLATES.start()  # beside the weights
     architecture = read_architecture(config)
@@ -99,6 +100,14 @@ def load_model(config: ModelConfig) -> LoadedModel:
         named = f"the generation_config of model={config.name} sets {', '.join(unapplied)}"
         print(f"note: {named}; transformers' generate applies this, and kvsweep does not.", file=sys.stderr)
     return model
+
+
+def _warn_of_slow_precision(config: ModelConfig) -> None:
+    """Print a note, before weights are loaded, that this processor computes bfloat16 without instructions for it."""
+    on_cpu = config.dtype == "bfloat16" and device_of(config).type == "cpu"
+    if on_cpu and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        slow = "has no instructions for model.dtype=bfloat16, which is slow on it"
+        print(f"note: this processor {slow}: take model.dtype=float32 if the memory suffices.", file=sys.stderr)
 
 
 def add_adapter(network: Any, folder: str) -> Any:

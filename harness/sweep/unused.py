@@ -13,19 +13,24 @@ from kvsweep.harness.sweep.grid import AXES, policy_file
 from kvsweep.harness.sweep.job import Job
 
 _NAMED = {"report.margin", *(f"policy.{name}" for name in BudgetPolicy.SHARED)}
+# The reason why a grid does not use `policy` or one of its settings; the key of the grid's own values stands before it.
+_GIVES = " gives the values"
 
 
 def refuse_unused(given: Sequence[str], unused: Sequence[Mapping[str, str]]) -> None:
     """Raise a UserError for a KEY=VALUE that none of the jobs uses; `unused` has each job's `unused_settings`.
 
-    A size or the margin is named in a note and not refused: a script may give every job the same ones, those of the
-    full cache too.
+    A size that no policy takes, or the margin, is named in a note and not refused: a script may give every job the same
+    ones, those of the full cache too.
     """
     for word in dict.fromkeys(given):
-        key = word.partition("=")[0]
+        key, _, value = word.partition("=")
         if not all(key in settings for settings in unused):
             continue
-        vain = f"{word} has no effect, because {unused[0][key]}"
+        reason = unused[0][key]
+        vain, grids = f"{word} has no effect, because {reason}", reason.removesuffix(_GIVES)
+        if grids != reason:
+            raise UserError(f"{vain}: leave it out, or write '{grids}=[{value.strip('[]')}]'.")
         if key not in _NAMED:
             raise UserError(f"{vain}: leave it out.")
         print(f"note: {vain}.", file=sys.stderr)
@@ -46,13 +51,16 @@ def _of_policies(composed: Mapping[str, Any], grids: Sequence[Mapping[str, Any]]
     names = [grid.get("policy") or [own] for grid in grids]
     listed = ", ".join(dict.fromkeys(name for some in names for name in some))
     fields = {name: set(policy_file(name)) if name != own else set(composed) for some in names for name in some}
+    # A grid beside the first may have it for other reasons than that it was chosen.
+    if own not in names[0] and all(grid.get("policy") for grid in grids):
+        yield "policy", f"grid.policy{_GIVES}"
     for key in composed.keys() - {"name", "_target_"}:
         shared = key in BudgetPolicy.SHARED
         takers = [[name for name in some if name == own or (shared and key in fields[name])] for some in names]
         if not any(takers):
             yield f"policy.{key}", f"no policy of the job ({listed}) takes it"
         elif all(grid.get(key) for grid, some in zip(grids, takers, strict=True) if some):
-            yield f"policy.{key}", f"grid.{key} gives the values"
+            yield f"policy.{key}", f"grid.{key}{_GIVES}"
     for axis in AXES:
         if grids[0].get(axis) and not any(axis in fields[name] for name in names[0]):
             yield f"grid.{axis}", f"no policy of the grid ({', '.join(names[0])}) takes it"

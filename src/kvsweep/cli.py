@@ -349,7 +349,7 @@ def predictor(**options: Any) -> None:
 @program.command()
 @click.argument("source", metavar="DIR|FILE|live", type=_PLACE)
 @_overrides
-@option("--problem", metavar="ID", help="The problem; by default the first one.")
+@option("--problem", metavar="ID", help="The problem; by default the first, of a cell the first with an answer.")
 @option("--draw", metavar="N", type=int, default=0, help="The draw of the problem.")
 @option("--question", metavar="TEXT", help="live: ask this question instead of a benchmark's problem.")
 @option(

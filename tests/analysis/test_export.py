@@ -246,9 +246,13 @@ def test_an_export_that_was_cut_short_is_made_again(make_cell: MakeCell, monkeyp
 
 
 def test_the_command_says_where_it_lies(make_cell: MakeCell, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_cell([[1]]).parent
+    run = make_cell([[1], [0]]).parent
     main([str(run)])
-    assert capsys.readouterr().out == f"{run / 'export'}\n"
+    folder, line, end = capsys.readouterr().out.split("\n")
+    assert (folder, end) == (str(run / "export"), "")
+    rows, _, code = line.partition("; in Python: ")
+    assert rows == "2 rows"
+    assert eval(code, {"datasets": datasets}).num_rows == 2
 
 
 @pytest.mark.parametrize("name", ["missing", "."])

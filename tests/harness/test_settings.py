@@ -171,6 +171,8 @@ def test_a_path_in_the_home_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) ->
             "hydra/launcher=joblib is a launcher of Hydra's: "
             "give launcher=local or launcher=slurm, which start the tasks.",
         ),
+        ("grid.policy=full,window", "grid.policy=full,window has several values: write 'grid.policy=[full,window]'."),
+        ("policy=full,window", "policy=full,window has several values: add -m for a job of each."),
         ("=3", "=3 begins with no setting's name: write KEY=VALUE, such as benchmark.limit=3."),
     ],
 )
@@ -181,8 +183,10 @@ def test_a_word_that_hydra_would_misread(word: str, sentence: str) -> None:
 
 
 def test_a_list_that_is_a_single_name_and_a_variable_that_is_not_set() -> None:
-    with pytest.raises(UserError, match=r"^grid\.policy='full' is no list: write grid\.policy=\[full\]\.$"):
+    with pytest.raises(UserError, match=r"^grid\.policy='full' is no list: write 'grid\.policy=\[full\]'\.$"):
         make_job(compose_config("grid.policy=full"))
+    with pytest.raises(UserError, match=r"^grid\.keep_ratio=0\.2 is no list: write 'grid\.keep_ratio=\[0\.2\]'\.$"):
+        make_job(compose_config("grid.keep_ratio=0.2"))
     with pytest.raises(UserError, match=r"^the environment variable UNSET is not set"), plain_config_errors():
         make_job(compose_config("results_dir=${oc.env:UNSET}/r"))
 

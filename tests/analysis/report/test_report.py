@@ -21,7 +21,7 @@ from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.build import build_report, follow
 from kvsweep.analysis.report.drilldown import common_length, outcome_maps
 from kvsweep.analysis.report.page import run_page
-from kvsweep.analysis.report.tables import summary_table
+from kvsweep.analysis.report.tables import fidelity_text, summary_table
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.errors import UserError
 from kvsweep.task_status import CellProgress, TaskStatus
@@ -198,7 +198,7 @@ def test_summary_table(tmp_path: Path, make_cell: MakeCell) -> None:
         make_cell([[1], [1]], benchmark=benchmark, benchmark_title=title)
     make_cell([[1], [0]], policy="dynts", done=False, expected=4)
     lines = summary_table(tmp_path / "run").splitlines()
-    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "evicted", "kept"]
+    assert lines[0].split() == ["Toy-Qwen", "Chain", "Add", "mean", "evicted", "rows", "left"]
     assert lines[1].split() == ["full", "cache", *(["100.0", "±", "0.0"] * 3), "0", "of", "4", "–"]
     name = ["DynTS", "0.3", "/", "48,", "budget", "128"]
     assert lines[2].split() == [*name, "50.0", "±", "50.0*", "–", "–", "2", "of", "2", "72.0"]
@@ -212,6 +212,45 @@ def test_cells_in_which_most_texts_hold_no_answer_are_named(tmp_path: Path, make
     expected = f"most texts of 1 cell hold no answer.*See `kvsweep grade {folder}` with --why p0 or --why p1"
     assert re.search(rf"note: Toy-Qwen \| Chain: {expected}", summary_table(folder))
     assert re.search("Without answers: 1", build_report(folder).read_text())
+
+
+@pytest.mark.parametrize("question", ["free", "on_top"])
+def test_a_run_without_evictions_names_budgets_that_evict(
+    question: str, kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    words = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3", "policy=window"]
+    words += ["grid.policy=[full,window]", f"results_dir={tmp_path}", f"policy.question={question}"]
+    said = kvsweep(*words, "policy.budget=800", "run_name=none").out
+    pattern = r"note: Toy-Qwen \| Chain: nothing was evicted, because no cache outgrew its budget. Of 3 texts (.*)\."
+    found = re.search(pattern, said)
+    assert found, said
+    budgets = dict(re.findall(r"policy\.budget=(\d+) would evict in (\d+)", found[1]))
+    assert len(budgets) == 2
+    largest = max(map(int, budgets))
+    for budget, texts in {**budgets, str(largest + 1): "0"}.items():
+        out = kvsweep(*words, f"policy.budget={budget}", f"run_name=b{budget}").out
+        assert re.search(r"^window .* (\d+) of 3", out, re.MULTILINE)[1] == texts
+        assert ("nothing was evicted, because" in out) == (texts == "0")
+
+
+def test_the_replays_table_fits_the_terminal_and_has_no_nan(
+    tmp_path: Path, make_cell: MakeCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_cell([[1], [1]])
+    names = ("kl", "change", "flips", "answer_change")
+    table = load_run(tmp_path / "run").cells.assign(evictions=1.25, texts=2, **dict.fromkeys(names, -0.12345))
+    table = table.assign(**{f"{name}_se": 0.5 for name in names}).assign(answer_change=float("nan"))
+    table["answer_change_se"] = float("nan")
+    for columns in (80, 140):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text, note = fidelity_text(table).split("\n\nkl, change")
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= columns
+        assert "nan" not in text
+        assert "–" in text
+        header, row = lines[:2]
+        assert header.index("kl") + len("kl") == row.index("-0.1235 ± 0.5000") + len("-0.1235 ± 0.5000")
+        assert "log-likelihood" in note
 
 
 def test_a_cell_without_evictions_is_marked_as_the_full_cache(tmp_path: Path, make_cell: MakeCell) -> None:

@@ -80,6 +80,28 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     assert table["position"].iloc[0] == text.trace.think_start
 
 
+def test_a_run_is_no_cell_and_of_a_cell_the_first_answered_text_is_taken(kvsweep, tmp_path, monkeypatch):
+    grid = ["grid.policy=[full,window]", "grid.keep_ratio=[0.4]", "grid.local_window=[32]"]
+    toy = ["model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3", "decoding.max_new_tokens=280"]
+    ended = kvsweep(*toy, *grid, f"results_dir={tmp_path}", "run_name=run")
+    assert ended.code == 0, ended.err
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="is a run's folder: name a cell in it, which are ") as said:
+        of_cell(run, None, 0)
+    full, window = (
+        next(path.parent for path in run.glob("*/cell.yaml") if f"name: {name}\n" in path.read_text())
+        for name in ("full", "window")
+    )
+    assert f"{full.name} (toy_chain, full cache)" in str(said.value)
+    assert f"{window.name} (toy_chain, window 0.4 / 32, budget 256)" in str(said.value)
+    # Within 280 tokens the first problem is answered and the last is not.
+    last_first = [*read_graded(full)][::-1]
+    assert [row[2].answer is None for row in last_first] == [True, True, False]
+    monkeypatch.setattr("kvsweep.harness.inspect.text.read_graded", lambda folder: last_first)
+    source = of_cell(full, None, 0)
+    assert source.read(load_model(source.model)).trace.problem_id == "chain-000"
+
+
 def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, capsys):
     ended = kvsweep("policy=window", *tiny, *tiny_policy, "benchmark=toy_chain", f"results_dir={tmp_path}")
     assert ended.code == 0, ended.err

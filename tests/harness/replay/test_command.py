@@ -119,7 +119,7 @@ def test_a_screen_decodes_the_cells_of_the_lowest_kl(sweep):
 @pytest.mark.slow  # three sweeps and two replays
 def test_cells_with_other_texts_are_ranked_by_the_texts_that_all_have(sweep):
     folder = sweep("later", "replay=only")
-    sweep("later", "replay=false", "grid.policy=[full,random]")
+    sweep("later", "replay=false", "grid.policy=[full,random]", "policy=random")
     replay(folder, ["limit=2"], timed=False)
     assert sorted(len(of_cell) for of_cell in rows(folder).values()) == [2, 4, 4, 4]
     table = pd.read_csv(folder / "report" / "fidelity" / "fidelity.csv").set_index("cell_id")
@@ -192,7 +192,7 @@ def finished(tmp_path_factory):
 def test_a_mistake_is_one_sentence(kvsweep, finished, overrides, sentence):
     folder = finished / "bad"
     if not folder.exists():
-        ended = kvsweep(*SWEEP, f"results_dir={finished}", "run_name=bad", "grid.policy=[full]")
+        ended = kvsweep(*SWEEP, f"results_dir={finished}", "run_name=bad", "grid.policy=[full,window]")
         assert ended.code == 0, ended.err
     with pytest.raises(UserError, match=sentence):
         replay(folder, overrides, timed=False)

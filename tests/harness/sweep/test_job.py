@@ -21,6 +21,7 @@ from kvsweep.harness.decode.request import DecodingConfig
 from kvsweep.harness.decode.sampling import SamplingConfig
 from kvsweep.harness.models import config as model_config
 from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.settings import compose_config
 from kvsweep.harness.sweep.cell import Cell
 from kvsweep.harness.sweep.grid import build_policies
 from kvsweep.harness.sweep.job import Job, make_job
@@ -163,6 +164,17 @@ def test_a_window_over_the_budget_names_both(refused: Callable[..., str]) -> Non
     message = refused("policy.local_window=200", "policy.budget=128")
     assert "local_window=200" in message
     assert "budget=128" in message
+
+
+@pytest.mark.parametrize(("model", "default"), [("toy_qwen", 32), ("r1_qwen_7b", 2000)])
+def test_a_window_that_nobody_gave_is_said_to_be_the_models(model: str, default: int) -> None:
+    config = compose_config(f"model={model}", "policy=window", "policy.budget=16")
+    with pytest.raises(UserError) as caught:
+        build_policies(config)
+    assert str(caught.value) == (
+        f"policy.local_window={default} is larger than policy.budget=16; of the two, one that was not given is the "
+        "model's (model.sizes): give policy.local_window=16 or less, or a larger budget."
+    )
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_random_weights_have_no_accuracy(command: Callable[..., Any], fake: Fake
     settings = ["model=r1_qwen_7b", "model.random_weights=true", "model.config.num_hidden_layers=1"]
     small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     sizes = [f"model.config.{name}={value}" for name, value in small.items()]
-    ended = command(*settings, *sizes, "grid.policy=[full]", "policy=random", "tracker=wandb")
+    ended = command(*settings, *sizes, "grid.policy=[full]", "tracker=wandb")
     assert ended.code == 0, ended.err
     (run,) = fake.runs
     assert "truncated" in fake.last(run)

@@ -23,13 +23,16 @@ def refuse(*jobs: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (
-            ["policy=snapkv", "grid.policy=[full,h2o]", "policy.observation_window=8"],
-            "no policy of the job (full, h2o)",
-        ),
+        (["grid.policy=[full,h2o]", "policy.predictor=DIR"], "no policy of the job (full, h2o)"),
         (["grid.policy=[full]", "grid.keep_ratio=[0.3,0.4]"], "no policy of the grid (full) takes it"),
         (["policy=full", "cache.group=16"], "no row is packed"),
         (["policy=full", "cache.scheme=kivi"], "no row is packed"),
+        (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
+        (["grid.policy=[full,dynts]", "policy=h2o"], "grid.policy gives the values"),
+        (
+            ["grid.policy=[full,dynts]", "grid.beside=[{policy: [h2o]}]", "policy=h2o"],
+            "grid.policy gives the values: leave it out, or write 'grid.policy=[h2o]'.",
+        ),
     ],
 )
 def test_a_setting_without_effect_is_refused(words: list[str], reason: str) -> None:
@@ -40,7 +43,6 @@ def test_a_setting_without_effect_is_refused(words: list[str], reason: str) -> N
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"], "grid.keep_ratio gives the values"),
         (["grid.policy=[full]", "policy.budget=24"], "no policy of the job (full) takes it"),
         (["report.margin=3"], "until=decided alone uses it, and kvsweep report has --margin"),
     ],
@@ -54,7 +56,9 @@ def test_a_size_without_effect_is_named(words: list[str], reason: str, capsys: p
     "words",
     [
         ["policy=snapkv", "policy.observation_window=8"],
-        ["policy=dynts", "grid.policy=[full,h2o]", "policy.keep_ratio=0.4", "policy.question=pinned"],
+        ["policy=h2o", "grid.keep_ratio=[0.3,0.4]"],
+        ["grid.policy=[full,dynts]", "policy=h2o", "grid.beside=[{keep_ratio: [0.3]}]"],
+        ["policy=h2o", "grid.policy=[full,h2o]", "policy.keep_ratio=0.4", "policy.question=pinned"],
         ["grid.policy=[full,dynts]", "grid.keep_ratio=[0.3,0.4]"],
         ["policy.local_window=32", "grid.keep_ratio=[0.3,0.4]"],
         ["policy.keep_ratio=0.5", "grid.keep_ratio=[0.3]", "grid.beside=[{policy: [h2o]}]"],
@@ -64,6 +68,11 @@ def test_a_size_without_effect_is_named(words: list[str], reason: str, capsys: p
 )
 def test_a_setting_that_a_policy_takes_is_not(words: list[str]) -> None:
     refuse(words)
+
+
+def test_the_sentence_has_the_grids_key_with_the_value() -> None:
+    with pytest.raises(UserError, match=re.escape("leave it out, or write 'grid.keep_ratio=[0.5]'.")):
+        refuse(["grid.keep_ratio=[0.3,0.4]", "policy.keep_ratio=0.5"])
 
 
 def test_one_job_of_several_may_leave_a_setting_unused() -> None:

@@ -1,0 +1,76 @@
+"""A multirun over policies gives each the settings that it has, and a cell belongs to one job of a command."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvsweep.harness.command import init
+
+TOY = ("model=toy_qwen", "benchmark=toy_chain", "benchmark.limit=3")
+
+
+@pytest.fixture
+def dry_run(kvsweep: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    return lambda *words: kvsweep(*TOY, *words, f"results_dir={tmp_path}", "--dry-run")
+
+
+def test_a_setting_reaches_the_policies_that_have_it_and_the_full_cache_runs_once(dry_run: Callable[..., Any]) -> None:
+    ended = dry_run("-m", "policy=full,window,dynts", "policy.budget=128,192", "policy.predictor=${model.predictor}")
+    assert ended.code == 0, ended.err
+    # One eviction over the budget: 32 + int(0.4 * (129 - 32)) and 32 + int(0.4 * (193 - 32)), of two policies.
+    assert re.findall(r"size: (\d+) rows", ended.out) == ["70", "96", "70", "96"]
+    assert ended.out.count("1 cell (0 done) of 3 completions") == 5
+    assert "5 cells; nothing was run" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["policy=full,window", "policy.predictor=DIR"],
+            "policy.predictor=DIR has no effect, because no policy of the command takes it: leave it out.",
+        ),
+        (["policy=full,window", "policy.bugdet=128"], "policy.bugdet is not a setting: did you mean policy.budget?"),
+        (
+            ["policy=window", "draws=1,2", "launcher=local"],
+            "toy_qwen toy_chain: two jobs of this command have the same cells and differ in draws: "
+            "give one value, or start one command after the other.",
+        ),
+        (["policy=window", "benchmark.limit=1,2"], "have the same cells and differ in problem_ids: give one value"),
+        (["grid.policy=[full],[full,window]", "slots=4,8"], "have the same cells and differ in slots: give one value"),
+    ],
+)
+def test_a_multirun_that_is_refused(words: list[str], said: str, dry_run: Callable[..., Any]) -> None:
+    ended = dry_run("-m", *words)
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_jobs_that_share_some_cells(dry_run: Callable[..., Any]) -> None:
+    ended = dry_run("-m", "grid.policy=[full,window]", "grid.budget=[128],[192]")
+    assert [int(cells) for cells in re.findall(r"(\d+) cells? \(0 done\)", ended.out)] == [2, 1]
+    # Each of two jobs in rounds, and two shards of one job, compare with or write to the full cache.
+    ended = dry_run("-m", "grid.policy=[full,window]", "grid.budget=[128],[192]", "until=decided", "draws=2")
+    assert [int(cells) for cells in re.findall(r"(\d+) cells? \(0 done\)", ended.out)] == [2, 2]
+    assert dry_run("-m", "policy=full", "shard=1/2,2/2").out.count("1 cell (0 done)") == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["experiment=mine", "--cfg", "job"],
+        ["--cfg", "job", "experiment=mine"],
+        ["experiment=mine", "-m", "benchmark.limit=2", "--dry-run", "seed=1,2"],
+    ],
+)
+def test_words_and_options_in_any_order(
+    words: list[str], kvsweep: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    ended = kvsweep(*words)
+    assert ended.code == 0, ended.err
+    assert "mine" in ended.out
