@@ -247,7 +247,7 @@ def pass_at_k(right: Any, draws: Any, k: int) -> Floats:
 COLUMNS = ["decision", "margin", "family", "rounds", "stopped_early", "these_low", "these_high", "p_holds", "p_loses"]
 COLUMNS += ["diff_low", "diff_high", "draws_to_hold", "problems_to_hold", "population", "paired_draws", "fewest_draws"]
 COLUMNS += ["lost_wholly", "diff_hard", "diff_middle", "diff_easy"]
-# Of how many cells a policy's sizes form a chain, in which the smallest cache that holds is searched from the largest.
+# Of how many cells a policy's sizes form a chain, in which the smallest safe cache is searched from the largest.
 CHAIN = 3
 Record = Mapping[str, Any]
 
@@ -281,7 +281,7 @@ def decide_cells(
 ) -> pd.DataFrame:
     """Decide about each cell that shares a (problem, draw) pair with the full cache of its condition.
 
-    The correction for the number of cells runs over the cells of a condition that have the same plan. A cell is open
+    The correction for the number of cells runs over the cells of a condition that have the same plan. A cell is unclear
     as long as it or its full cache is unfinished. Returns `COLUMNS` and recommendable (docs/report.md) by cell_id.
     """
     rows: dict[str, list[Any]] = {}

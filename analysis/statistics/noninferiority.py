@@ -17,8 +17,8 @@ For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thoma
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
-Both bounds are monotone: one more wrong answer of the cell never raises an end of its interval. scipy loads slowly, so
-the functions that need it import it.
+Both bounds are monotone: one more wrong answer of the cell never raises an end of its interval. scipy loads slowly:
+functions import it.
 """
 
 import itertools
@@ -49,11 +49,11 @@ class Decision:
     """A cell against the full cache; differences are fractions of accuracy.
 
     Attributes:
-        label: holds, if the interval lies above -margin, or costs, if it lies above -margin and below 0; else loses, if
-            it lies below 0; else open.
+        label: safe, if the interval lies above -margin, and a small loss, if it lies below 0 too; else worse, if it
+            lies below 0; else unclear.
         difference: the cell's Pass@1 minus the full cache's; NaN without a common pair.
-        low, high: the interval. Its lower end errs with the chance `level`. Its upper end is widened for the number of
-            cells (Holm), so that any of them is wrongly shown to lose with the chance `level`.
+        low, high: the interval. Its lower end errs with the chance `level`; its upper end is widened for the number of
+            cells (Holm), so that any wrong loss among them has the chance `level`.
         p_holds, p_loses: the p-values of the same tests, that the cell loses the margin or more, and that it loses
             nothing (Holm).
         settled: more draws cannot change what matters: the interval lies on one side of -margin.
@@ -73,7 +73,7 @@ class Decision:
 def decide(
     cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL, population: Population = "these"
 ) -> Decision:
-    """Decide about one cell; `level` is the chance of a wrong `holds` and the chance of a wrong `loses`."""
+    """Decide about one cell; `level` is the chance of a wrong *safe* and the chance of a wrong *worse*."""
     return decide_grid({"cell": cell}, full, margin=margin, level=level, population=population)["cell"]
 
 
@@ -89,10 +89,9 @@ def decide_grid(
 ) -> dict[Id, Decision]:
     """Decide about the cells of a grid.
 
-    `level` is the chance of a wrong `holds` of each cell, and the chance of any wrong loss in the grid (Holm 1979).
+    `level` is the chance of a wrong *safe* of each cell, and the chance of any wrong loss in the grid (Holm 1979).
     `family` is the number of cells to correct for, if that is more than `cells`. `looks` at growing data share the
-    level evenly (Bonferroni's split, which holds whatever the sizes of the looks), so that the intervals of all looks
-    together err by it.
+    level evenly (Bonferroni), so that the intervals of all looks together err by it.
     """
     tests = {name: paired_test(cell, full, population) for name, cell in cells.items()}
     p_loses = {name: test.p_below(0.0) for name, test in tests.items()}
@@ -107,11 +106,8 @@ def decide_grid(
 
 def _decision(test: "PairedTest", margin: float, level: float, share: int, looks: int, p_loses: float) -> Decision:
     low, high = test.bound(level, side=-1), test.bound(level / share, side=1)
-    label: Label = "unclear"
-    if low > -margin:
-        label = "small loss" if high < 0 else "safe"
-    elif high < 0:
-        label = "worse"
+    loses, is_safe = high < 0, low > -margin
+    label: Label = ("small loss" if loses else "safe") if is_safe else "worse" if loses else "unclear"
     return Decision(
         label=label,
         difference=test.difference,
@@ -119,7 +115,7 @@ def _decision(test: "PairedTest", margin: float, level: float, share: int, looks
         high=high,
         p_holds=min(1.0, looks * test.p_above(-margin)) if test.problems else math.nan,
         p_loses=p_loses if test.problems else math.nan,
-        settled=low > -margin or high < -margin,
+        settled=is_safe or high < -margin,
         draws=test.draws,
     )
 
@@ -132,8 +128,8 @@ def decide_rounds(
     The decisions depend on the rounds' scores alone, so every reader of the same rows decides alike. A cell that lacks
     scores of a round is decided by the rounds before. With one round the decisions are those of `decide_grid`.
 
-    `cells` and `full` are scores [problems, draws], where a settled cell may lack later draws; `rounds` the draws per
-    problem after each round, ascending, such as (2, 4, 8); `level` the error level of all rounds together.
+    A settled cell may lack later draws. `rounds` are the draws per problem after each round, ascending, such as
+    (2, 4, 8); `level` is the error level of all rounds together.
     """
     options: dict[str, Any] = {"margin": margin, "level": level, "looks": len(rounds)}
     found: dict[Id, Decision] = {}
@@ -142,7 +138,7 @@ def decide_rounds(
         seen = {name: cell[:, :draws] for name, cell in waiting.items() if complete(cell, draws)}
         if not seen or not complete(full, draws):
             break
-        # A settled cell that lost leaves Holm's family; one that holds stays, for its hypothesis was not rejected.
+        # A settled cell that lost leaves Holm's family; a safe one stays, for its hypothesis was not rejected.
         gone = sum(one.settled and one.high < 0 for one in found.values())
         found |= decide_grid(seen, full[:, :draws], family=len(cells) - gone, **options)
         waiting = {name: cells[name] for name in seen if not found[name].settled}
@@ -153,10 +149,10 @@ def decide_rounds(
 
 
 def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], *, level: float = LEVEL) -> set[Id]:
-    """The cells that hold even though the best of all is looked for: any of them is wrong with the chance 2 `level`.
+    """The cells that are safe even though the best of all is looked for: any is wrong with the chance 2 `level`.
 
     One `level` goes to Holm's procedure over all cells. The other goes to the `chains`, in equal parts: each names
-    cells from the largest cache to the smallest, and they hold until the first that does not.
+    cells from the largest cache to the smallest, and they are safe until the first that is not.
     """
     found: set[Id] = set()
     for rank, name in enumerate(sorted(p_holds, key=lambda name: p_holds[name])):
@@ -169,7 +165,7 @@ def hold_in_search(p_holds: Mapping[Id, float], chains: Sequence[Sequence[Id]], 
 
 
 def power(problems: int, draws: int, differ: float, *, margin: float = MARGIN, level: float = LEVEL) -> float:
-    """The chance that a cell which loses nothing holds, where a pair differs with chance `differ`: 10,000 draws."""
+    """The chance that a cell which loses nothing is safe, where a pair differs with chance `differ`: 10,000 draws."""
     pairs = problems * draws
     rates = (differ / 2, 1 - differ, differ / 2)
     won, _, lost = np.random.default_rng(0).multinomial(pairs, rates, 10_000).T.astype(float)
@@ -186,9 +182,9 @@ def pairs_to_hold(differ: float, *, margin: float = MARGIN, level: float = LEVEL
 
 
 def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """Count the draws per problem with which a cell as good as the full cache holds with a probability of 90%.
+    """The draws per problem with which a cell as good as the full cache is safe with 90%, for `these` problems.
 
-    The count is for `these` problems. It takes from the scores how often a pair differs.
+    The scores say how often a pair differs.
     """
     pairs = paired(cell, full)
     differ = max(1.0, float(np.abs(pairs).sum())) / pairs.size
@@ -196,7 +192,7 @@ def draws_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: 
 
 
 def problems_to_hold(cell: Floats, full: Floats, *, margin: float = MARGIN, level: float = LEVEL) -> int:
-    """Count the problems `like_these` that `draws_to_hold`'s cell needs, with as many draws each as the scores have."""
+    """The problems `like_these` that `draws_to_hold`'s cell needs, with as many draws each as the scores have."""
     means = mean_differences(cell, full)
     differ = max(float(means.var(ddof=1)) if len(means) > 1 else 0.0, 1 / len(means) ** 2)
     return max(2, math.ceil(pairs_to_hold(differ, margin=margin, level=level)))
@@ -209,12 +205,9 @@ def complete(scores: Floats, draws: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
-    """The tests of one cell.
+    """The tests of one cell: its problems, the draws of each that count, and the observed difference.
 
-    Attributes:
-        problems, draws: how many problems there are, and the draws of each that count.
-        difference: the observed difference.
-        p_above, p_below: the p-values of the hypotheses that the true difference is at most and at least a value.
+    `p_above` and `p_below` give p of the hypotheses that the true difference is at most, and at least, a value.
     """
 
     problems: int
