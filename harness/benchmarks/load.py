@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from kvsweep.harness.benchmarks.options import LETTERS, check_lists, check_optio
 from kvsweep.harness.benchmarks.sources import Row, read_source
 from kvsweep.harness.settings import CONF
 from kvsweep.records import Problem, content_hash
+from kvsweep.workers import Workers
 
 PROMPTS = CONF / "prompt"
 MOST_CHARS = 1_000_000
+_SECONDS = 4.0  # for one problem in a template of the user's own
 
 
 class Prompt(NamedTuple):
@@ -123,11 +126,12 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
         raise UserError(f"{origin} holds no problems; give data with at least one.")
     problem_column, answer_column = (_require(name, config, rows, origin) for name in ("problem", "answer"))
     wrong_columns = [_require(name, config, rows, origin) for name in WRONG_OPTIONS if config.has_options]
-    prompt = read_prompt(config.prompt)
     texts = [_problem_text(row, problem_column) for row in rows]
     ids = _ids(rows, texts, _find("id", config, rows))
     orders = option_orders(ids, config.option_seed) if config.has_options else {}
-    problems, places = [], dict[tuple[str, ...], str]()
+    places = dict[tuple[str, ...], str]()
+    asked: list[tuple[str, dict[str, str]]] = []
+    golds = list[str]()
     for row, text, problem_id in zip(rows, texts, ids, strict=True):
         options = dict[str, str]()
         choices = list[str]()
@@ -144,8 +148,32 @@ def _problems(rows: list[Row], config: BenchmarkConfig, origin: str) -> list[Pro
         earlier = places.setdefault((text, *sorted(choices)), row.where)
         if earlier != row.where:
             raise UserError(f"{row.where} has the problem of {earlier} again, under another id; delete one.")
-        problems.append(Problem(id=problem_id, prompt=prompt.ask(text, options), gold=gold))
-    return problems
+        asked.append((text, options))
+        golds.append(gold)
+    prompts = _prompts(config.prompt, asked)
+    return [Problem(id=one, prompt=text, gold=gold) for one, text, gold in zip(ids, prompts, golds, strict=True)]
+
+
+def _prompts(name: str, asked: list[tuple[str, dict[str, str]]]) -> list[str]:
+    """The problems as the template asks them; a stranger's template may hang, so another process fills it in."""
+    prompt = read_prompt(name)
+    if (PROMPTS / f"{name}.jinja").is_file():
+        return [prompt.ask(text, options) for text, options in asked]
+    with Workers(workers=1, timeout_s=_SECONDS) as workers:
+        found = workers.map(_ask, [(name, text, options) for text, options in asked])
+    prompts = [text for text in found if text is not None]
+    if len(prompts) < len(found):
+        raise UserError(f"benchmark.prompt={name} needs more than {_SECONDS:g} s for one problem; take out its loops.")
+    return prompts
+
+
+def _ask(name: str, text: str, options: dict[str, str]) -> str:
+    return _read_once(name).ask(text, options)
+
+
+@cache
+def _read_once(name: str) -> Prompt:
+    return read_prompt(name)
 
 
 def _names(rows: list[Row]) -> str:

@@ -812,3 +812,16 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "file/datasets")
     cache = f"the cache {tmp_path}/file/datasets cannot be written to (Not a directory)"
     mistake(f"{tmp_path}/set did not load; {cache}, so name another folder as HF_HOME.", path=tmp_path / "set")
+
+
+def test_a_template_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops that write nothing reach no limit of characters; a template of the user's own has a limit of time."""
+    monkeypatch.setattr("kvsweep.harness.benchmarks.load._SECONDS", 1.0)
+    data = write_jsonl(tmp_path / "mine.jsonl", [{"id": "a", "problem": "1+1?", "answer": 2}])
+    (tmp_path / "good.jinja").write_text("Ask: {{ problem }}")
+    loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
+    (tmp_path / "loops.jinja").write_text(loops + "{{ problem }}")
+    good = load(data, answer_kind="integer", prompt=str(tmp_path / "good.jinja"))
+    assert [problem.prompt for problem in good.problems] == ["Ask: 1+1?"]
+    with pytest.raises(UserError, match="needs more than 1 s for one problem"):
+        load(data, answer_kind="integer", prompt=str(tmp_path / "loops.jinja"))
