@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
-from kvsweep.analysis.load import Run
+from kvsweep.analysis.load import COUNTS, Run
 from kvsweep.analysis.statistics.inference import LEVEL, pass_at_k
 from kvsweep.analysis.statistics.pass_at_1 import mean_and_error
 from kvsweep.loops import LEAST_REPEATS, LEAST_TOKENS, find_loop
@@ -276,7 +276,8 @@ def _completion_means(run: Run) -> pd.DataFrame:
         own_length=completions["peak_length"] + fixed_rows,
     ).join(cache_rows(completions))
     groups = rows.groupby("cell_id", observed=True)
-    shares, counts = ["evicted", "packed", "full_length", "own_length"], ["thinking_tokens", "peak_length", "evictions"]
+    shares = ["evicted", "packed", "full_length", "own_length"]
+    counts = [*COUNTS[2:], "evictions"]  # the prompt has no mean, and that of all tokens another name
     table = groups[["hit_limit", "not_finite", "num_tokens", *counts, *shares]].mean()
     table = table.rename(columns={"num_tokens": "mean_tokens", **{name: f"mean_{name}" for name in counts}})
     table.insert(5, "max_peak_length", groups["peak_length"].max())
