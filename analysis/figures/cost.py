@@ -80,8 +80,8 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
         axes.set(title=title, xlabel="decoding step")
         style.tidy(axes)
     style.legend_below(figure)
-    title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}: the cost of a decoding step"
-    figure.suptitle(style.wrapped(title, look.width))
+    title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
+    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended")
     return figure
 
 

@@ -22,7 +22,7 @@ from kvsweep.analysis.statistics.grids import PolicyGrid
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
 
 # The size of the numbers in points; the widest panel, a letter of its title and one of an axis in inches.
-SIZE, WIDEST, TITLE, LETTER = 6.5, 3.55, 0.062, 0.055
+SIZE, WIDEST, TITLE, LETTER = 6.5, 3.55, 0.051, 0.046
 
 # The columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
 READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
@@ -110,7 +110,8 @@ def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
     notes = [f"{what}; {scale}"]
     notes += [f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"] * look.interval
-    return _heatmaps(grid_panels(grid, model, metrics, look), grid.title, look, notes)
+    caption = f"{model_title(metrics, model)}, {grid.title}: {what}"
+    return _heatmaps(grid_panels(grid, model, metrics, look), caption, look, notes)
 
 
 def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
@@ -121,7 +122,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
     look = replace(look, columns=None, scale="own", interval=False)
     panel = replace(_panel(grid, mean, full, title, look), rows=_windows(grid, rows))
-    return _heatmaps([panel], grid.title, look, ["Pass@1 in %"])
+    return _heatmaps([panel], f"{title}, {grid.title}: Pass@1", look, ["Pass@1 in %"])
 
 
 def published_figure(
@@ -143,7 +144,8 @@ def published_figure(
         gap = replace(own, title="ours minus published", note=note, cells=points, scale="", difference=True)
         found += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
     scale = "published and ours have one colour scale per row, the differences one for all rows"
-    return _heatmaps(found, grid.title, look, ["Pass@1 in %, differences in points", scale])
+    caption = f"{model_title(metrics, model)}, {grid.title}: Pass@1 beside the published scores"
+    return _heatmaps(found, caption, look, ["Pass@1 in %, differences in points", scale])
 
 
 def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -187,7 +189,7 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
 
 
 @matplotlib.rc_context(style.STYLE)
-def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> Figure:
+def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -> Figure:
     labels = [_labels(panel, look) for panel in panels]
     columns = min(look.columns or _fitting_columns(panels, labels, look.width), len(panels))
     rows = ceil(len(panels) / columns)
@@ -209,7 +211,7 @@ def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> 
             axes.set_xlabel("Ratio")
     for unused in grid[len(panels) :]:
         unused.remove()
-    figure.suptitle(style.wrapped(title, width))
+    figure.set_label(caption)
     texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
     stroke = any(panel.level == panel.level for panel in panels)
     notes += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
@@ -229,7 +231,7 @@ def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float
     ratios = panels[0].columns
     letters = max(len(line) for text in (*np.ravel(labels), *(f"{r} " for r in ratios)) for line in text.split("\n"))
     titles = max(len(text) for panel in panels for text in (panel.title, panel.note))
-    cell_width = len(ratios) * 0.6 * SIZE * letters / 72
+    cell_width = len(ratios) * 0.52 * SIZE * letters / 72
     # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
     windows = LETTER * max(len(name) for panel in panels for name in panel.rows)
     fits = int((width - 0.2 - windows) / max(cell_width + 0.45, TITLE * titles))
@@ -298,7 +300,7 @@ def attribution_figure(
     axes.tick_params(length=0)
     bar = figure.colorbar(mesh, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=25, pad=0.02)
     bar.set_label("Token Attribution")
-    figure.suptitle(title)
+    figure.set_label(title)
     figure.supxlabel("\n".join(notes), fontsize=7, color="0.3")
     return figure
 

@@ -75,9 +75,7 @@ def tradeoff(
             style.full_cache_level(axes, points)
     for axes in grid:
         style.percent_axis(axes)
-    figure.suptitle(
-        style.wrapped(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}", look.width)
-    )
+    figure.set_label(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}")
     style.legend_below(figure)
     if front:
         _name_points(grid[0], panels[0][1], column)

@@ -215,7 +215,7 @@ def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: P
     (grid,) = find_grids(table)
     published = published_grid(grid, "r1_qwen_7b")
     assert published is not None
-    theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published).axes[:3]
+    theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published, Look(width=7)).axes[:3]
     assert [one.get_title().split("\n")[0] for one in (theirs, ours, gap)] == [
         "R1-Qwen | AIME'24, published",
         "R1-Qwen | AIME'24, ours",
@@ -273,10 +273,11 @@ def test_saving_gives_three_formats_the_same_each_time(tmp_path: Path, metrics: 
     assert b"<svg" in svg
 
 
-def test_the_font_is_there() -> None:
-    path = matplotlib.font_manager.findfont("DejaVu Sans", fallback_to_default=False)
+def test_the_font_comes_with_matplotlib() -> None:
+    path = Path(matplotlib.font_manager.findfont("STIXGeneral", fallback_to_default=False))
+    assert path.is_relative_to(matplotlib.get_data_path())
     glyphs = matplotlib.font_manager.get_font(path).get_charmap()
-    assert all(ord(character) in glyphs for character in "–±|'*?%")
+    assert all(ord(character) in glyphs for character in "–±|'*?%=§‡°✓†↵␣")
 
 
 VALUES = np.array([[0.12345, -3.5], [-1e-7, 12.3456]])

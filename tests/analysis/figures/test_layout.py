@@ -18,14 +18,14 @@ from kvsweep.analysis.figures.heatmap import attribution_figure
 from kvsweep.analysis.figures.rankings import fidelity_figure, noise_figure, policy_bars_figure
 from kvsweep.analysis.figures.tradeoffs import tradeoff
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.notation import Look, policy_title
+from kvsweep.analysis.notation import COLUMN_WIDTH, Look, policy_title
 from kvsweep.analysis.report import gallery
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, shared_settings
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
 
 MakeCell = Callable[..., Path]
-WIDTHS = (3.5, 7.09)
+WIDTHS = (COLUMN_WIDTH, 7.09)
 # The height of a page between its margins, in inches.
 PAGE_HEIGHT = 9.7
 PLACES = [{"benchmark": name, "benchmark_title": name.upper()} for name in ("aime24", "aime25", "amc23", "gpqa_d")]
@@ -208,7 +208,7 @@ def test_figures_of_replayed_texts_fit(width: float) -> None:
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == [f"{policy_title(policy)} {ratio} / 2000" for policy, ratio in settings[: len(names)]]
     assert len(names) == (60 if width > 5 else 40)
-    title = figure.get_suptitle().replace("\n", " ")
+    title = str(figure.get_label())
     assert title.startswith("Toy-Qwen, budget 5000: KL of replayed texts")
     assert f"the {len(names)} nearest settings" in title
 

@@ -96,7 +96,9 @@ def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCel
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
     assert figure is not None
     assert list(curves(figure)) == ["DynTS*, window 16  50.0", "DynTS*, window 48  50.0"]
-    assert figure.get_suptitle().startswith("Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain")
+    assert str(figure.get_label()).startswith(
+        "Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain"
+    )
 
 
 def test_the_best_point_of_a_policy_on_the_front_has_its_name(tmp_path: Path, make_cell: MakeCell) -> None:
