@@ -201,6 +201,12 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
         together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
         ends = limits(together, difference=panel.difference)
         bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
+        # The colours lie evenly around zero, and the bar shows those between the ends of the data.
+        if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
+            bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
+        # The colours lie evenly around zero, and the bar shows those between the ends of the data.
+        if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
+            bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
         if bar is not None and (place % columns == columns - 1 or place == len(panels) - 1):
             bar.set_label("points" if panel.difference else "Pass@1")
         if place % columns == 0:

@@ -126,12 +126,15 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
     figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.5, most=MOST_HIGH)
-    for axes, verdict in zip(grid, verdicts, strict=True):
-        floor = verdict.floor
-        assert floor is not None
-        scores = 100 * np.sort(floor.scores)
+    floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
+    tied = [max(0.0, 100 * (floor.scores.max() - floor.critical)) for floor in floors]
+    # Each axis has the same length, so that the eye may compare the spans.
+    bottoms = [min(start, 100 * floor.scores.min()) for start, floor in zip(tied, floors, strict=True)]
+    lengths = [100 * floor.scores.max() - low for low, floor in zip(bottoms, floors, strict=True)]
+    length = min(1.16 * max([*lengths, 1.0]), 104.0)
+    for place, (axes, verdict, floor) in enumerate(zip(grid, verdicts, floors, strict=True)):
+        scores, tied_from = 100 * np.sort(floor.scores), tied[place]
         best = scores[-1]
-        tied_from = max(0.0, best - 100 * floor.critical)
         axes.axhspan(tied_from, best, color=BAND_COLOR, linewidth=0)
         color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
         axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
@@ -139,14 +142,15 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
         spans = f"scores span {notation.percent(floor.range)}, by chance {low} to {high}, {notation.p_equals(floor.p)}"
         title = style.wrapped(f"{verdict.title}\n{spans}", look.width / columns)
         axes.set_title(title, fontsize=7, linespacing=1.3)
-        bottom = min(scores[0], tied_from)
-        room = 0.08 * (best - bottom or 1.0)  # settings that are all correct span nothing
-        axes.set_ylim(bottom - room, best + room)
+        middle = np.clip((bottoms[place] + best) / 2, length / 2 - 2, 102 - length / 2)
+        axes.set_ylim(middle - length / 2, middle + length / 2)
         style.percent_axis(axes)
         axes.set_xticks([])
+        if place + columns >= len(verdicts):
+            axes.set_xlabel("settings, the lowest score first")
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     figure.supylabel("Pass@1 (%)", fontsize=8)
-    note = "one dot per setting, in ascending order: blue where settings matter, orange where that is not shown;"
+    note = "one dot per setting: blue where settings matter, orange where that is not shown;"
     style.footnote(figure, f"{note} grey: statistically tied with the best")
     figure.set_label("Each grid's scores in ascending order, and which are statistically tied with the best")
     return figure

@@ -250,6 +250,18 @@ def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
     assert len(sizes) == 1, "text stays at its size"
 
 
+def test_the_bar_of_differences_ends_where_the_data_ends(metrics: pd.DataFrame) -> None:
+    (grid,) = find_grids(metrics)
+    drawn = grid_figure(grid, "toy_qwen", metrics, Look(scale="diff_from_full"))
+    values = 100 * grid.cells["diff_to_full"].dropna()
+    bars = [axes for axes in drawn.axes if axes not in panels(drawn)]
+    assert [bar.get_ylim() for bar in bars] == [pytest.approx((values.min(), max(values.max(), 0)))] * 2
+    # One lost point has the same colour as one gained has on its side: the scale itself is even.
+    for axes in panels(drawn):
+        low, high = axes.collections[0].get_clim()
+        assert low == -high == pytest.approx(-values.abs().max())
+
+
 def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: MakeCell) -> None:
     for ratio in RATIOS:
         make_cell([[1]], policy="dynts", keep_ratio=ratio)
