@@ -18,7 +18,7 @@ import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import Colormap, ListedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findSystemFonts, fontManager
 from matplotlib.ft2font import FT2Font
@@ -172,9 +172,14 @@ def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[
     }
 
 
-def shade(value: float, limits: tuple[float, float], cmap: str) -> tuple[str, str]:
+def faded(cmap: str) -> Colormap:
+    """A colour map of which a third is left, for scores that may differ by chance alone."""
+    return ListedColormap(1 - (1 - matplotlib.colormaps[cmap](np.linspace(0, 1, 256))[:, :3]) / 3)
+
+
+def shade(value: float, limits: tuple[float, float], cmap: str | Colormap) -> tuple[str, str]:
     """A value's colour on a scale between two limits, and black or white, whichever has the greater contrast to it."""
-    color = matplotlib.colormaps[cmap]((value - limits[0]) / (limits[1] - limits[0]))
+    color = matplotlib.colormaps.get_cmap(cmap)((value - limits[0]) / (limits[1] - limits[0]))
     channels = np.asarray(to_rgb(color))
     # WCAG 2's relative luminance, from 0 (black) to 1 (white), and contrast (lighter + 0.05) / (darker + 0.05).
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
@@ -184,7 +189,13 @@ def shade(value: float, limits: tuple[float, float], cmap: str) -> tuple[str, st
 
 
 def heat_table(
-    axes: Axes, values: np.ndarray, labels: np.ndarray, *, cmap: str, limits: tuple[float, float], size: float
+    axes: Axes,
+    values: np.ndarray,
+    labels: np.ndarray,
+    *,
+    cmap: str | Colormap,
+    limits: tuple[float, float],
+    size: float,
 ) -> QuadMesh:
     """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
     missing = np.isnan(values)

@@ -76,7 +76,7 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
     metrics = found.metrics
     name = (model, grid.policy, "" if notation.missing(grid.budget) else notation.number(grid.budget), grid.variant)
-    yield heatmap.grid_figure(grid, model, metrics, look), ("heatmap", *name)
+    yield heatmap.grid_figure(grid, model, metrics, look, found.verdicts), ("heatmap", *name)
     published = published_grid(grid, model)
     if published is not None and len(found.run.completions):
         figure = heatmap.published_figure(grid, model, metrics, published, look)

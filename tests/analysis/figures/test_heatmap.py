@@ -24,7 +24,7 @@ from kvsweep.analysis.figures.style import save_figure, shade
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.notation import Look
 from kvsweep.analysis.report.page import cell_data, heatmaps
-from kvsweep.analysis.statistics.grids import find_grids, missing_cells, published_grid
+from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, find_grids, missing_cells, published_grid
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
 
@@ -53,6 +53,10 @@ def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
     for window in WINDOWS:
         make_cell([[0], [1]], policy="random", local_window=window)
     return cell_metrics(load_run(tmp_path / "run"))
+
+
+def panels_of_any(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if " | " in axes.get_title()]
 
 
 def panels(figure: Figure) -> list[Axes]:
@@ -248,6 +252,39 @@ def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
     assert "below each value its 95% interval" in figure.get_supxlabel().replace("\n", " ")
     sizes = {text.get_fontsize() for one in (*panels(plain), first) for text in one.texts}
     assert len(sizes) == 1, "text stays at its size"
+
+
+def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
+    for benchmark, title in (("toy_chain", "Chain"), ("toy_groups", "Groups")):
+        for place, ratio in enumerate((0.1, 0.2, 0.3, 0.4)):
+            # On Chain a quarter of the problems more with each ratio; on Groups always all but one of forty.
+            right = [[int(k < 10 * (place + 1) if title == "Chain" else k != place)] for k in range(40)]
+            make_cell(right, policy="dynts", keep_ratio=ratio, benchmark=benchmark, benchmark_title=title)
+            right = [[int(k != 2 * place)] for k in range(40)]
+            make_cell(right, policy="dynts", keep_ratio=ratio, local_window=16, benchmark=benchmark)
+    found = analyse(load_run(tmp_path / "run"))
+    (grid,) = found.grids
+    figure = grid_figure(grid, "toy_qwen", found.metrics, verdicts=found.verdicts)
+    chain, groups = panels(figure)
+    assert "\nspan 75.0, p < 0.001\nby chance " in chain.get_title()
+    assert "\nspan 0.0, p = 1.000\nby chance " in groups.get_title()
+    # Of a pale colour at least two thirds are white; the darkest of a panel that has no verdict is far from that.
+    assert chain.collections[0].get_facecolors()[:, :3].min() < 0.2  # type: ignore[attr-defined]
+    assert groups.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() >= 2 / 3
+    assert "a pale panel" in figure.get_supxlabel()
+    assert "a pale panel" not in grid_figure(grid, "toy_qwen", found.metrics).get_supxlabel()
+
+
+def test_the_papers_scores_have_their_own_spans() -> None:
+    found = analyse_scores(REFERENCE / GRID_FILE)
+    for grid in found.grids:
+        for model in grid.models:
+            drawn = panels_of_any(grid_figure(grid, model, found.metrics, verdicts=found.verdicts))
+            assert len(drawn) == 4
+            for axes in drawn:
+                values = axes.collections[0].get_array()
+                assert values is not None
+                assert f"\nspan {np.ptp(values):.1f}, p " in axes.get_title()
 
 
 def test_the_bar_of_differences_ends_where_the_data_ends(metrics: pd.DataFrame) -> None:
