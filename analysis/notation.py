@@ -30,8 +30,8 @@ MARKS = {
 DECISION_MARKS = {"safe": SAFE, "small loss": SMALL_LOSS, "worse": WORSE}
 MAY_BE_SAFE = "may be safe"
 
-# The width of a printed page between its margins, 18 cm, in inches.
-PAGE_WIDTH = 18 / 2.54
+# The width of a column of a paper, and of a printed page between its margins, 18 cm, in inches.
+COLUMN_WIDTH, PAGE_WIDTH = 3.3, 18 / 2.54
 
 # The axes of a sweep as they are named in a sentence, in this order.
 AXES = {"keep_ratio": "keep ratio", "local_window": "window", "budget": "budget"}
@@ -69,7 +69,7 @@ class Look:
         map: a colour map of matplotlib for scores; None takes the figures' own.
     """
 
-    width: float = PAGE_WIDTH
+    width: float = COLUMN_WIDTH
     columns: int | None = None
     scale: Scale = "own"
     interval: bool = False

@@ -91,7 +91,7 @@ def importance_figure(
     # Only the thinking is drawn to scale, so only it has ticks.
     rows[-1].set_xticks([tick for tick in rows[-1].get_xticks() if 0 <= tick < layout.thinking])
     rows[-1].set_xlabel("Reasoning Step (tokens of the thinking)")
-    figure.suptitle(title)
+    figure.set_label(title)
     bar = figure.colorbar(rows[-1].images[0], ax=rows, aspect=30, pad=0.01)
     bar.set_ticks(list(rows[-1].images[0].get_clim()), labels=["Low", "High"])
     note = "red: the mean of what is drawn; Ratio: the share of it above the mean; hatched: not scored; "
@@ -255,5 +255,5 @@ def retention_figure(
     for axes in (left, middle, right):
         style.tidy(axes, grid="both")
     style.legend_below(figure)
-    figure.suptitle(title)
+    figure.set_label(title)
     return figure

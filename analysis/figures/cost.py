@@ -24,7 +24,11 @@ ALIKE = 0.04
 # A mean over fewer completions depends more on which of them still write than on the step.
 MIN_LIVE = 10
 
-TITLES = ("cache length (tokens)", "KV memory, full ÷ this", "FLOPs of a step, full ÷ this")
+RATIOS = (
+    "the full cache's KV memory divided by the setting's",
+    "the full cache's FLOPs a step divided by the setting's",
+)
+TITLES = ("cache length (tokens)", *RATIOS)
 
 
 def lengths_by_step(rows: pd.DataFrame, events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -77,11 +81,11 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
             axes.plot(values, label=name, color=style.LINE_COLORS[place], linestyle=style.DASHES[place], linewidth=1.2)
     panels[0].plot(max(texts, key=len), color="0.4", linewidth=1, label=notation.policy_title("full"), zorder=1)
     for axes, title in zip(panels, titles, strict=True):
-        axes.set(title=title, xlabel="decoding step")
+        axes.set(title=style.wrapped(title, 0.8 * look.width / columns), xlabel="decoding step")
         style.tidy(axes)
     style.legend_below(figure)
-    title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}: the cost of a decoding step"
-    figure.suptitle(style.wrapped(title, look.width))
+    title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
+    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended")
     return figure
 
 

@@ -19,10 +19,12 @@ from kvsweep.analysis import notation
 from kvsweep.analysis.figures import style
 from kvsweep.analysis.notation import DEFAULT_LOOK, MISSING, PAGE_WIDTH, UNFINISHED, UNGRADED, UNSURE, Look
 from kvsweep.analysis.statistics.grids import PolicyGrid
+from kvsweep.analysis.statistics.inference import NoiseFloor
 from kvsweep.analysis.statistics.metrics import mean_over_benchmarks, model_title
+from kvsweep.analysis.statistics.sentences import PanelVerdict
 
 # The size of the numbers in points; the widest panel, a letter of its title and one of an axis in inches.
-SIZE, WIDEST, TITLE, LETTER = 6.5, 3.55, 0.062, 0.055
+SIZE, WIDEST, TITLE, LETTER = 6.5, 3.55, 0.051, 0.046
 
 # The columns of metrics that a heatmap reads; means over benchmarks and published scores lack some of them.
 READ = ["cell_id", "policy", "status", "completions", "graded", "ungraded", "evicted", "packed", "bits", "decision"]
@@ -65,7 +67,8 @@ class Panel:
     """One heatmap: its title, a line below it, and its cells and full cache as `cells` gives them, row by row.
 
     `rows` and `columns` name the windows, descending, and the ratios, ascending. Panels of one `scale` have one range
-    of colours, which reaches to their full caches' scores; that of differences lies around zero.
+    of colours, which reaches to their full caches' scores; that of differences lies around zero. `floor` says how far
+    apart chance would put the scores; a panel of scores that may differ by chance alone is pale.
     """
 
     title: str
@@ -76,6 +79,7 @@ class Panel:
     full: pd.DataFrame
     scale: str = ""
     difference: bool = False
+    floor: NoiseFloor | None = None
 
     def matrix(self, name: str) -> np.ndarray:
         """One column of the cells as an array [windows, ratios]."""
@@ -85,6 +89,20 @@ class Panel:
     def level(self) -> float:
         """The full cache's Pass@1 in percent; NaN where it is unknown, or differences are shown."""
         return np.nan if self.difference else float(self.full["value"].mean())
+
+    @property
+    def pale(self) -> bool:
+        return self.floor is not None and not self.floor.signal
+
+    @property
+    def lines(self) -> list[str]:
+        """What stands over the cells: the title, the note, and the scores' span beside that of chance."""
+        found = [self.title, *[self.note] * bool(self.note)]
+        if self.floor is not None:
+            low, _, high = (notation.percent(value) for value in self.floor.expected_range)
+            found.append(f"span {notation.percent(self.floor.range)}, {notation.p_equals(self.floor.p)}")
+            found.append(f"by chance {low} to {high}")
+        return found
 
     @property
     def numbers(self) -> list[float]:
@@ -103,14 +121,31 @@ def grid_panels(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     return found
 
 
-def grid_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
-    """Draw one panel per benchmark."""
+def grid_figure(
+    grid: PolicyGrid,
+    model: str,
+    metrics: pd.DataFrame,
+    look: Look = DEFAULT_LOOK,
+    verdicts: Sequence[PanelVerdict] = (),
+) -> Figure:
+    """Draw one panel per benchmark; the scores of one that has a verdict stand beside what chance would give."""
     difference = look.scale == "diff_from_full"
     what = "Pass@1 minus the full cache's, in points, on the same pairs" if difference else "Pass@1 in %"
     scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
     notes = [f"{what}; {scale}"]
     notes += [f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"] * look.interval
-    return _heatmaps(grid_panels(grid, model, metrics, look), grid.title, look, notes)
+    caption = f"{model_title(metrics, model)}, {grid.title}: {what}"
+    panels = grid_panels(grid, model, metrics, look)
+    if not difference:
+        panels = [replace(panel, floor=_floor(panel, verdicts)) for panel in panels]
+    return _heatmaps(panels, caption, look, notes)
+
+
+def _floor(panel: Panel, verdicts: Sequence[PanelVerdict]) -> NoiseFloor | None:
+    ours = set(panel.cells["cell_id"])
+    return next(
+        (verdict.floor for verdict in verdicts if verdict.floor and ours >= set(verdict.cells["cell_id"])), None
+    )
 
 
 def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> Figure:
@@ -121,7 +156,7 @@ def mean_figure(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look 
     title = f"{model_title(metrics, model)} | mean of {len(grid.benchmarks)} benchmarks"
     look = replace(look, columns=None, scale="own", interval=False)
     panel = replace(_panel(grid, mean, full, title, look), rows=_windows(grid, rows))
-    return _heatmaps([panel], grid.title, look, ["Pass@1 in %"])
+    return _heatmaps([panel], f"{title}, {grid.title}: Pass@1", look, ["Pass@1 in %"])
 
 
 def published_figure(
@@ -143,7 +178,8 @@ def published_figure(
         gap = replace(own, title="ours minus published", note=note, cells=points, scale="", difference=True)
         found += [replace(theirs, scale=str(benchmark)), replace(own, scale=str(benchmark)), gap]
     scale = "published and ours have one colour scale per row, the differences one for all rows"
-    return _heatmaps(found, grid.title, look, ["Pass@1 in %, differences in points", scale])
+    caption = f"{model_title(metrics, model)}, {grid.title}: Pass@1 beside the published scores"
+    return _heatmaps(found, caption, look, ["Pass@1 in %, differences in points", scale])
 
 
 def _full_cells(rows: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -187,18 +223,25 @@ def limits(numbers: Iterable[float], *, difference: bool) -> tuple[float, float]
 
 
 @matplotlib.rc_context(style.STYLE)
-def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> Figure:
+def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -> Figure:
     labels = [_labels(panel, look) for panel in panels]
     columns = min(look.columns or _fitting_columns(panels, labels, look.width), len(panels))
     rows = ceil(len(panels) / columns)
     lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
     width = min(look.width, columns * WIDEST)
-    figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * len(panels[0].rows) + 0.62) + 0.6))
+    above = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
+    figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * len(panels[0].rows) + above) + 0.6))
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
         ends = limits(together, difference=panel.difference)
         bar = _heatmap(axes, panel, labels[place], ends, look.map or style.SEQUENTIAL)
+        # The colours lie evenly around zero, and the bar shows those between the ends of the data.
+        if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
+            bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
+        # The colours lie evenly around zero, and the bar shows those between the ends of the data.
+        if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
+            bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
         if bar is not None and (place % columns == columns - 1 or place == len(panels) - 1):
             bar.set_label("points" if panel.difference else "Pass@1")
         if place % columns == 0:
@@ -209,9 +252,11 @@ def _heatmaps(panels: list[Panel], title: str, look: Look, notes: list[str]) -> 
             axes.set_xlabel("Ratio")
     for unused in grid[len(panels) :]:
         unused.remove()
-    figure.suptitle(style.wrapped(title, width))
+    figure.set_label(caption)
     texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
     stroke = any(panel.level == panel.level for panel in panels)
+    pale = "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"
+    notes += [pale] * any(panel.pale for panel in panels)
     notes += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
     style.footnote(figure, "   ".join(notes))
     return figure
@@ -228,8 +273,8 @@ def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float
     """The most panels in a row whose texts fit; four panels lie in one row, or two and two."""
     ratios = panels[0].columns
     letters = max(len(line) for text in (*np.ravel(labels), *(f"{r} " for r in ratios)) for line in text.split("\n"))
-    titles = max(len(text) for panel in panels for text in (panel.title, panel.note))
-    cell_width = len(ratios) * 0.6 * SIZE * letters / 72
+    titles = max(len(text) for panel in panels for text in panel.lines)
+    cell_width = len(ratios) * 0.52 * SIZE * letters / 72
     # Beside its cells a panel has a colour bar, and the first one of a row the names of its windows.
     windows = LETTER * max(len(name) for panel in panels for name in panel.rows)
     fits = int((width - 0.2 - windows) / max(cell_width + 0.45, TITLE * titles))
@@ -239,11 +284,11 @@ def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
     values = panel.matrix("value").astype(float)
-    cmap = style.DIVERGING if panel.difference else cmap
-    mesh = style.heat_table(axes, values, labels, cmap=cmap, limits=ends, size=SIZE)
+    colors = style.DIVERGING if panel.difference else style.faded(cmap) if panel.pale else cmap
+    mesh = style.heat_table(axes, values, labels, cmap=colors, limits=ends, size=SIZE)
     axes.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns)
     axes.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows)
-    axes.set_title("\n".join(line for line in (panel.title, panel.note) if line), linespacing=1.3)
+    axes.set_title("\n".join(panel.lines), linespacing=1.3)
     if np.isnan(values).all():
         return None
     bar = axes.figure.colorbar(mesh, ax=axes, aspect=15, pad=0.03)
@@ -298,7 +343,7 @@ def attribution_figure(
     axes.tick_params(length=0)
     bar = figure.colorbar(mesh, ax=axes, extend="both", ticks=[-1.0, -0.5, 0.0, 0.5, 1.0], aspect=25, pad=0.02)
     bar.set_label("Token Attribution")
-    figure.suptitle(title)
+    figure.set_label(title)
     figure.supxlabel("\n".join(notes), fontsize=7, color="0.3")
     return figure
 

@@ -24,7 +24,7 @@ BAR_COLOR, FULL_COLOR, LENGTH_COLOR = "#9ecae1", "#d0d0d0", "#b3400d"
 BAND_COLOR, SIGNAL_COLOR, NOISE_COLOR = "0.85", "#0072B2", "#D55E00"
 
 # In inches: the height of a bar, the least width of a panel of bars with its numbers, and a letter's width.
-BAR, PANEL, LETTER = 0.155, 0.82, 0.056
+BAR, PANEL, LETTER = 0.155, 0.72, 0.047
 # A row with fewer panels than this shows the mean alone: in more rows the figure would be higher than a page.
 FEWEST_IN_A_ROW = 4
 # All panels of the noise figure together, in inches: with the note they fit on a page.
@@ -63,7 +63,7 @@ def policy_bars_figure(setting: SharedSetting, model: str, metrics: pd.DataFrame
     for mark in style.marks(text.replace("±", "") for text in sum(numbers, names)):
         axes[0].plot([], [], " ", label=mark)
     style.legend_below(figure)
-    figure.suptitle(style.wrapped(f"{model_title(metrics, model)}: Pass@1 at {setting.title}", look.width))
+    figure.set_label(f"{model_title(metrics, model)}: Pass@1 per policy at {setting.title}")
     return figure
 
 
@@ -126,28 +126,33 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
     figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.5, most=MOST_HIGH)
-    for axes, verdict in zip(grid, verdicts, strict=True):
-        floor = verdict.floor
-        assert floor is not None
-        scores = 100 * np.sort(floor.scores)
+    floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
+    tied = [max(0.0, 100 * (floor.scores.max() - floor.critical)) for floor in floors]
+    # Each axis has the same length, so that the eye may compare the spans.
+    bottoms = [min(start, 100 * floor.scores.min()) for start, floor in zip(tied, floors, strict=True)]
+    lengths = [100 * floor.scores.max() - low for low, floor in zip(bottoms, floors, strict=True)]
+    length = min(1.16 * max([*lengths, 1.0]), 104.0)
+    for place, (axes, verdict, floor) in enumerate(zip(grid, verdicts, floors, strict=True)):
+        scores, tied_from = 100 * np.sort(floor.scores), tied[place]
         best = scores[-1]
-        tied_from = max(0.0, best - 100 * floor.critical)
         axes.axhspan(tied_from, best, color=BAND_COLOR, linewidth=0)
         color = SIGNAL_COLOR if floor.signal else NOISE_COLOR
         axes.plot(np.arange(1, len(scores) + 1), scores, "o", markersize=3.5, color=color)
         low, _, high = (notation.percent(value) for value in floor.expected_range)
         spans = f"scores span {notation.percent(floor.range)}, by chance {low} to {high}, {notation.p_equals(floor.p)}"
-        title = style.wrapped(f"{verdict.title}\n{spans}", look.width / columns, style.SMALL)
+        title = style.wrapped(f"{verdict.title}\n{spans}", look.width / columns)
         axes.set_title(title, fontsize=7, linespacing=1.3)
-        bottom = min(scores[0], tied_from)
-        room = 0.08 * (best - bottom or 1.0)  # settings that are all correct span nothing
-        axes.set_ylim(bottom - room, best + room)
+        middle = np.clip((bottoms[place] + best) / 2, length / 2 - 2, 102 - length / 2)
+        axes.set_ylim(middle - length / 2, middle + length / 2)
         style.percent_axis(axes)
         axes.set_xticks([])
+        if place + columns >= len(verdicts):
+            axes.set_xlabel("settings, the lowest score first")
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     figure.supylabel("Pass@1 (%)", fontsize=8)
-    note = "one dot per setting, in ascending order: blue where settings matter, orange where that is not shown;"
+    note = "one dot per setting: blue where settings matter, orange where that is not shown;"
     style.footnote(figure, f"{note} grey: statistically tied with the best")
+    figure.set_label("Each grid's scores in ascending order, and which are statistically tied with the best")
     return figure
 
 
@@ -188,5 +193,5 @@ def fidelity_figure(table: pd.DataFrame, bins: pd.DataFrame, title: str, look: L
     shared = f", budget {notation.number(budgets[0])}" if len(budgets) == 1 else ""
     most = "" if len(nearest) == named["setting"].nunique() else f", the {len(nearest)} nearest settings"
     said = f"{title}{shared}: KL of replayed texts with 95% intervals{most}; the darker a line, the nearer its cell"
-    figure.suptitle(style.wrapped(said, look.width))
+    figure.set_label(said)
     return figure

@@ -18,7 +18,7 @@ import pandas as pd
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import Colormap, ListedColormap, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findSystemFonts, fontManager
 from matplotlib.ft2font import FT2Font
@@ -27,7 +27,7 @@ from matplotlib.text import Text
 
 from kvsweep.analysis import notation
 from kvsweep.errors import UserError
-from kvsweep.files import replacing
+from kvsweep.files import replace_text, replacing
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -35,10 +35,10 @@ FORMATS = ("png", "svg", "pdf")
 _DEFAULTS = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
 STYLE: Any = {
     **_DEFAULTS,
-    "font.family": "DejaVu Sans",
+    # Times as papers have it, and what it lacks: matplotlib brings both, so that every machine draws the same.
+    "font.family": ["STIXGeneral", "DejaVu Sans"],
     **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
-    "figure.titlesize": 9,
     "savefig.dpi": 200,
     "pdf.fonttype": 42,
     "svg.hashsalt": "kvsweep",
@@ -57,8 +57,8 @@ DIVERGING = "RdBu"
 LINE_COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#332288")
 MARKERS = "osD^vPX<>ph"
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-# Letters in an inch of a figure's title and of a note; inches of a letter in a legend.
-LARGE, SMALL, LETTER = 14, 17, 0.046
+# Letters in an inch of a note; inches of a letter in a legend.
+LETTERS, LETTER = 22, 0.039
 
 
 def check_map(name: str | None) -> None:
@@ -72,14 +72,19 @@ def new_figure(size: tuple[float, float]) -> Figure:
     return Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.05, h_pad=0.06))
 
 
-def wrapped(title: str, width: float, letters: int = LARGE) -> str:
-    """Break the lines of a title that would be wider than `width` inches, at so many letters an inch."""
-    return "\n".join(fill(line, round(letters * width)) for line in title.splitlines())
+def wrapped(text: str, width: float) -> str:
+    """Break the lines of a note that would be wider than `width` inches, into lines of about the same length."""
+    most, found = round(LETTERS * width), []
+    for line in text.splitlines():
+        longest = max(map(len, line.split(" ")))
+        tried = [fill(line, size) for size in range(min(longest, most), most + 1)]
+        found.append(next(lines for lines in tried if lines.count("\n") == tried[-1].count("\n")))
+    return "\n".join(found)
 
 
 def footnote(figure: Figure, text: str) -> None:
     """Write a note below the figure, in lines that fit."""
-    figure.supxlabel(wrapped(text, figure.get_figwidth(), SMALL), fontsize=7, color="0.3")
+    figure.supxlabel(wrapped(text, figure.get_figwidth()), fontsize=7, color="0.3")
 
 
 def marks(texts: Iterable[str]) -> list[str]:
@@ -167,9 +172,14 @@ def policy_looks(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[
     }
 
 
-def shade(value: float, limits: tuple[float, float], cmap: str) -> tuple[str, str]:
+def faded(cmap: str) -> Colormap:
+    """A colour map of which a third is left, for scores that may differ by chance alone."""
+    return ListedColormap(1 - (1 - matplotlib.colormaps[cmap](np.linspace(0, 1, 256))[:, :3]) / 3)
+
+
+def shade(value: float, limits: tuple[float, float], cmap: str | Colormap) -> tuple[str, str]:
     """A value's colour on a scale between two limits, and black or white, whichever has the greater contrast to it."""
-    color = matplotlib.colormaps[cmap]((value - limits[0]) / (limits[1] - limits[0]))
+    color = matplotlib.colormaps.get_cmap(cmap)((value - limits[0]) / (limits[1] - limits[0]))
     channels = np.asarray(to_rgb(color))
     # WCAG 2's relative luminance, from 0 (black) to 1 (white), and contrast (lighter + 0.05) / (darker + 0.05).
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
@@ -179,7 +189,13 @@ def shade(value: float, limits: tuple[float, float], cmap: str) -> tuple[str, st
 
 
 def heat_table(
-    axes: Axes, values: np.ndarray, labels: np.ndarray, *, cmap: str, limits: tuple[float, float], size: float
+    axes: Axes,
+    values: np.ndarray,
+    labels: np.ndarray,
+    *,
+    cmap: str | Colormap,
+    limits: tuple[float, float],
+    size: float,
 ) -> QuadMesh:
     """Draw values [rows, columns] as coloured cells with their labels, the first row on top; hatched where missing."""
     missing = np.isnan(values)
@@ -255,7 +271,10 @@ def _families_with(characters: str) -> list[str]:
 
 
 def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
-    """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes; return the path of each format."""
+    """Write a figure as PNG (200 dpi), SVG and PDF, always the same bytes, and its label, the caption, as a text.
+
+    Returns the path of each format.
+    """
     paths = {suffix: directory / f"{name}.{suffix}" for suffix in FORMATS}
     dates: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     with matplotlib.rc_context(STYLE):
@@ -264,4 +283,6 @@ def save_figure(figure: Figure, directory: Path, name: str) -> dict[str, Path]:
                 draw_glyphs(figure, partial(figure.savefig, temporary, format=suffix, metadata=dates[suffix]))
             # The layout is the slow part. The first format computes it, and the other formats keep it.
             figure.set_layout_engine("none")
-    return paths
+    caption = directory / f"{name}.txt"
+    replace_text(caption, f"{figure.get_label()}\n")
+    return {**paths, "txt": caption}

@@ -7,7 +7,9 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.cbook import pts_to_poststep
 from matplotlib.figure import Figure
+from matplotlib.path import Path
 from matplotlib.transforms import Bbox
 
 from kvsweep.analysis import notation
@@ -32,6 +34,9 @@ ALL_ROWS = ("full", "full_packed")
 MOST_HIGH = 6.4
 WHITE_EDGE: Any = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "linewidth": 1}
 
+# Where a point's name may stand, in points from the point.
+NAME_PLACES: Any = [(x, y, side) for y in (0, 8, -8, 14, -14) for x, side in ((6, "left"), (-6, "right"))]
+
 # A line's name in the legend, its points and its look; a panel's title, all its points and its lines.
 Line = tuple[str, pd.DataFrame, dict[str, Any]]
 Panel = tuple[str, pd.DataFrame, list[Line]]
@@ -54,9 +59,9 @@ def tradeoff(
     title, panels = panels_of(ours)
     if not panels:
         return None
-    front = x in ("memory", "bytes")
+    front, most = x != "budget", max(points[column].max() for _, points, _ in panels)
     columns = min(len(panels), look.columns or (1 if x == "speed" else 2) + (look.width > 5))
-    heights = {"row": 2.7 if front else 1.9, "rest": 0.7, "most": MOST_HIGH}
+    heights = {"row": 1.9 if x in ("budget", "speed") else 2.7, "rest": 0.7, "most": MOST_HIGH}
     figure, grid = style.panels(look.width, len(panels), columns, sharey=True, **heights)
     for place, (axes, (name, points, lines)) in enumerate(zip(grid, panels, strict=True)):
         for one, rows, own in lines:
@@ -70,17 +75,17 @@ def tradeoff(
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: size(value))
         if front:
-            _draw_front(axes, points, column)
+            _draw_front(axes, points, column, most)
         else:
             style.full_cache_level(axes, points)
     for axes in grid:
         style.percent_axis(axes)
-    figure.suptitle(
-        style.wrapped(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}", look.width)
-    )
+    figure.set_label(f"{model_title(metrics, model)}: Pass@1 ± standard error against {title}")
     style.legend_below(figure)
     if front:
-        _name_points(grid[0], panels[0][1], column)
+        style.draw_glyphs(figure, figure.draw_without_rendering)
+        for axes, (_, points, _) in zip(grid, panels, strict=True):
+            _name_points(axes, points, column)
     return figure
 
 
@@ -186,7 +191,8 @@ def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
         lines: list[Line] = [
             (notation.policy_title(*key), rows, {**looks[key], "linestyle": "none"}) for key, rows in groups
         ]
-        panels.append((f"{benchmark}, {texts} texts side by side", points, lines))
+        together = "in equal memory" if (points["why"] == "memory").all() else "side by side"
+        panels.append((f"{benchmark}, {texts} texts {together}", points, lines))
     return "speed, each setting alone", panels
 
 
@@ -194,8 +200,8 @@ def _speeds(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
 COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[str, list[Panel]]]]] = {
     "budget": ("budget", "budget (tokens)", _budgets),
     "memory": ("mean_cache_length", "mean cache length (tokens)", _memory),
-    "bytes": ("kv_bytes_mean", "keys and values of a text, mean over its steps", _bytes),
-    "speed": ("tokens_per_second", "tokens/s, median over rounds", _speeds),
+    "bytes": ("kv_bytes_mean", "keys and values of a text, mean over its steps (log scale)", _bytes),
+    "speed": ("tokens_per_second", "tokens/s of the whole batch, median over rounds", _speeds),
 }
 
 
@@ -206,17 +212,24 @@ def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
     return ordered[ordered["pass_at_1"] > before]
 
 
-def _draw_front(axes: Axes, points: pd.DataFrame, column: str) -> None:
-    """Draw the full cache's level and the Pareto front up to the limits that the lines set."""
+def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The Pareto front over a cost, or over the speed, of which more is better."""
+    cost = -points[column] if column == "tokens_per_second" else points[column]
+    return pareto_front(points.assign(cost=cost), "cost")
+
+
+def _draw_front(axes: Axes, points: pd.DataFrame, column: str, most: float) -> None:
+    """Draw the full cache and the Pareto front; the axis begins at 0, or where the data does if it is logarithmic."""
     axes.margins(x=0.05)
-    axes.set_xlim(axes.get_xlim())
+    axes.set_xlim(axes.get_xlim() if column == "kv_bytes_mean" else (0, 1.05 * most))
     for row in notation.rows(points[points["policy"] == "full"].head(1)):
         cost = getattr(row, column)
         at = size(cost) if column == "kv_bytes_mean" else f"{notation.decimal(cost, 0)} tokens"
-        name = f"{notation.policy_title('full')}: {notation.percent_pm(row.pass_at_1, row.se)} at {at}"
-        style.full_cache_level(axes, points, name)
-    axes.set_ylim(axes.get_ylim())
-    front = pareto_front(points, column)
+        said = f": {notation.percent_pm(row.pass_at_1, row.se)} at {at}" * (column != "tokens_per_second")
+        style.full_cache_level(axes, points, notation.policy_title("full") + said)
+        if column == "mean_cache_length":
+            axes.plot(cost, 100 * row.pass_at_1, "*", color="0.25", markersize=8)
+    front = _front(points, column)
     axes.step(
         front[column],
         100 * front["pass_at_1"],
@@ -230,17 +243,22 @@ def _draw_front(axes: Axes, points: pd.DataFrame, column: str) -> None:
 
 
 def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
-    """Write its policy's name beside a point of the Pareto front, where the name covers no point and no other name."""
-    figure: Any = axes.get_figure(root=True)
-    style.draw_glyphs(figure, figure.draw_without_rendering)
+    """Write beside a point of the Pareto front its policy, or setting, where that covers no point, line or name."""
+    joined = (line for line in axes.get_lines() if line.get_linestyle() != "None")
+    lines = [(line, np.asarray(line.get_xydata())) for line in joined]
+    steps = [pts_to_poststep(*xy.T).T if line.get_drawstyle() == "steps-post" else xy for line, xy in lines]
+    paths = [Path(line.get_transform().transform(xy)) for (line, _), xy in zip(lines, steps, strict=True) if len(xy)]
     places = axes.transData.transform(np.column_stack([points[column], 100 * points["pass_at_1"]]))
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
-    front = pareto_front(points, column)
-    for row in notation.rows(front[front["policy"] != "full"].drop_duplicates(POLICY, keep="last")):
-        for x, y, side in ((6, 0, "left"), (-6, 0, "right"), (4, 8, "left"), (-4, 8, "right"), (4, -8, "left")):
+    front = _front(points, column)
+    front = front[front["policy"] != "full"]
+    speed = column == "tokens_per_second"
+    for row in notation.rows(front if speed else front.drop_duplicates(POLICY, keep="last")):
+        name = notation.setting(row, budget=False) if speed else notation.policy_title(row.policy, row.variant)
+        for x, y, side in NAME_PLACES:
             at = (getattr(row, column), 100 * row.pass_at_1)
             text = axes.annotate(
-                notation.policy_title(row.policy, row.variant),
+                name,
                 at,
                 (x, y),
                 textcoords="offset points",
@@ -250,7 +268,8 @@ def _name_points(axes: Axes, points: pd.DataFrame, column: str) -> None:
             )
             text.set_in_layout(False)
             box = text.get_window_extent()
-            if axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1) and not box.count_overlaps(taken):
+            free = not box.count_overlaps(taken) and not any(path.intersects_bbox(box, filled=False) for path in paths)
+            if free and all(axes.bbox.contains(*corner) for corner in box.get_points()):
                 taken.append(box)
                 break
             text.remove()

@@ -16,14 +16,13 @@ from kvsweep.analysis.notation import DEFAULT_LOOK, PAGE_WIDTH, Look
 from kvsweep.analysis.report import tables
 from kvsweep.analysis.statistics.fidelity import fidelity_bins, paired_fidelity, replay_rows, timings
 from kvsweep.analysis.statistics.grids import PolicyGrid, published_grid
-from kvsweep.analysis.statistics.metrics import model_title
 from kvsweep.analysis.statistics.sentences import MAX_COMPARED, Findings
 from kvsweep.errors import UserError
 from kvsweep.escape import file_name
 from kvsweep.files import make_folder, replace_text
 
-# A figure, its caption and the parts of its file's name.
-Drawn = tuple[Figure | None, str, tuple[str, ...]]
+# A figure, whose label is its caption, and the parts of its file's name.
+Drawn = tuple[Figure | None, tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +38,24 @@ class Picture:
 def draw_all(found: Findings, folder: Path, look: Look) -> list[Picture]:
     """Draw and save the figures of a run."""
     pictures = []
-    for figure, caption, name in _of_run(found, look):
+    for figure, name in _of_run(found, look):
         if figure:
             stem = file_name(*name)
             svg = base64.b64encode(save_figure(figure, folder, stem)["svg"].read_bytes()).decode()
             share = min(1.0, figure.get_figwidth() / PAGE_WIDTH)
             address = f"data:image/svg+xml;base64,{svg}"
-            pictures.append(Picture(caption=caption, name=stem, address=address, width=share))
+            pictures.append(Picture(caption=str(figure.get_label()), name=stem, address=address, width=share))
     return pictures
 
 
 def _of_run(found: Findings, look: Look) -> Iterator[Drawn]:
     for model in found.models:
-        title = model_title(found.metrics, model)
-        yield from ((figure, f"{title}, {caption}", name) for figure, caption, name in _of_model(found, model, look))
+        yield from _of_model(found, model, look)
     for file in tables.replay_files(found.run):
-        for model, title, figure in _fidelity_figures(found.run, file, look):
-            yield figure, f"{title}, KL of replayed texts", ("fidelity", f"{file.removesuffix('.jsonl')}_{model}")
+        for model, figure in _fidelity_figures(found.run, file, look):
+            yield figure, ("fidelity", f"{file.removesuffix('.jsonl')}_{model}")
     if floors := [verdict for verdict in found.verdicts if verdict.floor is not None]:
-        caption = "Each grid's scores in ascending order, and which are statistically tied with the best"
-        yield rankings.noise_figure(floors, look), caption, ("noise",)
+        yield rankings.noise_figure(floors, look), ("noise",)
 
 
 def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
@@ -69,34 +66,34 @@ def _of_model(found: Findings, model: str, look: Look) -> Iterator[Drawn]:
     for setting in found.settings[:MAX_COMPARED]:
         if model in setting.models:
             figure = rankings.policy_bars_figure(setting, model, metrics, look)
-            yield figure, f"Pass@1 per policy at {setting.title}", ("policies", model, setting.file_part)
-    yield cost.cost_figure(found.run, metrics, model, look), "KV memory and FLOPs", ("cost", model)
+            yield figure, ("policies", model, setting.file_part)
+    yield cost.cost_figure(found.run, metrics, model, look), ("cost", model)
     timed = timings(found.run)
     for x in tradeoffs.COSTS:
-        yield tradeoffs.tradeoff(x, metrics, model, look, timed), f"Pass@1 against {x}", (x, model)
+        yield tradeoffs.tradeoff(x, metrics, model, look, timed), (x, model)
 
 
 def _of_grid(found: Findings, grid: PolicyGrid, model: str, look: Look) -> Iterator[Drawn]:
-    title, metrics = grid.title, found.metrics
+    metrics = found.metrics
     name = (model, grid.policy, "" if notation.missing(grid.budget) else notation.number(grid.budget), grid.variant)
-    yield heatmap.grid_figure(grid, model, metrics, look), title, ("heatmap", *name)
+    yield heatmap.grid_figure(grid, model, metrics, look, found.verdicts), ("heatmap", *name)
     published = published_grid(grid, model)
     if published is not None and len(found.run.completions):
         figure = heatmap.published_figure(grid, model, metrics, published, look)
-        yield figure, f"{title}, beside the published scores", ("published", *name)
+        yield figure, ("published", *name)
     if grid.cells.loc[grid.cells["model"] == model, "diff_to_full"].notna().any():
         figure = heatmap.grid_figure(grid, model, metrics, replace(look, scale="diff_from_full"))
-        yield figure, f"{title}, difference to the full cache in points", ("difference", *name)
+        yield figure, ("difference", *name)
     if len(grid.benchmarks) > 1:
-        yield heatmap.mean_figure(grid, model, metrics, look), f"{title}, mean", ("mean", *name)
+        yield heatmap.mean_figure(grid, model, metrics, look), ("mean", *name)
 
 
-def _fidelity_figures(run: Run, file: str, look: Look) -> Iterator[tuple[str, str, Figure]]:
-    """Each model of some replayed texts, its title and its figure."""
+def _fidelity_figures(run: Run, file: str, look: Look) -> Iterator[tuple[str, Figure]]:
+    """Each model of some replayed texts, and its figure."""
     bins = fidelity_bins(run, file)
     for (model, title), own in tables.fidelity_by_cell(run, file).groupby(["model", "model_title"], sort=False):
         ours = bins[bins["cell_id"].isin(own["cell_id"])]
-        yield str(model), str(title), rankings.fidelity_figure(own, ours, str(title), look)
+        yield str(model), rankings.fidelity_figure(own, ours, str(title), look)
 
 
 def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
@@ -121,6 +118,6 @@ def write_fidelity(directory: Path, file: str) -> tuple[str, Path]:
     }
     for name, numbers in every.items():
         replace_text(folder / f"{name}.csv", notation.csv_text(numbers))
-    for model, _, figure in _fidelity_figures(run, file, DEFAULT_LOOK):
+    for model, figure in _fidelity_figures(run, file, DEFAULT_LOOK):
         save_figure(figure, folder, file_name("fidelity", model))
     return tables.fidelity_text(table), folder

@@ -149,7 +149,7 @@ _above_0 = click.IntRange(min=1)
 @option("--scale", type=click.Choice(["own", "shared", "diff_from_full"]), default="own", help="Heatmaps' colours.")
 @option("--interval", is_flag=True, help="Write the 95% interval under each value of the heatmaps.")
 @option("--columns", metavar="N", type=_above_0, help="Heatmaps in a row; by default as many as fit.")
-@option("--width", metavar="INCHES", type=click.FloatRange(3, 60), default=7.08, help="Width of the figures.")
+@option("--width", metavar="INCHES", type=click.FloatRange(3, 60), default=3.3, help="Width of the figures.")
 @option("--map", metavar="NAME", help="A colour map of matplotlib; by default YlGnBu, safe for colour-blind readers.")
 @option(
     "--margin",

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from kvsweep.analysis.figures.cost import cost_figure, lengths_by_step
 from kvsweep.analysis.load import load_run
@@ -31,6 +32,9 @@ def test_a_cell_is_drawn_while_ten_texts_write(tmp_path: Path, make_cell: Callab
     figure = cost_figure(load_run(tmp_path / "run"), metrics, "toy_qwen")
     assert figure is not None
     lengths, saved = figure.axes
+    assert " ".join(saved.get_title().split()) == "the full cache's KV memory divided by the setting's"
+    assert "÷" not in "".join(text.get_text() for text in figure.findobj(Text))  # type: ignore[attr-defined]
+    assert str(figure.get_label()).endswith("mean over the texts that have not ended")
     named = {line.get_label(): np.asarray(line.get_ydata()) for line in lengths.lines}
     # Two cells of equal lengths share a line; nine texts are too few.
     assert list(named) == ["DynTS 0.2 / 48, budget 128 and 1 other alike", "full cache"]

@@ -24,7 +24,7 @@ from kvsweep.analysis.figures.style import save_figure, shade
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.notation import Look
 from kvsweep.analysis.report.page import cell_data, heatmaps
-from kvsweep.analysis.statistics.grids import find_grids, missing_cells, published_grid
+from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, find_grids, missing_cells, published_grid
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
 
@@ -53,6 +53,10 @@ def metrics(tmp_path: Path, make_cell: MakeCell) -> pd.DataFrame:
     for window in WINDOWS:
         make_cell([[0], [1]], policy="random", local_window=window)
     return cell_metrics(load_run(tmp_path / "run"))
+
+
+def panels_of_any(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if " | " in axes.get_title()]
 
 
 def panels(figure: Figure) -> list[Axes]:
@@ -215,7 +219,7 @@ def test_a_run_of_the_papers_axes_stands_beside_the_published_scores(tmp_path: P
     (grid,) = find_grids(table)
     published = published_grid(grid, "r1_qwen_7b")
     assert published is not None
-    theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published).axes[:3]
+    theirs, ours, gap = published_figure(grid, "r1_qwen_7b", table, published, Look(width=7)).axes[:3]
     assert [one.get_title().split("\n")[0] for one in (theirs, ours, gap)] == [
         "R1-Qwen | AIME'24, published",
         "R1-Qwen | AIME'24, ours",
@@ -250,6 +254,51 @@ def test_the_flags_of_the_heatmaps(metrics: pd.DataFrame) -> None:
     assert len(sizes) == 1, "text stays at its size"
 
 
+def test_a_panel_within_chance_is_pale_and_says_so(tmp_path: Path, make_cell: MakeCell) -> None:
+    for benchmark, title in (("toy_chain", "Chain"), ("toy_groups", "Groups")):
+        for place, ratio in enumerate((0.1, 0.2, 0.3, 0.4)):
+            # On Chain a quarter of the problems more with each ratio; on Groups always all but one of forty.
+            right = [[int(k < 10 * (place + 1) if title == "Chain" else k != place)] for k in range(40)]
+            make_cell(right, policy="dynts", keep_ratio=ratio, benchmark=benchmark, benchmark_title=title)
+            right = [[int(k != 2 * place)] for k in range(40)]
+            make_cell(right, policy="dynts", keep_ratio=ratio, local_window=16, benchmark=benchmark)
+    found = analyse(load_run(tmp_path / "run"))
+    (grid,) = found.grids
+    figure = grid_figure(grid, "toy_qwen", found.metrics, verdicts=found.verdicts)
+    chain, groups = panels(figure)
+    assert "\nspan 75.0, p < 0.001\nby chance " in chain.get_title()
+    assert "\nspan 0.0, p = 1.000\nby chance " in groups.get_title()
+    # Of a pale colour at least two thirds are white; the darkest of a panel that has no verdict is far from that.
+    assert chain.collections[0].get_facecolors()[:, :3].min() < 0.2  # type: ignore[attr-defined]
+    assert groups.collections[0].cmap([0.0, 0.5, 1.0])[:, :3].min() >= 2 / 3
+    assert "a pale panel" in figure.get_supxlabel()
+    assert "a pale panel" not in grid_figure(grid, "toy_qwen", found.metrics).get_supxlabel()
+
+
+def test_the_papers_scores_have_their_own_spans() -> None:
+    found = analyse_scores(REFERENCE / GRID_FILE)
+    for grid in found.grids:
+        for model in grid.models:
+            drawn = panels_of_any(grid_figure(grid, model, found.metrics, verdicts=found.verdicts))
+            assert len(drawn) == 4
+            for axes in drawn:
+                values = axes.collections[0].get_array()
+                assert values is not None
+                assert f"\nspan {np.ptp(values):.1f}, p " in axes.get_title()
+
+
+def test_the_bar_of_differences_ends_where_the_data_ends(metrics: pd.DataFrame) -> None:
+    (grid,) = find_grids(metrics)
+    drawn = grid_figure(grid, "toy_qwen", metrics, Look(scale="diff_from_full"))
+    values = 100 * grid.cells["diff_to_full"].dropna()
+    bars = [axes for axes in drawn.axes if axes not in panels(drawn)]
+    assert [bar.get_ylim() for bar in bars] == [pytest.approx((values.min(), max(values.max(), 0)))] * 2
+    # One lost point has the same colour as one gained has on its side: the scale itself is even.
+    for axes in panels(drawn):
+        low, high = axes.collections[0].get_clim()
+        assert low == -high == pytest.approx(-values.abs().max())
+
+
 def test_a_grid_without_any_grade_or_spread_renders(tmp_path: Path, make_cell: MakeCell) -> None:
     for ratio in RATIOS:
         make_cell([[1]], policy="dynts", keep_ratio=ratio)
@@ -273,10 +322,11 @@ def test_saving_gives_three_formats_the_same_each_time(tmp_path: Path, metrics: 
     assert b"<svg" in svg
 
 
-def test_the_font_is_there() -> None:
-    path = matplotlib.font_manager.findfont("DejaVu Sans", fallback_to_default=False)
+def test_the_font_comes_with_matplotlib() -> None:
+    path = Path(matplotlib.font_manager.findfont("STIXGeneral", fallback_to_default=False))
+    assert path.is_relative_to(matplotlib.get_data_path())
     glyphs = matplotlib.font_manager.get_font(path).get_charmap()
-    assert all(ord(character) in glyphs for character in "–±|'*?%")
+    assert all(ord(character) in glyphs for character in "–±|'*?%=§‡°✓†↵␣")
 
 
 VALUES = np.array([[0.12345, -3.5], [-1e-7, 12.3456]])

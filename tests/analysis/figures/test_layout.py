@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,16 +17,18 @@ from matplotlib.text import Text
 from kvsweep.analysis.figures.completion import Layout, importance_figure
 from kvsweep.analysis.figures.heatmap import attribution_figure
 from kvsweep.analysis.figures.rankings import fidelity_figure, noise_figure, policy_bars_figure
+from kvsweep.analysis.figures.style import STYLE
 from kvsweep.analysis.figures.tradeoffs import tradeoff
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.notation import Look, policy_title
+from kvsweep.analysis.notation import COLUMN_WIDTH, Look, policy_title
 from kvsweep.analysis.report import gallery
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, shared_settings
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from kvsweep.analysis.statistics.sentences import analyse, analyse_scores
+from scripts.study import paper_grids
 
 MakeCell = Callable[..., Path]
-WIDTHS = (3.5, 7.09)
+WIDTHS = (COLUMN_WIDTH, 7.09)
 # The height of a page between its margins, in inches.
 PAGE_HEIGHT = 9.7
 PLACES = [{"benchmark": name, "benchmark_title": name.upper()} for name in ("aime24", "aime25", "amc23", "gpqa_d")]
@@ -130,7 +133,7 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
     memory = tradeoff("memory", metrics, "toy_qwen", look)
     speeds = [3000 + 997 * i % 5000 for i in range(len(metrics))]
     slots = [1024 + i for i in range(len(metrics))]
-    timed = pd.DataFrame({"cell_id": metrics["cell_id"], "slots": slots, "tokens_per_second": speeds})
+    timed = pd.DataFrame({"cell_id": metrics["cell_id"], "slots": slots, "tokens_per_second": speeds, "why": "given"})
     speed = tradeoff("speed", metrics, "toy_qwen", look, timed)
     assert memory is not None
     assert speed is not None
@@ -208,7 +211,7 @@ def test_figures_of_replayed_texts_fit(width: float) -> None:
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == [f"{policy_title(policy)} {ratio} / 2000" for policy, ratio in settings[: len(names)]]
     assert len(names) == (60 if width > 5 else 40)
-    title = figure.get_suptitle().replace("\n", " ")
+    title = str(figure.get_label())
     assert title.startswith("Toy-Qwen, budget 5000: KL of replayed texts")
     assert f"the {len(names)} nearest settings" in title
 
@@ -220,6 +223,20 @@ def test_the_papers_eight_grids_fit_on_a_page(width: float) -> None:
     assert faults(figure) == []
     assert figure.get_figheight() <= PAGE_HEIGHT
     assert all(axes.get_window_extent().height / figure.dpi > 0.4 for axes in figure.axes)
+    # Of eight axes of the same length none leaves out a dot.
+    assert len({round(float(np.ptp(axes.get_ylim())), 6) for axes in figure.axes}) == 1
+    for axes in figure.axes:
+        dots = np.asarray(axes.get_lines()[0].get_ydata(), dtype=float)
+        assert (len(dots), axes.get_ylim()[0] < dots.min(), dots.max() < axes.get_ylim()[1]) == (20, True, True)
+
+
+def test_the_legend_of_the_published_grids_fits() -> None:
+    grids = pd.read_csv(REFERENCE.parent / "published/paper_grids/grids.csv")
+    with matplotlib.rc_context(STYLE):
+        figure = paper_grids.figure(grids)
+        assert faults(figure) == []
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "20 equal settings, a + b = 1: 50% of the variance between problems" in labels
 
 
 def test_every_text_of_a_trace_has_contrast() -> None:

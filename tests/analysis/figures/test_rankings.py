@@ -13,7 +13,7 @@ from scipy import stats
 from kvsweep.analysis.figures.rankings import policy_bars_figure
 from kvsweep.analysis.figures.style import policy_looks, save_figure
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.notation import PAGE_WIDTH, POLICY_TITLES
+from kvsweep.analysis.notation import COLUMN_WIDTH, PAGE_WIDTH, POLICY_TITLES, Look
 from kvsweep.analysis.statistics.grids import shared_settings
 from kvsweep.analysis.statistics.metrics import cell_metrics
 
@@ -112,12 +112,14 @@ def test_policies_without_any_of_the_fields_share_a_setting(tmp_path: Path, make
     assert setting.title == "the policies' own settings, question on top"
     figure = policy_bars_figure(setting, "toy_qwen", table)
     assert names(figure) == ["TOVA", "K-norm", "SepLLM"]
-    assert "own settings" in figure.get_suptitle()
+    assert "own settings" in str(figure.get_label())
 
 
 def test_bars_are_in_order_and_show_the_metrics(tmp_path: Path, metrics: pd.DataFrame) -> None:
-    figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
-    assert figure.get_size_inches()[0] == pytest.approx(PAGE_WIDTH)
+    column = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics)
+    assert column.get_size_inches()[0] == pytest.approx(COLUMN_WIDTH)
+    assert [axes.get_title() for axes in column.axes] == ["mean of 2\nbenchmarks", "cache\nlength"]
+    figure = policy_bars_figure(shared_settings(metrics)[0], "toy_qwen", metrics, Look(width=PAGE_WIDTH))
     panels = bar_panels(figure)
     assert [axes.get_title() for axes in figure.axes] == ["mean of 2\nbenchmarks", "Chain", "Add", "cache\nlength"]
     assert names(figure) == ["full cache", "DynTS", "SnapKV", "window", "unheard_of", "SnapKV (DynTS code)"]
@@ -154,7 +156,7 @@ def test_missing_and_unfinished_bars_are_marked(tmp_path: Path, make_cell: MakeC
     # The full cache alone: no panel, and no reason for the means to be missing.
     make_cell([[1]], benchmark="toy_regs")
     table = read(tmp_path)
-    figure = policy_bars_figure(shared_settings(table)[0], "toy_qwen", table)
+    figure = policy_bars_figure(shared_settings(table)[0], "toy_qwen", table, Look(width=PAGE_WIDTH))
     panels = bar_panels(figure)
     assert [axes.get_title() for axes in panels] == ["mean of 2\nbenchmarks", "Chain", "Add"]
     assert names(figure) == ["full cache", "DynTS*", "TOVA", "window"]

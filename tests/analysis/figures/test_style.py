@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from textwrap import fill
 
 import pytest
 from fontTools.fontBuilder import FontBuilder
@@ -100,9 +101,35 @@ def saved(title: str, folder: Path) -> bytes:
     figure.suptitle(title)
     figure.subplots().set_xticks([0, 1], [title, "b"])
     folder.mkdir(exist_ok=True)
-    assert set(style.save_figure(figure, folder, "a")) == {"png", "svg", "pdf"}
+    assert set(style.save_figure(figure, folder, "a")) == {"png", "svg", "pdf", "txt"}
     assert all(isinstance(text, Text) for text in figure.findobj(Text))
     return (folder / "a.png").read_bytes()
+
+
+def test_a_users_own_font_of_that_name_changes_nothing(fonts: Path) -> None:
+    plain = saved("a", fonts)
+    write_font(fonts / "STIXGeneral.ttf", "ab")
+    fontManager.addfont(fonts / "STIXGeneral.ttf")
+    assert saved("a", fonts) == plain
+
+
+def test_the_caption_lies_beside_the_figure(tmp_path: Path) -> None:
+    figure = style.new_figure((2, 2))
+    figure.set_label("Toy-Qwen: Pass@1 ± standard error")
+    saved_as = style.save_figure(figure, tmp_path, "a")
+    assert saved_as["txt"] == tmp_path / "a.txt"
+    assert saved_as["txt"].read_text() == "Toy-Qwen: Pass@1 ± standard error\n"
+    assert b"standard error" not in saved_as["svg"].read_bytes()
+
+
+@pytest.mark.parametrize("words", range(1, 40))
+def test_no_note_leaves_a_word_alone(words: int) -> None:
+    text = " ".join(("settings", "of", "a", "grid", "problems")[place % 5] for place in range(words))
+    lines = style.wrapped(text, 3.3).split("\n")
+    assert " ".join(lines) == text
+    assert max(map(len, lines)) <= round(style.LETTERS * 3.3)
+    assert len(lines) == len(fill(text, round(style.LETTERS * 3.3)).split("\n"))
+    assert len(lines) == 1 or len(lines[-1].split()) > 1
 
 
 def test_characters_that_no_font_has_are_named_once(

@@ -96,7 +96,9 @@ def test_a_grid_of_one_policy_names_its_lines(tmp_path: Path, make_cell: MakeCel
     figure = tradeoff("memory", read(tmp_path), "toy_qwen")
     assert figure is not None
     assert list(curves(figure)) == ["DynTS*, window 16  50.0", "DynTS*, window 48  50.0"]
-    assert figure.get_suptitle().startswith("Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain")
+    assert str(figure.get_label()).startswith(
+        "Toy-Qwen: Pass@1 ± standard error against memory (* not finished), Chain"
+    )
 
 
 def test_the_best_point_of_a_policy_on_the_front_has_its_name(tmp_path: Path, make_cell: MakeCell) -> None:
@@ -107,6 +109,63 @@ def test_the_best_point_of_a_policy_on_the_front_has_its_name(tmp_path: Path, ma
     assert figure is not None
     (name,) = figure.axes[0].texts
     assert (name.get_text(), name.xy[1]) == ("DynTS", 100)  # type: ignore[attr-defined]
+
+
+def boxes_of_names(figure: Figure) -> list[Any]:
+    figure.draw_without_rendering()
+    return [text.get_window_extent() for text in figure.axes[0].texts]
+
+
+def test_memory_begins_at_nothing_and_shows_the_full_cache(metrics: pd.DataFrame) -> None:
+    figure = tradeoff("memory", metrics, "toy_qwen")
+    assert figure is not None
+    (axes,) = figure.axes
+    left, right = axes.get_xlim()
+    assert (left, right > 140) == (0, True)
+    stars = [line for line in axes.get_lines() if line.get_marker() == "*"]
+    assert [(list(star.get_xdata()), list(star.get_ydata())) for star in stars] == [([140], [75])]
+
+
+def test_no_name_lies_over_a_line(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1]] * 10)
+    for place, policy in enumerate(("dynts", "window", "random", "h2o")):
+        for ratio in (0.1, 0.2, 0.3):
+            right = [[int(k < 9 - 2 * place + 10 * ratio)] for k in range(10)]
+            tokens = {"prompt_tokens": round(20 - 3 * place + 100 * ratio), "peak_length": 129}
+            make_cell(right, policy=policy, keep_ratio=ratio, completion=tokens)
+    figure = tradeoff("memory", read(tmp_path), "toy_qwen")
+    assert figure is not None
+    names, (axes,) = boxes_of_names(figure), figure.axes
+    assert names
+    for line in axes.get_lines():
+        xs, ys = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
+        if line.get_drawstyle() == "steps-post":
+            xs, ys = np.repeat(xs, 2)[1:], np.repeat(ys, 2)[:-1]
+        along = np.linspace(0, len(xs) - 1, 2000)
+        places = np.arange(len(xs))
+        points = line.get_transform().transform(
+            np.column_stack([np.interp(along, places, xs), np.interp(along, places, ys)])
+        )
+        assert not any(box.contains(*point) for box in names for point in points)
+
+
+def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path: Path, make_cell: MakeCell) -> None:
+    make_cell([[1]] * 10)
+    scores = {0.1: 2, 0.2: 5, 0.3: 0, 0.4: 8}
+    for ratio, right in scores.items():
+        make_cell([[int(k < right)] for k in range(10)], policy="dynts", keep_ratio=ratio)
+    table = read(tmp_path)
+    ratios = table["keep_ratio"].where(table["policy"] != "full", 0.9)
+    timed = pd.DataFrame({"cell_id": table["cell_id"], "slots": 8, "why": "memory"})
+    figure = tradeoff("speed", table, "toy_qwen", timed=timed.assign(tokens_per_second=5000 - 4000 * ratios))
+    assert figure is not None
+    (axes,) = figure.axes
+    assert axes.get_title() == "Chain, 8 texts in equal memory"
+    assert (axes.get_xlim()[0], axes.get_xlim()[1] > 4600) == (0, True)
+    # 0.3 is slower than 0.2 and worse.
+    assert {text.get_text() for text in axes.texts} == {"DynTS 0.1 / 48", "DynTS 0.2 / 48", "DynTS 0.4 / 48"}
+    low, high = axes.get_ylim()
+    assert (low < 0, high > 80) == (True, True)
 
 
 def test_no_curve_without_a_score(tmp_path: Path, make_cell: MakeCell) -> None:

@@ -111,7 +111,7 @@ def test_policies_are_compared(tmp_path: Path, make_cell: MakeCell) -> None:
     held = [*range(40, 130), *range(73, 130), *range(73, 127)]
     mean, share = sum(held) / 201, sum(held) / sum(range(40, 241))
     assert f"<td>{mean:.1f}</td><td>53.8</td><td>{100 * share:.1f}</td>" in table
-    assert "Toy-Qwen, Pass@1 per policy at keep ratio 0.3, window 48, budget 128" in html
+    assert "Toy-Qwen: Pass@1 per policy at keep ratio 0.3, window 48, budget 128" in html
     for name in ("policies_toy_qwen_ratio0.3_window48_budget128", "memory_toy_qwen"):
         for suffix in ("png", "svg", "pdf"):
             assert (folder / f"{name}.{suffix}").stat().st_size > 1000
