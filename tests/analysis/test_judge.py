@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Callable
@@ -128,6 +129,17 @@ def test_thirty_problems_asked_once_and_eight_times(judge: Callable[..., tuple[i
         assert page.startswith("| setting | label | points |")
         assert "| same | " in page
         assert judge(files["full"], files["same"])[0] == (4 if draws == 1 else 0)
+
+
+@pytest.mark.parametrize(("margin", "problems"), [(5, 74), (10, 37)])
+def test_the_margin_is_in_points(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path, margin: int, problems: int
+) -> None:
+    # Where no pair differs, a loss of a part m of n problems has the chance exp(-m n): 2.5% at n = ln(40) / m.
+    assert problems - 1 < math.log(40) / (margin / 100) < problems
+    for number, code in ((problems - 1, 4), (problems, 0)):
+        files = [write(tmp_path / f"{name}.jsonl", rows(number, 1)) for name in ("full", "same")]
+        assert judge(*files, "--margin", margin)[0] == code
 
 
 def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
