@@ -11,15 +11,17 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.build import build_report, follow
-from kvsweep.analysis.report.drilldown import common_length, outcome_maps
+from kvsweep.analysis.report.drilldown import common_length, outcome_maps, token_lengths
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import summary_table
 from kvsweep.analysis.statistics.sentences import analyse
@@ -434,3 +436,11 @@ def test_the_common_beginning_is_found() -> None:
         same = min(len(first), len(second)) if same is None else same
         assert common_length(first, second) == same
         assert common_length([*map(ord, first)], [*map(ord, second)]) == same
+
+
+def test_the_length_of_a_token_is_what_a_browser_counts() -> None:
+    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    # UTF-8 has 1, 4 and 2 bytes for these, each a token, and UTF-16 has 1, 2 and 1 units.
+    row: Any = SimpleNamespace(text="a😀é", token_ids=tokenizer.encode("a😀é").ids)
+    assert token_lengths(row, tokenizer) == [1, 0, 0, 0, 2, 0, 1]
