@@ -422,9 +422,11 @@ def test_ctrl_c_ends_the_watch_with_one_sentence(
 def test_the_outcomes_of_all_cells_are_told_in_letters(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0], ["truncated", None]])
     make_cell([["no_answer", "grader_timeout"], [1]], policy="dynts")
-    (panel,) = outcome_maps(load_run(tmp_path / "run"))
+    make_cell([[0]], benchmark="toy_sort", benchmark_title="Sort")
+    panel, single = outcome_maps(load_run(tmp_path / "run"))
     assert (panel["problems"], panel["draws"]) == (["p0", "p1"], [0, 1])
     assert [(cell["full"], cell["outcomes"]) for cell in panel["cells"]] == [(True, "cwtu"), (False, "ngc-")]
+    assert [cell["outcomes"] for cell in single["cells"]] == ["w"]
     assert json.dumps(panel)
 
 
