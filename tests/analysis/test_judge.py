@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import json
+import math
 import os
 import re
 import zipfile
@@ -250,6 +251,17 @@ def test_the_table_of_the_page(judge: Callable[..., tuple[int, str, str]], tmp_p
     printed = [line.rstrip() for line in page.split("```")[3].strip("\n").splitlines()]
     assert len(printed) == 3
     assert set(printed) <= {line.rstrip() for line in out.splitlines()}
+
+
+@pytest.mark.parametrize(("margin", "problems"), [(5, 74), (10, 37)])
+def test_the_margin_is_in_points(
+    judge: Callable[..., tuple[int, str, str]], tmp_path: Path, margin: int, problems: int
+) -> None:
+    # Where no pair differs, a loss of a part m of n problems has the chance exp(-m n): 2.5% at n = ln(40) / m.
+    assert problems - 1 < math.log(40) / (margin / 100) < problems
+    for number, code in ((problems - 1, 4), (problems, 0)):
+        files = [write(tmp_path / f"{name}.jsonl", rows(number, 1)) for name in ("full", "same")]
+        assert judge(*files, "--margin", margin)[0] == code
 
 
 def test_one_of_many_that_is_safe_may_be_so_by_luck(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,14 +135,14 @@ def test_a_limit_is_neither_a_variant_nor_another_condition(tmp_path: Path, make
 
 
 def test_cells_of_the_same_settings_are_noticed(tmp_path: Path, make_cell: MakeCell) -> None:
-    folder = make_cell([[1]])
-    text = (folder / "cell.yaml").read_text()
-    folder.rename(folder.with_name("1234567890123456"))
-    again = make_cell([[1]])
-    (again / "cell.yaml").write_text(text)
+    for budget in (128, 256, 512, 768):
+        folder = make_cell([[1]], policy="dynts", budget=budget)
+        shutil.copytree(folder, folder.with_name(f"{folder.name}-again"))
     run = load_run(tmp_path / "run")
-    assert "1234567890123456" in set(run.cells["cell_id"])
-    assert "have the same settings" in run.notices[0]
+    ids = [cell_id for cell_id in sorted(run.cells["cell_id"]) if not cell_id.endswith("-again")]
+    assert len(ids) == 4
+    said = "have the same settings; the pictures show the first of them."
+    assert run.notices[:4] == [f"Cells {cell_id}, {cell_id}-again {said}" for cell_id in ids]
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "cell"])

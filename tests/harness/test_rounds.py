@@ -26,6 +26,7 @@ from kvsweep.harness.sweep.status import read_sweep
 from kvsweep.records import COMPLETIONS_FILE, Shard, read_rows, shard_files
 from kvsweep.task_status import TaskStatus, read_tasks
 from tests.harness.sweep import rounds_grades
+from tests.program import beside
 
 GRID = ["benchmark=toy_add", "grid.policy=[full,random]", "grid.keep_ratio=[0.2,0.6]", "grid.budget=[40,58,64]"]
 MARGIN = 42
@@ -40,7 +41,7 @@ def grades(monkeypatch):
 
 @pytest.fixture
 def settings(tiny, tiny_policy, tmp_path):
-    return [*tiny, *tiny_policy, f"results_dir={tmp_path}", *GRID]
+    return [*tiny, *beside(tiny_policy, GRID), f"results_dir={tmp_path}", *GRID]
 
 
 @pytest.fixture

@@ -11,15 +11,17 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.build import build_report, follow
-from kvsweep.analysis.report.drilldown import common_length, outcome_maps
+from kvsweep.analysis.report.drilldown import common_length, outcome_maps, token_lengths
 from kvsweep.analysis.report.page import run_page
 from kvsweep.analysis.report.tables import fidelity_text, summary_table
 from kvsweep.analysis.statistics.sentences import analyse
@@ -433,7 +435,8 @@ def test_the_watch_makes_the_page_again_until_the_sweep_ends(
             file.write("\n")
 
     steps = iter([more_rows, lambda: None, lambda: write_task(run, [folder], state="done")])
-    monkeypatch.setattr("kvsweep.analysis.report.build.time.sleep", lambda seconds: next(steps)())
+    # Other threads sleep, too: of this module alone.
+    monkeypatch.setattr("kvsweep.analysis.report.build.time", SimpleNamespace(sleep=lambda seconds: next(steps)()))
     made: list[str] = []
     follow(run, 5, lambda: made.append(load_run(run).state) or run)  # type: ignore[func-returns-value]
     assert made == ["running", "running", "stopped"]
@@ -459,9 +462,11 @@ def test_ctrl_c_ends_the_watch_with_one_sentence(
 def test_the_outcomes_of_all_cells_are_told_in_letters(tmp_path: Path, make_cell: MakeCell) -> None:
     make_cell([[1, 0], ["truncated", None]])
     make_cell([["no_answer", "grader_timeout"], [1]], policy="dynts")
-    (panel,) = outcome_maps(load_run(tmp_path / "run"))
+    make_cell([[0]], benchmark="toy_sort", benchmark_title="Sort")
+    panel, single = outcome_maps(load_run(tmp_path / "run"))
     assert (panel["problems"], panel["draws"]) == (["p0", "p1"], [0, 1])
     assert [(cell["full"], cell["outcomes"]) for cell in panel["cells"]] == [(True, "cwtu"), (False, "ngc-")]
+    assert [cell["outcomes"] for cell in single["cells"]] == ["w"]
     assert json.dumps(panel)
 
 
@@ -473,3 +478,11 @@ def test_the_common_beginning_is_found() -> None:
         same = min(len(first), len(second)) if same is None else same
         assert common_length(first, second) == same
         assert common_length([*map(ord, first)], [*map(ord, second)]) == same
+
+
+def test_the_length_of_a_token_is_what_a_browser_counts() -> None:
+    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    # UTF-8 has 1, 4 and 2 bytes for these, each a token, and UTF-16 has 1, 2 and 1 units.
+    row: Any = SimpleNamespace(text="a😀é", token_ids=tokenizer.encode("a😀é").ids)
+    assert token_lengths(row, tokenizer) == [1, 0, 0, 0, 2, 0, 1]

@@ -7,7 +7,7 @@ import pytest
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.notation import chosen_label
-from kvsweep.analysis.report.tables import latex, markdown
+from kvsweep.analysis.report.tables import latex, markdown, not_finite
 from kvsweep.analysis.statistics.metrics import cell_metrics
 from tests.program import report as main
 
@@ -32,6 +32,16 @@ def test_tables_mark_the_best_and_what_loses(tmp_path: Path, make_cell: MakeCell
     assert "\\label{tab:toy_qwen}" in tex
     assert r"& \textbf{100.0 $\pm$ 0.0} & \textbf{100.0 $\pm$ 0.0} &" in tex
     assert r"16.7 $\pm$ 6.9$^{\dagger}$ & 16.7 $\pm$ 6.9$^{*}$" in tex
+
+
+def test_texts_that_are_not_finite_are_counted_in_the_order_of_the_models(tmp_path: Path, make_cell: MakeCell) -> None:
+    broken = {"completion": {"stop_reason": "not_finite"}}
+    make_cell([[0], [0]], **broken)
+    make_cell([[0]], policy="dynts", **broken)
+    make_cell([[0]], model="toy_llama", model_title="Toy-Llama", **broken)
+    make_cell([[1]], benchmark="toy_add", benchmark_title="Add")
+    said = [sentence.partition(" ended because")[0] for sentence in not_finite(load_run(tmp_path / "run"))]
+    assert said == ["Toy-Qwen | Chain: 3 texts of 2 cells", "Toy-Llama | Chain: 1 text of 1 cell"]
 
 
 @pytest.mark.parametrize(

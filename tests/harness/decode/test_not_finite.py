@@ -12,10 +12,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from kvsweep.compression.cache import use_slot_attention
 from kvsweep.compression.config import CacheConfig
 from kvsweep.compression.policies.baselines import FullCache, Window
+from kvsweep.errors import UserError
 from kvsweep.harness.decode.engine import Engine
 from kvsweep.harness.decode.request import Branch, DecodingConfig, Request, SamplingConfig
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.loaded import LoadedModel
+from kvsweep.harness.predictor.labels import label_trace
+from kvsweep.harness.predictor.recipe import LABEL_KINDS
+from kvsweep.harness.predictor.traces import Trace
 from kvsweep.harness.sweep.status import read_sweep
 
 CONFIG = LlamaConfig(
@@ -111,6 +115,16 @@ def test_the_layer_is_named():
     assert whole.not_finite_in([5, 6, 7]) == "the cache"
     whole.network.lm_head.weight.data[3] = torch.inf
     assert whole.not_finite_in([5, 6, 7]) == "the product behind the last layer"
+
+
+def test_labels_of_hidden_states_that_are_not_finite_are_refused():
+    model = model_with({})
+    trace = Trace(problem_id="p", draw=0, kept=True, token_ids=list(range(5, 15)), think_start=2, think_end=8)
+    label_trace(model, trace, 1, LABEL_KINDS)
+    model.network.model.layers[1].mlp.down_proj.weight.data[0, 0] = torch.nan
+    where = "a text of 10 tokens has hidden states that are NaN or infinite, first in layer 2 of 3: "
+    with pytest.raises(UserError, match=where):
+        label_trace(model, trace, 1, LABEL_KINDS)
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_a_stored_completion_of_a_cell(kvsweep, tiny, tiny_policy, tmp_path, cap
     text = source.read(load_model(source.model))
     assert text.trace.token_ids[text.trace.think_start :] == row["token_ids"]
     assert text.completion.num_tokens == row["num_tokens"]
-    out = tmp_path / "out"
+    out = tmp_path / "looked_into" / "out"
     main([str(folder), "--problem", row["problem_id"], "--show", "kept", "--rows", "--out", str(out)])
     table = pd.read_csv(next(out.glob("kept_*.csv")), keep_default_na=True)
     for number, eviction in enumerate(row["evictions"], start=1):

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from kvsweep.errors import UserError
 from kvsweep.harness.models import load
+from kvsweep.harness.models.chat import ControlTokens
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.load import load_model
 from kvsweep.harness.models.loaded import LoadedModel
@@ -203,6 +206,17 @@ def test_the_tokens_around_a_bare_text_stay(folder: Path):
     bare = load_model(ModelConfig(name="m", title="M", path=str(folder), threads=1, chat_template="none"))
     assert [bare.prompt_ids(text)[0] for text in ("a b", "a <eos>b")] == [1, 1]
     assert 2 not in bare.prompt_ids("a <eos>b")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("a STOP", "STOP"), ("◁think▷ a", "◁think▷"), ("<tool> a", "<tool>"), ("a word", None)]
+)
+def test_the_tokens_that_structure_a_chat(text: str, found: str | None):
+    """A special token, a tag of the thinking, one within brackets, and a word that someone added."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
+    tokenizer.add_special_tokens({"eos_token": "STOP"})
+    tokenizer.add_tokens(["◁think▷", "<tool>", "word"])
+    assert ControlTokens(tokenizer, (None, "◁think▷")).found_in(text) == found
 
 
 def test_a_question_that_cannot_be_plain_text_is_refused(folder: Path):

@@ -97,6 +97,7 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
         (["train", "recipe.label=[]"], "recipe.label=[] "),
         (["train", "recipe.label=[later,later]"], "names a kind twice"),
         (["train", "recipe.epochs=0"], "recipe.epochs=0 is out of range: it must be at least 1."),
+        (["train", "recipe.impl=triton"], "impl=triton needs a CUDA GPU"),
         (["train"], "run kvsweep predictor labels first"),
         (["labels"], "run kvsweep predictor traces"),
         (["traces", "recipe.import_from=nowhere"], "import_from=nowhere does not exist"),
@@ -107,6 +108,8 @@ def test_training_goes_on_from_its_checkpoint(settings, tmp_path, monkeypatch):
 )
 def test_bad_input_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("kvsweep.harness.models.load.load_model", lambda config: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit) as ended:
         main(arguments)

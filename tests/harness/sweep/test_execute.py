@@ -32,6 +32,7 @@ from kvsweep.harness.models.loaded import LoadedModel
 from kvsweep.harness.sweep.store import CellStore
 from kvsweep.harness.toy.tasks import problems as toy_problems
 from kvsweep.records import OUTCOMES, Completion, Grade, read_rows
+from tests.program import beside
 
 Rows = dict[str, list[str]]
 GRID = ["benchmark=toy_add", "grid.policy=[full,dynts,random,window]", "grid.keep_ratio=[0.2,0.6]"]
@@ -51,7 +52,9 @@ def command(
     def run(*overrides: str, run: str = "default") -> Any:
         options = [o for o in overrides if o.startswith("-")]
         rest = [o for o in overrides if not o.startswith("-")]
-        ended = kvsweep(*options, *tiny, *tiny_policy, f"results_dir={tmp_path / 'runs'}", f"run_name={run}", *rest)
+        ended = kvsweep(
+            *options, *tiny, *beside(tiny_policy, rest), f"results_dir={tmp_path / 'runs'}", f"run_name={run}", *rest
+        )
         assert ended.code == 0, ended.err
         return ended
 
@@ -506,7 +509,8 @@ def test_a_sweep_killed_at_40_percent_has_grades_and_each_completion_is_graded_o
     busy_grading.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CellStore, "append", killed)
-        arguments = [*tiny, *tiny_policy, f"results_dir={tmp_path / 'runs'}", "run_name=storm", *GRID, "draws=2"]
+        arguments = [*tiny, *beside(tiny_policy, GRID), f"results_dir={tmp_path / 'runs'}", "run_name=storm", *GRID]
+        arguments.append("draws=2")
         assert kvsweep(*arguments).code == 130
     begun = [cell for cell in cells("storm") if cell["rows"]]
     assert sum(len(cell["rows"]) for cell in begun) == 16

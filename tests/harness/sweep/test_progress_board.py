@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,29 +60,48 @@ def test_a_short_sweep_prints_no_line(sweep: list[Any], capfd: pytest.CaptureFix
     assert capfd.readouterr().err == ""
 
 
-def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(
-    sweep: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def terminal_text(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Put a terminal in place of stderr; the result reads what it shows."""
+
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     @contextmanager
     def terminal() -> Iterator[Terminal]:
-        yield shown
+        yield drawn
 
-    shown = Terminal()
+    drawn = Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(progress_board, "_terminal", terminal)
+    return lambda: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn.getvalue())
+
+
+def test_a_terminal_shows_all_tasks_and_what_is_printed_above_them(
+    sweep: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = terminal_text(monkeypatch)
     with Board(sweep):
         print("a note\x1b[31m")
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue())
+    text = shown()
     assert "a note\\x1b[31m" in text
     for part in ("20.0%, 8 of 40 completions", "0 of 2 panels, 0 of 4 cells done, 2 running, 2 queued", "left 0:00:15"):
         assert part in text
     assert text.index("a note") < text.index("20.0%")
     assert "not_asked_for" not in text
+
+
+def test_a_terminal_shows_what_has_changed(sweep: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal_text(monkeypatch)
+    monkeypatch.setattr(progress_board, "LOOK_S", 0.01)
+    with Board(sweep):
+        for finished, said in ((4, "20.0%, 8 of 40"), (9, "45.0%, 18 of 40")):
+            write_task(tmp_path, "a", "chain", finished)
+            end = time.monotonic() + 10
+            while said not in shown() and time.monotonic() < end:
+                time.sleep(0.01)
+            assert said in shown()
 
 
 def test_a_run_without_any_status_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
