@@ -103,7 +103,9 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "verdict": notation.chosen_label(row.decision, row.recommendable),
             "vs full, points": notation.percent(row.diff_to_full, signed=True),
             "interval": notation.interval(row.these_low, row.these_high, signed=True),
-            "memory saved": f"{notation.percent(1 - row.kept_memory)}%",
+            "memory saved": MISSING
+            if notation.missing(row.kept_memory)
+            else f"{notation.percent(1 - row.kept_memory)}%",
             "best setting": notation.setting(row),
         }
         for row in notation.rows(headline(metrics))
@@ -114,11 +116,12 @@ def headline_text(metrics: pd.DataFrame) -> str:
 def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     """Per policy setting: in how many texts of all benchmarks eviction acted, and the mean cache length after it."""
     ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    evicted = (ours["evicted"].fillna(0) * ours["completions"]).round().astype("int64")
+    evicted = (ours["evicted"].where(ours["completions"] > 0, 0) * ours["completions"]).round()
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
-    counts = settings[["evicted", "completions"]].sum().astype("str")
+    counts = settings[["evicted", "completions"]].sum(min_count=1)
     kept = settings["mean_length_after"].mean()
-    return {"evicted": counts["evicted"] + " of " + counts["completions"], "kept": kept.map(notation.decimal)}
+    shares = counts["evicted"].map(notation.number) + " of " + counts["completions"].astype("str")
+    return {"evicted": shares.where(counts["evicted"].notna(), MISSING), "kept": kept.map(notation.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:

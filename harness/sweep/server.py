@@ -1,0 +1,109 @@
+"""Somebody else's server in place of kvsweep's own decoding: where it is, how it is asked, what is declared of it."""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig
+from pydantic import Field
+
+from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policy import Policy
+from kvsweep.errors import UserError
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.settings import build, build_target, plain
+
+# What may change while the cell stays the same.
+_ASIDE = ("url", "key_env", "parallel", "check")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(FullCache):
+    """One setting of a server of OpenAI's API, in a policy's place; conf/engine/openai.yaml describes the fields."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")] = "full"
+    title: str | None = None
+    url: str
+    model: str
+    api: Literal["chat", "completions"] = "chat"
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    seed: bool = True
+    kept_bytes: Annotated[float, Field(gt=0, description="a number of bytes or a share of the baseline's")] | None = (
+        None
+    )
+    key_env: str | None = None
+    parallel: Annotated[int, Field(ge=1)] = 8
+    check: Annotated[int, Field(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if find_spec("openai") is None:
+            raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+            # The address itself is not repeated: it may hold a key.
+            raise UserError("engine.url is no plain address: write http://HOST:PORT/v1, and name a key's variable.")
+        if self.key_env is not None and not os.environ.get(self.key_env):
+            # Nor is this value: who mistakes the setting gives the key.
+            raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
+
+    @property
+    def key(self) -> str | None:
+        return None if self.key_env is None else os.environ.get(self.key_env)
+
+    def identity(self) -> dict[str, Any]:
+        """All that is declared and sent. A server that is started anew elsewhere goes on with the same cell."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in _ASIDE} | {"kind": "declared"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(ModelConfig):
+    """The name of a model that servers run, and the tags of its thinking; nothing is known of its weights."""
+
+    path: str | None = "served"
+    device: str = "cpu"
+
+    @property
+    def commit(self) -> None:
+        return None
+
+    def files(self) -> dict[Any, str]:
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        return {"weights": self.path, "think_end": self.think_end}
+
+
+# The settings of a model that are its name and tags, which a job of servers uses.
+NAMES = ("name", "title", "think_start", "think_end")
+
+
+def is_served(config: DictConfig) -> bool:
+    return config.engine._target_ is not None
+
+
+def build_servers(config: DictConfig) -> tuple[ServedModel, list[Policy]]:
+    """The model's name and the servers, one for each setting of `grid.engine`, or the one of `engine`."""
+    decoding = config.decoding
+    if decoding.stop_on_loop:
+        raise UserError("decoding.stop_on_loop=true is nothing that a server can be asked for: leave it out.")
+    if decoding.order == "top_p_then_top_k" and decoding.top_k and decoding.top_p < 1:
+        mend = "set decoding.order=top_k_then_top_p, or top_k or top_p alone"
+        raise UserError(f"decoding.order={decoding.order} is nothing that a server can be asked for: {mend}.")
+    section, grid = plain(config.engine), plain(config.grid)["engine"]
+    if grid is not None and not (isinstance(grid, list) and grid and all(isinstance(one, dict) for one in grid)):
+        raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
+    given = [{name: value for name, value in {**section, **one}.items() if value is not None} for one in grid or [{}]]
+    servers = [build_target("engine", one, Policy) for one in given]
+    name, count = Counter(server.name for server in servers).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")
+    if len(servers) > 1 and "full" not in {server.name for server in servers}:
+        raise UserError("grid.engine has no setting with name: full, the baseline of the others: name one so.")
+    model = {**{key: config.model[key] for key in NAMES}, "revision": config.model.revision}
+    return build(ServedModel, "model", model), servers
