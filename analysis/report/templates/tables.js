@@ -60,8 +60,8 @@ const VIEWS = {
 const CACHE = ["keep ratio", "window", "budget", "bytes (declared)", "where evicted", "elsewhere", "evictions", "evicted %", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "looping"];
 const TEXTS = ["model", "benchmark", "policy"];
 const mostDraws = Math.max(1, ...allCells.flatMap(Object.keys).filter((name) => /^pass_at_\d+$/.test(name)).map((name) => Number(name.slice(8))));
-// Nothing is known of the cache of a server but what is declared; a column in which no cell has a value is left out.
-const unsaid = new Set(Object.keys(COLUMNS).filter((name) => CACHE.includes(name) && allCells.every((cell) => COLUMNS[name](cell) === MISSING)));
+// Of a server's cache nothing is known but what is declared: a page of servers alone has no columns for the rest.
+const served = allCells.every((cell) => cell.engine === "server"), unsaid = new Set(CACHE.filter((name) => (served || name === "bytes (declared)") && allCells.every((cell) => COLUMNS[name](cell) === MISSING)));
 const view = document.getElementById("view"), cellTable = document.getElementById("cell-table");
 
 const headCell = (text, name) => { const head = make("th", text, name); head.scope = "col"; return head; };
