@@ -263,7 +263,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "unpacked_rows": _unpacked_rows(_cache(cell.settings)),
                 **{name: policy.get(name) for name in AXES},
                 "question": str(policy.get("question") or ""),
-                "variant": ", ".join(filter(None, [variant, *_declared(policy)])),
+                "variant": ", ".join(map(str, filter(None, [variant, *map(policy.get, ("title", "kind"))]))),
                 "engine": "server" if "kind" in policy else "kvsweep",
                 "declared_bytes": policy.get("kept_bytes"),
                 "decoding": decoding["name"],
@@ -317,11 +317,6 @@ def _policy_name(cell: dict[str, Any]) -> str:
     """The policy's name. A full cache of packed rows has one of its own: all others are compared with the unpacked."""
     name = str(cell["policy"]["name"])
     return "full_packed" if name == "full" and cell.get("cache") else name
-
-
-def _declared(policy: dict[str, Any]) -> list[str]:
-    """How a server's setting is marked: with its title, and that nothing but the user's word is known of it."""
-    return [str(policy.get("title") or ""), "declared"] if policy.get("kind") == "declared" else []
 
 
 def _title(section: dict[str, Any]) -> str:

@@ -95,10 +95,6 @@ class Page:
         return {(row.model_title, row.benchmark_title): row for row in tables.headline(self.found.metrics).itertuples()}
 
     @cached_property
-    def servers(self) -> bool:
-        return bool((self.found.metrics["engine"] == "server").any())
-
-    @cached_property
     def matter(self) -> list[str]:
         return [verdict.title for verdict in self.found.verdicts if verdict.floor and verdict.floor.signal]
 

@@ -42,14 +42,10 @@ class _Choice(msgspec.Struct):
     text: str | None = None
 
 
-class _Details(msgspec.Struct):
-    reasoning_tokens: Tokens | None = None
-
-
 class _Usage(msgspec.Struct):
     prompt_tokens: Tokens
     completion_tokens: Tokens
-    completion_tokens_details: _Details | None = None
+    completion_tokens_details: dict[str, Tokens | None] | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -59,14 +55,14 @@ class _Answer(msgspec.Struct):
 
 def ask(work: OpenCells) -> None:
     """Fill the open cells. A server that fails does not stop the others; then the first error is raised."""
-    lacking = [s for s in work.stores.values() if not s.finished_pairs.issuperset(work.share.pairs)]
-    asyncio.run(_ask_all(work, lacking))
+    asyncio.run(_ask_all(work))
 
 
-async def _ask_all(work: OpenCells, stores: list[CellStore]) -> None:
-    written = dict.fromkeys((store.cell.cell_id for store in stores), 0)
+async def _ask_all(work: OpenCells) -> None:
+    lacking = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
+    written = dict.fromkeys((store.cell.cell_id for store in lacking), 0)
     work.reporter.counters.append(lambda: sum(written.values()))
-    ended = await asyncio.gather(*(_fill(work, store, written) for store in stores), return_exceptions=True)
+    ended = await asyncio.gather(*(_fill(work, store, written) for store in lacking), return_exceptions=True)
     if failures := [one for one in ended if one is not None]:
         raise failures[0]
 
@@ -123,12 +119,13 @@ class _Asker:
 
     async def _post(self, pair: Pair) -> bytes:
         [question] = [problem.prompt for problem in self.job.benchmark.problems if problem.id == pair[0]]
-        given: dict[str, Any] = {"model": self.server.model, "extra_body": self._fields(pair)}
-        chat, bare = self.client.chat.completions.with_raw_response, self.client.completions.with_raw_response
+        api: Any = self.client.completions
+        given: dict[str, Any] = {"prompt": question}
+        if self.server.api == "chat":
+            api, given = self.client.chat.completions, {"messages": [{"role": "user", "content": question}]}
+        given |= {"model": self.server.model, "extra_body": self._fields(pair)}
         try:
-            if self.server.api == "chat":
-                return (await chat.create(messages=[{"role": "user", "content": question}], **given)).content
-            return (await bare.create(prompt=question, **given)).content
+            return (await api.with_raw_response.create(**given)).content
         except openai.APIStatusError as error:
             raise self._error(f"answers {error.status_code}: {error.response.text}") from None
         except openai.APIConnectionError as error:
@@ -158,14 +155,14 @@ class _Asker:
         ending = _ENDINGS.get(choice.finish_reason)
         if ending is None:
             raise self._error(f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length")
-        details = answer.usage.completion_tokens_details
+        counts = answer.usage.completion_tokens_details or {}
         return Completion(
             problem_id=pair[0],
             draw=pair[1],
             text=text,
             num_tokens=answer.usage.completion_tokens,
             prompt_tokens=answer.usage.prompt_tokens,
-            thinking_tokens=details.reasoning_tokens if details else None,
+            thinking_tokens=counts.get("reasoning_tokens"),
             stop_reason=ending,
             seed=self.job.seed,
             seconds=seconds,

@@ -28,7 +28,7 @@ from kvsweep.harness.provenance import command_line, describe_code
 from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_number
 from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
-from kvsweep.harness.sweep.server import build_servers, is_served
+from kvsweep.harness.sweep.server import ServedModel, build_servers, is_served
 from kvsweep.kernels.implementation import Implementation, check_installed
 from kvsweep.records import WHOLE, Shard, content_hash, read_cells, read_provenance
 
@@ -158,14 +158,12 @@ def changed_code(job: Job) -> str | None:
 
 def make_job(config: DictConfig) -> Job:
     """Check a composed configuration and make its job: the settings first, then the files, which take longest."""
-    served = is_served(config)
     settings, asked, policies = _settings(config)
-    data: dict[str, Any] = (
-        {"benchmark": load_problems(asked), "spec": None} if served else _data(settings, asked, policies)
-    )
+    data = _data(settings, asked, policies)
     shared = {name: settings[name] for name in ("model", "decoding", "seed", "impl", "cache")}
-    shared |= {"impl": "openai"} if served else {}
     shared |= {"benchmark": asked, "dataset_hash": data["benchmark"].content_hash}
+    if data["spec"] is None:
+        shared["impl"] = "openai"
     cells = [Cell(policy=policy, **shared) for policy in policies]
     job = Job(
         **settings,
@@ -195,7 +193,10 @@ def _refuse_moved(job: Job, branch: str) -> None:
 
 def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
     """The fields of a job that its configuration alone decides, its benchmark's settings and its policies, checked."""
-    model, policies = build_servers(config) if is_served(config) else _own(config)
+    if is_served(config):
+        model, policies = build_servers(config)
+    else:
+        model, policies = build(ModelConfig, "model", config.model), build_policies(config)
     settings: dict[str, Any] = {"model": replace(model, revision=model.commit or model.revision)}
     asked = build(BenchmarkConfig, "benchmark", config.benchmark)
     settings |= {
@@ -211,10 +212,6 @@ def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list
         "impl": checked_implementation(config.impl, check_installed),
     }
     return settings | _rounds(config, settings["draws"], settings["cache"], policies), asked, policies
-
-
-def _own(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
-    return build(ModelConfig, "model", config.model), build_policies(config)
 
 
 def _invariant(asked: Any) -> bool | None:
@@ -242,6 +239,8 @@ def _rounds(config: DictConfig, draws: int, cache: CacheConfig, policies: Sequen
 def _data(settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequence[Policy]) -> dict[str, Any]:
     """The fields of a job that come from files, which must fit the settings: problems, weights, the model's spec."""
     model, benchmark = settings["model"], load_problems(asked)
+    if isinstance(model, ServedModel):
+        return {"benchmark": benchmark, "spec": None}
     inputs = input_files(model, policies)
     check_tags(model, policies)
     spec = read_spec(model)
@@ -268,6 +267,9 @@ def stored_config(path: Path) -> dict[str, Any]:
     model = {k: _embedded_here(v) for k, v in model.items() if k in known}
     found = {**stored, "model": model, "policy": policy}
     found.pop("launcher", None)
+    # The class, the address and the variable of a key may be a stranger's.
+    if found.pop("engine", None) not in (None, {"_target_": None}):
+        raise UserError(f"{path} is of a server's texts, and only those of kvsweep's own decoding can be read again.")
     if "${" in json.dumps(found):
         raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
     policy["_target_"] = own["_target_"]

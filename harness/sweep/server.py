@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from kvsweep.compression.policies.baselines import FullCache
@@ -17,9 +17,6 @@ from kvsweep.compression.policy import Policy
 from kvsweep.errors import UserError
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.settings import build, build_target, plain
-
-# What may change while the cell stays the same.
-_ASIDE = ("url", "key_env", "parallel", "check")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,8 @@ class Server(FullCache):
 
     def identity(self) -> dict[str, Any]:
         """All that is declared and sent. A server that is started anew elsewhere goes on with the same cell."""
-        return {k: v for k, v in dataclasses.asdict(self).items() if k not in _ASIDE} | {"kind": "declared"}
+        aside = ("url", "key_env", "parallel", "check")
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in aside} | {"kind": "declared"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +82,10 @@ NAMES = ("name", "title", "think_start", "think_end")
 
 
 def is_served(config: DictConfig) -> bool:
-    return config.engine._target_ is not None
+    return OmegaConf.select(config, "engine._target_") is not None  # a run of an older version names no engine
 
 
-def build_servers(config: DictConfig) -> tuple[ServedModel, list[Policy]]:
+def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     """The model's name and the servers, one for each setting of `grid.engine`, or the one of `engine`."""
     decoding = config.decoding
     if decoding.stop_on_loop:

@@ -395,4 +395,7 @@ def test_the_page_says_what_is_declared(
     assert "Servers share no random numbers" in page
     assert "same random numbers" not in page
     assert kvsweep("compare", str(run), str(run)).code == 0
+    replayed = kvsweep("replay", str(run))
+    assert replayed.code == 2
+    assert "is of a server's texts" in replayed.err
     assert kvsweep("export", str(run), "--output", str(tmp_path / "data")).code == 0
