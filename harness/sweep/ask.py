@@ -72,13 +72,10 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
     assert isinstance(server, Server)
     started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
     store.begin_pass(job.provenance(store.cell), {**started, "url": server.url})
-    pairs = [pair for pair in work.share.pairs if work.lacks(cell_id, pair)]
     timeout = openai.Timeout(None, connect=CONNECT_S)  # a long text takes hours on a slow server
-    # Without a key of its own the client would send that of another place, from the environment.
-    key = server.key or "none"
-    async with openai.AsyncOpenAI(
-        base_url=server.url, api_key=key, max_retries=RETRIES, timeout=timeout, organization="", project=""
-    ) as client:
+    # Without these the client would send those of another place, from the environment.
+    names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
+    async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
         asker = _Asker(job=job, server=server, client=client, free=asyncio.Semaphore(server.parallel))
 
         async def answer(pair: Pair) -> None:
@@ -90,9 +87,9 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
             if server.check:
                 await asker.check(work.share.pairs[: server.check])
             async with asyncio.TaskGroup() as tasks:
-                for pair in pairs:
+                for pair in (pair for pair in work.share.pairs if work.lacks(cell_id, pair)):
                     tasks.create_task(answer(pair))
-        except* UserError as errors:
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
 
@@ -107,9 +104,7 @@ class _Asker:
         """Ask for each of the pairs twice, and print how many texts came back the same."""
         texts = [[one.text for one in await asyncio.gather(*map(self.ask, pairs))] for _ in range(2)]
         same = sum(first == second for first, second in zip(*texts, strict=True))
-        print(
-            f"{self.server.name}: {same} of {len(pairs)} requests that were sent twice came back the same", flush=True
-        )
+        print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
 
     async def ask(self, pair: Pair) -> Completion:
         async with self.free:

@@ -30,9 +30,7 @@ class Server(FullCache):
     api: Literal["chat", "completions"] = "chat"
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     seed: bool = True
-    kept_bytes: Annotated[float, Field(gt=0, description="a number of bytes or a share of the baseline's")] | None = (
-        None
-    )
+    kept_bytes: Annotated[float, Field(gt=0, description="bytes, or a share of the baseline's")] | None = None
     key_env: str | None = None
     parallel: Annotated[int, Field(ge=1)] = 8
     check: Annotated[int, Field(ge=0)] = 0
@@ -87,17 +85,15 @@ def is_served(config: DictConfig) -> bool:
 
 def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
     """The model's name and the servers, one for each setting of `grid.engine`, or the one of `engine`."""
-    decoding = config.decoding
-    if decoding.stop_on_loop:
-        raise UserError("decoding.stop_on_loop=true is nothing that a server can be asked for: leave it out.")
-    if decoding.order == "top_p_then_top_k" and decoding.top_k and decoding.top_p < 1:
-        mend = "set decoding.order=top_k_then_top_p, or top_k or top_p alone"
-        raise UserError(f"decoding.order={decoding.order} is nothing that a server can be asked for: {mend}.")
+    cut, order = config.decoding.stop_on_loop, config.decoding.order
+    if cut or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
+        given = f"decoding.stop_on_loop={str(cut).lower()} and decoding.order={order}"
+        raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
     section, grid = plain(config.engine), plain(config.grid)["engine"]
     if grid is not None and not (isinstance(grid, list) and grid and all(isinstance(one, dict) for one in grid)):
         raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
-    given = [{name: value for name, value in {**section, **one}.items() if value is not None} for one in grid or [{}]]
-    servers = [build_target("engine", one, Policy) for one in given]
+    sections = [{k: v for k, v in {**section, **one}.items() if v is not None} for one in grid or [{}]]
+    servers = [build_target("engine", one, Policy) for one in sections]
     name, count = Counter(server.name for server in servers).most_common(1)[0]
     if count > 1:
         raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")

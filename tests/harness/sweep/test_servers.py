@@ -114,7 +114,7 @@ def test_rows_grades_and_requests(
     server = adder()
     ended = kvsweep(*words, f"engine.url={server.url}", "engine.check=4", "engine.extra={min_p: null, foo: [1]}")
     assert ended.code == 0, ended.err
-    assert "full: 4 of 4 requests that were sent twice came back the same" in ended.out
+    assert "full: 4 of 4 requests sent twice gave the same text" in ended.out
     assert len(server.asked) == 12 + 8
     assert len(seeds(server)) == 12
     [body] = [one for one in server.asked[8:] if "5+7" in one["messages"][0]["content"]][:1]
@@ -331,7 +331,8 @@ def test_the_key_appears_nowhere(
         (["slots=4"], "slots=4 has no effect"),
         (["impl=triton"], "impl=triton has no effect"),
         (["replay=true"], "replay=true has no effect"),
-        (["decoding.stop_on_loop=true"], "decoding.stop_on_loop=true is nothing that a server can be asked for"),
+        (["decoding.stop_on_loop=true"], "are nothing that a server can be asked for"),
+        (["decoding.order=top_p_then_top_k", "decoding.top_k=5"], "are nothing that a server can be asked for"),
         (["grid.engine=[{name: a}, {name: b}]"], "no setting with name: full"),
         (["grid.engine=[{name: full}, {name: full}]"], "2 settings of the name full"),
         (["grid.engine=[{nome: full}]"], "engine.nome is not a setting"),
