@@ -67,8 +67,8 @@ class Run:
         cells: one row per cell, ordered by model, benchmark and policy, with the first columns of cells.csv
             (docs/report.md): the settings from cell_id to condition, status, completions, expected and draws.
         completions: one row per (cell, problem, draw): cell_id and the columns of `COMPLETION_DTYPES`. Lengths are in
-            tokens, evictions are counted, freed_step_sum sums tokens freed times step over them; outcome, correct
-            (0 or 1), answer and gold are missing where there is no grade.
+            tokens, evictions are counted, freed_step_sum sums tokens freed times step over them, all missing in a
+            server's texts; outcome, correct (0 or 1), answer and gold are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
         stats: one row per cell that has any; seconds and tokens summed over decoding passes, KV bytes at their peak.
         provenance: the contents of provenance.json, by cell_id.
@@ -173,8 +173,10 @@ _Size = Annotated[float, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
 
 
 class _Policy(TypedDict, total=False):
-    """The numbers of a policy that become columns."""
+    """The numbers of a policy that become columns, and what tells that it is a server's."""
 
+    kind: Literal["declared"]
+    kept_bytes: _Size
     keep_ratio: _Size
     local_window: Annotated[int, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
     budget: Annotated[int, msgspec.Meta(ge=0, le=records.MOST_TOKENS)] | None
@@ -257,11 +259,13 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
                 "benchmark": benchmark["name"],
                 "benchmark_title": _title(benchmark),
                 "policy": _policy_name(cell.settings),
-                "bits": _bits(_cache(cell.settings)),
+                "bits": None if "kind" in policy else _bits(_cache(cell.settings)),
                 "unpacked_rows": _unpacked_rows(_cache(cell.settings)),
                 **{name: policy.get(name) for name in AXES},
                 "question": str(policy.get("question") or ""),
-                "variant": variant,
+                "variant": ", ".join(map(str, filter(None, [variant, *map(policy.get, ("title", "kind"))]))),
+                "engine": "server" if "kind" in policy else "kvsweep",
+                "declared_bytes": policy.get("kept_bytes"),
                 "decoding": decoding["name"],
                 "seed": cell.settings.get("seed"),
                 "random_weights": bool(model.get("random_weights")),
@@ -275,7 +279,7 @@ def _cell_table(cells: list[_Cell]) -> pd.DataFrame:
             }
         )
     table = pd.DataFrame(rows)
-    for column in (*AXES, "expected", "draws", "unpacked_rows"):
+    for column in (*AXES, "bits", "expected", "draws", "unpacked_rows", "declared_bytes"):
         table[column] = pd.to_numeric(table[column], errors="coerce").astype("float64")
     return table
 
@@ -387,12 +391,16 @@ def _completion_table(folders: list[Path], notify: _Notify) -> tuple[pd.DataFram
                 after += e.length_after
                 freed_step += freed * e.step
                 events.extend((len(rows), e.step, freed))
+            sums = (len(row.evictions), before, after, freed_step) if row.peak_length is not None else (None,) * 4
             grade = grades.get(row.key)
             right = grade and float(grade.outcome == "correct")
             verdict = (grade.outcome, right, grade.answer, grade.gold) if grade else (None,) * 4
-            rows.append((folder.name, *counts(row), len(row.evictions), before, after, freed_step, *verdict))
+            rows.append((folder.name, *counts(row), *sums, *verdict))
     names = pd.CategoricalDtype([folder.name for folder in folders])
-    table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES]).astype({"cell_id": names, **COMPLETION_DTYPES})
+    table = pd.DataFrame(rows, columns=["cell_id", *COMPLETION_DTYPES])
+    # What is not known of a server's texts is missing.
+    gaps = {name: "float64" for name in (*COUNTS, *EVICTION_SUMS) if table[name].isna().any()}
+    table = table.astype({"cell_id": names, **COMPLETION_DTYPES, **gaps})
     return table, pd.DataFrame(np.array(events).reshape(-1, 3), columns=["completion", "step", "freed"])
 
 

@@ -156,7 +156,9 @@ def _complete(config: DictConfig) -> list[str]:
     words = [word.lstrip("+") for word in HydraConfig.get().overrides.task]
     if not any(word.startswith(_NAMES_CELLS) for word in words):
         config.grid.policy = ["full", config.policy.name]
-    placed = [word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf="))]
+    placed = [
+        word.partition("=")[0] for word in words if word.startswith(("model.path=", "model.gguf=", "engine.model="))
+    ]
     if not placed or any(word.startswith(_NAMES_MODEL) for word in words):
         return []
     # The last part of the path: results never stand under the default model's name.

@@ -229,6 +229,10 @@ def _decided(job: Job) -> dict[str, int]:
 
 def _replayed(jobs: Sequence[Job], launcher: Launcher, plan: ReplayPlan) -> list[Job]:
     """Decode the full cache's texts, replay them through every cell; return the jobs of the cells to be decoded."""
+    if any(job.spec is None for job in jobs):
+        raise UserError(
+            "replay= and screen= replay texts through kvsweep's own cache: leave them out, or engine=openai."
+        )
     if not launcher.waits:
         raise UserError("replay= and screen= go on when the full cache has ended: take launcher=inline or local.")
     if plan.texts is None:

@@ -139,7 +139,7 @@ def wrapped_choices(group: str) -> str:
 def completions(groups: Iterable[str], begun: str) -> list[str]:
     """The words that Tab may make of a word that was begun: GROUP=NAME, and keys up to their equals sign."""
     named = [f"{group}={name}" for group in groups for name in choices(group)]
-    keys = [f"{name}=" for name in _keys(compose_config())]
+    keys = [f"{name}=" for name in config_keys(compose_config())]
     return [
         word for word in (named if "=" in begun else [f"{group}=" for group in groups] + keys) if word.startswith(begun)
     ]
@@ -248,21 +248,21 @@ def _unknown_key(key: str) -> str:
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = [argument for argument in sys.argv[1:] if argument.split("=")[0] in groups and "," not in argument]
     with suppress(HydraException, OmegaConfBaseException):
-        known = list(_keys(compose_config(*chosen)))
+        known = list(config_keys(compose_config(*chosen)))
         section = key.rpartition(".")[0]
         beside = [name for name in known if name.rpartition(".")[0] == section] or [k for k in known if "." not in k]
         return f"{key} is not a setting: {did_you_mean(key, known)}Choose from {', '.join(beside)}."
     return f"{key} is not a setting: `kvsweep --help` names them."
 
 
-def _keys(node: DictConfig, above: str = "") -> Iterator[str]:
+def config_keys(node: DictConfig, above: str = "") -> Iterator[str]:
     """The keys of a configuration, those of its sections behind a dot."""
     for name in map(str, node):
         if name == "_target_":
             continue
         yield f"{above}{name}"
         if not OmegaConf.is_missing(node, name) and isinstance(part := node._get_node(name), DictConfig):
-            yield from _keys(part, f"{above}{name}.")
+            yield from config_keys(part, f"{above}{name}.")
 
 
 def _sentence(section: str, adapter: TypeAdapter[Any], error: ValidationError) -> str:

@@ -101,7 +101,7 @@ def _hints(section: str, targets: Callable[[str], Sequence[type]]) -> Iterator[M
     if section in _CLASSES:
         module, _, name = _CLASSES[section].rpartition(".")
         yield get_type_hints(getattr(import_module(module), name))
-    elif section in ("policy", "launcher"):
+    elif section in ("policy", "launcher", "engine"):
         yield from map(get_type_hints, targets(section))
 
 

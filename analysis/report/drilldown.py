@@ -121,6 +121,9 @@ def _text_data(row: Completion, twin: Completion | None, tokenizer: Tokenizer | 
         "prompt": row.prompt_tokens,
         "evictions": [[e.step, e.length_before, e.length_after] for e in row.evictions],
     }
+    if row.peak_length is None:  # a server's text, without tokens
+        same = common_length(row.text, twin.text) if twin else 0
+        return data | {"tokens": None, "characters": len(row.text), "same": same}
     if row.stop_reason != "stop" and (loop := find_loop(row.token_ids)):
         data["loop"] = [loop.period, loop.count]
     if lengths := token_lengths(row, tokenizer):

@@ -124,8 +124,8 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "verdict": notation.chosen_label(row.decision, row.recommendable),
             "vs full, points": notation.percent(row.diff_to_full, signed=True),
             "interval": notation.interval(row.these_low, row.these_high, signed=True),
-            "saved at peak": f"{notation.percent(1 - row.kept_memory)}%",
-            "in mean": f"{notation.percent(1 - row.kept_rows)}%",
+            "saved at peak": _saved(row.kept_memory),
+            "in mean": _saved(row.kept_rows),
             "best setting": notation.setting(row),
         }
         for row in notation.rows(headline(metrics))
@@ -133,14 +133,19 @@ def headline_text(metrics: pd.DataFrame) -> str:
     return pd.DataFrame(rows).to_string(index=False) if rows else ""
 
 
+def _saved(kept: float) -> str:
+    return MISSING if notation.missing(kept) else f"{notation.percent(1 - kept)}%"
+
+
 def _evictions(scores: pd.DataFrame, model: str) -> dict[str, pd.Series]:
     """Per policy setting: in how many texts of all benchmarks eviction acted, and the mean cache length after it."""
     ours = scores[scores["model"] == model].drop_duplicates([*SETTING, "benchmark"])
-    evicted = (ours["evicted"].fillna(0) * ours["completions"]).round().astype("int64")
+    evicted = (ours["evicted"].where(ours["completions"] > 0, 0) * ours["completions"]).round()
     settings = ours.assign(evicted=evicted).groupby(_settings(ours))
-    counts = settings[["evicted", "completions"]].sum().astype("str")
+    counts = settings[["evicted", "completions"]].sum(min_count=1)
     kept = settings["mean_length_after"].mean()
-    return {"evicted": counts["evicted"] + " of " + counts["completions"], "rows left": kept.map(notation.decimal)}
+    shares = counts["evicted"].map(notation.number) + " of " + counts["completions"].astype("str")
+    return {"evicted": shares.where(counts["evicted"].notna(), MISSING), "rows left": kept.map(notation.decimal)}
 
 
 def markdown(metrics: pd.DataFrame) -> str:

@@ -143,20 +143,21 @@ def difference_to_full(cells: pd.DataFrame, graded: pd.DataFrame) -> pd.DataFram
     pairs = _beside_full(cells, graded, ["correct", "num_tokens"])
     pairs = pairs[pairs["cell_id"] != pairs["full"]]
     difference, acted = pairs["correct"] - pairs["correct_full"], pairs["evictions"] > 0
+    untouched = pairs["evictions"] == 0  # neither is known of a server's texts
     changed = (difference != 0) | (pairs["num_tokens"] != pairs["num_tokens_full"])
     pairs = pairs.assign(
         difference=difference,
         regressions=difference < 0,
         gains=difference > 0,
         diff_evicted=difference.where(acted),
-        diff_untouched=difference.where(~acted),
-        untouched_differ=changed & ~acted,
+        diff_untouched=difference.where(untouched),
+        untouched_differ=(changed & untouched).where(pairs["evictions"].notna()).astype("float64"),
     )
     means = pairs.groupby(["cell_id", "problem_id"], observed=True)["difference"].mean()
     table = means.groupby("cell_id").agg(["mean", "sem", "count"])
     table.columns = ["diff_to_full", "diff_se", "diff_problems"]
     groups = pairs.groupby("cell_id")
-    sums = groups[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum()
+    sums = groups[["regressions", "gains", "untouched_differ", "num_tokens", "num_tokens_full"]].sum(min_count=1)
     sums["tokens_to_full"] = sums["num_tokens"] / sums["num_tokens_full"]
     return table.join(groups[["diff_evicted", "diff_untouched"]].mean().join(sums)[PAIR_SUMS])
 
@@ -270,7 +271,7 @@ def _completion_means(run: Run) -> pd.DataFrame:
         packed=(completions["peak_length"] > unpacked).where(unpacked.notna()).astype("float64"),
         hit_limit=completions["stop_reason"] == "length",
         not_finite=completions["stop_reason"] == "not_finite",
-        evicted=completions["evictions"] > 0,
+        evicted=(completions["evictions"] > 0).where(completions["evictions"].notna()).astype("float64"),
         # The last token of a text is drawn but never enters the cache.
         full_length=completions["prompt_tokens"] + completions["num_tokens"] - 1 + fixed_rows,
         own_length=completions["peak_length"] + fixed_rows,
@@ -283,7 +284,7 @@ def _completion_means(run: Run) -> pd.DataFrame:
     table.insert(5, "max_peak_length", groups["peak_length"].max())
     table["kept_memory_own"] = (table.pop("own_length") / table.pop("full_length")).clip(upper=1.0)
     peaks = rows.groupby(["cell_id", "problem_id"], observed=True)["peak_length"].mean()
-    table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum()
+    table["peak_rows_together"] = peaks.groupby("cell_id", observed=True).sum(min_count=1)
     counted = ["num_tokens", "evictions", "length_before_sum", "length_after_sum", "full", "held"]
     sums = groups[counted].sum()
     sums = sums.where(sums > 0)  # a mean over nothing is missing
@@ -370,7 +371,8 @@ def looping(run: Run) -> pd.DataFrame:
     """
     cut_off = run.completions["stop_reason"] != "stop"
     rows = {cell_id: _loops(run, cell_id) for cell_id in run.completions.loc[cut_off, "cell_id"].unique()}
-    rows = {cell_id: rows.get(cell_id, [0, 0, np.nan, np.nan, 0]) for cell_id in run.cells["cell_id"]}
+    known = run.cells.loc[run.cells["engine"] == "kvsweep", "cell_id"]  # a server sends no tokens to look through
+    rows = {cell_id: rows.get(cell_id, [0, 0, np.nan, np.nan, 0]) for cell_id in known}
     return pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).rename_axis("cell_id")
 
 

@@ -104,6 +104,7 @@ class Request:
 def is_untouched(completion: Completion, policy: Policy) -> bool:
     """True if a completion is what this policy's own cell would have written: neither evicts anything from it."""
     trigger = policy.trigger(completion.prompt_tokens)
+    assert completion.peak_length is not None
     # The last step evicts nothing. The step before it found peak_length - 2 rows, and evicts if it found `trigger`.
     return not completion.evictions and (trigger is None or completion.peak_length <= trigger + 1)
 

@@ -97,6 +97,7 @@ def written(settings: PredictorSettings, load: Callable[[], LoadedModel], done: 
 def trace_of(completion: Completion, model: LoadedModel, prompt: Sequence[int]) -> Trace:
     (name, draw), start = completion.key, len(prompt)
     ids = completion.token_ids[:-1] if completion.stop_reason == "stop" else completion.token_ids
+    assert completion.thinking_tokens is not None
     thinking = min(completion.thinking_tokens, len(ids))
     where = {"think_start": start, "think_end": start + thinking, "tag_tokens": model.tag_tokens(ids, thinking)}
     return Trace(problem_id=name, draw=draw, kept=True, token_ids=[*prompt, *ids], **where)

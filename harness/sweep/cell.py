@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ class Cell:
     policy: Policy
     decoding: DecodingConfig
     seed: int
-    impl: Implementation = "torch"
+    impl: Implementation | Literal["openai"] = "torch"  # openai: a server's own
     cache: CacheConfig = UNPACKED
 
     @cached_property

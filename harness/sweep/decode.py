@@ -46,6 +46,7 @@ def decode(work: OpenCells) -> None:
     if not cells:
         return
     checked_implementation(job.impl, check_available)
+    assert job.spec is not None
     invariant = is_invariant(job.invariant, job.spec, device_of(job.model), job.impl)
     try:
         for cell in cells:
@@ -84,7 +85,7 @@ def loaded(config: ModelConfig) -> LoadedModel:
 
 
 def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, decoding_pass: Mapping[str, Any]) -> None:
-    job, code = work.share.job, decoding_pass["code"]
+    job = work.share.job
     group = job.cache.group
     empty, many = (SlotCache.bytes_per_slot(model.shape, rows, job.cache) for rows in (0, group))
     fixed, whole = SlotCache.bytes_per_slot(model.shape, 0), SlotCache.bytes_per_slot(replace(model.shape, kinds=()), 1)
@@ -94,19 +95,11 @@ def _begin_passes(work: OpenCells, cells: Sequence[Cell], model: LoadedModel, de
     tokenizer = _keep_tokenizer(job.run_directory, model)
     for cell in cells:
         provenance = {
-            "dataset_hash": cell.dataset_hash,
-            "dataset_origin": job.benchmark.origin,
-            "expected": len(job.problem_ids) * job.draws,
-            "draws": job.draws,
-            **({"rounds": list(job.rounds), "margin": job.margin} if job.rounds else {}),
-            "random_weights": job.model.random_weights,
+            **job.provenance(cell),
             "thinking_opened_by": model.thinking_opened_by,
             "tokenizer": tokenizer,
             "bytes": sizes,
-            "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
-            "packages": code["packages"],
             "hardware": decoding_pass["hardware"],
-            "config": job.resolved,
         }
         work.stores[cell.cell_id].begin_pass(provenance, decoding_pass)
 

@@ -24,6 +24,7 @@ from kvsweep.harness.models.spec import BYTES
 from kvsweep.harness.settings import WEIGHTS
 from kvsweep.harness.sweep.cell import stored_pairs
 from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.server import Server
 from kvsweep.harness.sweep.share import Share, lacking
 
 # An average for English and mathematics. Only the length of the question, a small part of a text, is reckoned with it.
@@ -33,6 +34,8 @@ _Length = records.view(records.Completion, "num_tokens")
 
 def first_eviction(policy: Policy, question_length: int) -> int | None:
     """The step, in generated tokens fed, at which the policy first evicts; None if it never does."""
+    if isinstance(policy, Server):
+        return 0  # it shares no token with another
     trigger = policy.trigger(question_length)
     if trigger is None:
         return None
@@ -148,7 +151,7 @@ def _describe_share(share: Share) -> str:
 def _borrowed(job: Job) -> str:
     """What a folder of weights takes over from an embedded model; empty for any other model."""
     model, own = job.model, WEIGHTS / job.model.name
-    if not own.is_dir() or str(own) in (model.place, model.adapter):
+    if job.spec is None or not own.is_dir() or str(own) in (model.place, model.adapter):
         return ""
     taken = f"with name, precision, tags and sizes (budget, window, longest text) of {model.name}"
     return f"  model: {model.place}, {taken}: choose the nearest with model=, and set model.name and model.title\n"
@@ -195,6 +198,8 @@ def _sizes(job: Job) -> str:
 
 
 def _memory(job: Job, question: int) -> str:
+    if job.spec is None:
+        return "that of the servers"
     spec, itemsize = job.spec, BYTES[job.model.dtype]
     layers, heads, head_dim = spec.layers, spec.kv_heads, spec.head_dim
     slot = partial(job.cache.bytes_per_slot, layers=layers, kv_heads=heads, head_dim=head_dim, itemsize=itemsize)

@@ -41,11 +41,14 @@ def work_through(shares: Sequence[_S], run: Callable[[_S, OpenCells], None]) -> 
 
 
 def execute(grader: Grader, share: Share, work: OpenCells) -> None:
-    """Decode what the open cells lack, grade it, and mark the complete cells."""
-    from kvsweep.harness.sweep.decode import decode  # imports torch
+    """Decode what the open cells lack, or ask their servers for it, grade it, and mark the complete cells."""
+    if share.job.spec is None:
+        from kvsweep.harness.sweep.ask import ask as fill  # imports openai
+    else:
+        from kvsweep.harness.sweep.decode import decode as fill  # imports torch
 
     with graded_beside(grader, work.stores.values()):
-        decode(work)
+        fill(work)
     for store in work.stores.values():
         grader.grade_cell(store.directory, shard=share.job.shard)
         if share.is_last:

@@ -37,6 +37,7 @@ class GridAxes:
     budget: Annotated[Sequence[int], Field(min_length=1)] | None = None
     question: Annotated[Sequence[Question], Field(min_length=1)] | None = None
     sinks: Annotated[Sequence[int], Field(min_length=1)] | None = None
+    engine: Any = None  # of `build_servers`
     beside: Sequence[GridAxes] = ()
 
 

@@ -24,10 +24,11 @@ from kvsweep.harness.benchmarks.load import Benchmark, load_problems
 from kvsweep.harness.decode.request import DecodingConfig, build_decoding
 from kvsweep.harness.models.config import ModelConfig
 from kvsweep.harness.models.spec import BYTES, ModelSpec, read_spec
-from kvsweep.harness.provenance import command_line
+from kvsweep.harness.provenance import command_line, describe_code
 from kvsweep.harness.settings import WEIGHTS, build, choices, plain, whole_number
 from kvsweep.harness.sweep.cell import Cell, stored_scores
 from kvsweep.harness.sweep.grid import build_policies, policy_file
+from kvsweep.harness.sweep.server import ServedModel, build_servers, is_served
 from kvsweep.kernels.implementation import Implementation, check_installed
 from kvsweep.records import WHOLE, Shard, content_hash, read_cells, read_provenance
 
@@ -64,7 +65,7 @@ class Job:
     """The work of one process: the cells of one grid, on one model and one benchmark.
 
     Attributes:
-        spec: what the model's config says, read once.
+        spec: what the model's config says, read once; None for a job of servers (`engine=openai`).
         decoding, seed, impl, cache: those of every cell.
         draws: completions per problem; in a round of a sequential job, those until the end of the round.
         rounds: the draws until the end of each round; empty unless the job is sequential (`until=decided`).
@@ -77,7 +78,7 @@ class Job:
     """
 
     model: ModelConfig
-    spec: ModelSpec
+    spec: ModelSpec | None
     benchmark: Benchmark
     cells: tuple[Cell, ...]
     decoding: DecodingConfig
@@ -104,6 +105,21 @@ class Job:
     @property
     def problem_ids(self) -> list[str]:
         return [problem.id for problem in self.benchmark.problems]
+
+    def provenance(self, cell: Cell) -> dict[str, Any]:
+        """Where a cell's rows are from, as far as a job knows it before it decodes or asks."""
+        code = describe_code()
+        return {
+            "dataset_hash": cell.dataset_hash,
+            "dataset_origin": self.benchmark.origin,
+            "expected": len(self.problem_ids) * self.draws,
+            "draws": self.draws,
+            **({"rounds": list(self.rounds), "margin": self.margin} if self.rounds else {}),
+            "random_weights": self.model.random_weights,
+            "git": {"revision": code["git_revision"], "dirty": code["git_dirty"]},
+            "packages": code["packages"],
+            "config": self.resolved,
+        }
 
     def check_inputs(self) -> None:
         """Refuse to write rows under ids that were made of other files."""
@@ -146,6 +162,8 @@ def make_job(config: DictConfig) -> Job:
     data = _data(settings, asked, policies)
     shared = {name: settings[name] for name in ("model", "decoding", "seed", "impl", "cache")}
     shared |= {"benchmark": asked, "dataset_hash": data["benchmark"].content_hash}
+    if data["spec"] is None:
+        shared["impl"] = "openai"
     cells = [Cell(policy=policy, **shared) for policy in policies]
     job = Job(
         **settings,
@@ -175,7 +193,10 @@ def _refuse_moved(job: Job, branch: str) -> None:
 
 def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list[Policy]]:
     """The fields of a job that its configuration alone decides, its benchmark's settings and its policies, checked."""
-    model = build(ModelConfig, "model", config.model)
+    if is_served(config):
+        model, policies = build_servers(config)
+    else:
+        model, policies = build(ModelConfig, "model", config.model), build_policies(config)
     settings: dict[str, Any] = {"model": replace(model, revision=model.commit or model.revision)}
     asked = build(BenchmarkConfig, "benchmark", config.benchmark)
     settings |= {
@@ -190,7 +211,6 @@ def _settings(config: DictConfig) -> tuple[dict[str, Any], BenchmarkConfig, list
         # Not check_available: the machine that submits a job to SLURM need not have a GPU.
         "impl": checked_implementation(config.impl, check_installed),
     }
-    policies = build_policies(config)
     return settings | _rounds(config, settings["draws"], settings["cache"], policies), asked, policies
 
 
@@ -219,6 +239,8 @@ def _rounds(config: DictConfig, draws: int, cache: CacheConfig, policies: Sequen
 def _data(settings: Mapping[str, Any], asked: BenchmarkConfig, policies: Sequence[Policy]) -> dict[str, Any]:
     """The fields of a job that come from files, which must fit the settings: problems, weights, the model's spec."""
     model, benchmark = settings["model"], load_problems(asked)
+    if isinstance(model, ServedModel):
+        return {"benchmark": benchmark, "spec": None}
     inputs = input_files(model, policies)
     check_tags(model, policies)
     spec = read_spec(model)
@@ -245,6 +267,9 @@ def stored_config(path: Path) -> dict[str, Any]:
     model = {k: _embedded_here(v) for k, v in model.items() if k in known}
     found = {**stored, "model": model, "policy": policy}
     found.pop("launcher", None)
+    # The class, the address and the variable of a key may be a stranger's.
+    if found.pop("engine", None) not in (None, {"_target_": None}):
+        raise UserError(f"{path} is of a server's texts, and only those of kvsweep's own decoding can be read again.")
     if "${" in json.dumps(found):
         raise UserError(f"{path} holds ${{, which no stored setting has: restore the file, or run the cell again.")
     policy["_target_"] = own["_target_"]

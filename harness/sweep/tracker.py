@@ -140,6 +140,8 @@ def cell_result(folder: Path, shard: records.Shard) -> dict[str, float]:
     rows = list(records.latest_rows([folder / shard.file(records.COMPLETIONS_FILE)], _Lengths, on_bad=records.ignore))
     sizes = records.read_provenance(folder / shard.file(records.PROVENANCE_FILE)).get("bytes", {})
     fixed = len(rows) * sizes.get("fixed_rows", 0)
+    if any(row.peak_length is None for row in rows):  # a server's
+        return values
     peak = fixed + sum(row.peak_length for row in rows)
     full = fixed + sum(row.prompt_tokens + row.num_tokens - 1 for row in rows)
     passes = records.read_rows(folder / shard.file(records.STATS_FILE), records.DecodeStats, on_bad=records.ignore)

@@ -183,18 +183,22 @@ class Completion(PairRow, frozen=True, kw_only=True):
     because it had begun to loop (`kvsweep.loops.find_loop`), "not_finite" for one cut before the token whose logits
     were NaN or infinite, which may be its first. Until `fork_step`, its first eviction's step (None without one), a
     completion is the one that every cell of its grid writes.
+
+    A text that a server wrote has no token_ids, no peak_length, thinking_tokens only if the server counts them, and the
+    seconds until it came, waits included.
     """
 
     text: str
-    token_ids: list[Tokens]
+    token_ids: list[Tokens] = []
     num_tokens: Tokens
     prompt_tokens: Tokens
-    thinking_tokens: Tokens
+    thinking_tokens: Tokens | None
     stop_reason: StopReason
-    evictions: list[Eviction]
-    fork_step: Tokens | None
-    peak_length: Tokens
+    evictions: list[Eviction] = []
+    fork_step: Tokens | None = None
+    peak_length: Tokens | None = None
     seed: Count
+    seconds: Seconds | None = None
 
     @property
     def shared_ids(self) -> list[int]:

@@ -39,6 +39,7 @@ const COLUMNS = {
   "kept rows %": (cell) => percent(cell.kept_rows),
   "kept rows, % of own text": (cell) => percent(cell.kept_rows_own),
   "peak rows, all problems": (cell) => decimal(cell.peak_rows_together, 0),
+  "bytes (declared)": (cell) => number(cell.declared_bytes),
   "KiB of a text": (cell) => decimal(cell.kv_bytes_mean / 1024, 1),
   "truncated %": (cell) => percent(cell.truncated),
   looping: (cell) => (cell.truncated_texts ? `${cell.looping_texts} of ${cell.truncated_texts}` : MISSING),
@@ -47,24 +48,27 @@ const COLUMNS = {
   status: (cell) => (cell.status === "done" ? "done" : `partial: ${cell.completions} of ${cell.expected ?? "?"}`),
 };
 const VIEWS = {
-  scores: ["draws", "Pass@1 ± SE", "vs full", "interval", "verdict", "kept memory %", "tokens per solved", "status"],
+  scores: ["draws", "Pass@1 ± SE", "vs full", "interval", "verdict", "kept memory %", "bytes (declared)", "tokens per solved", "status"],
   "what is shown": ["vs full", "interval", "verdict", "recommended", "p (safe)", "p (worse)", "problems like these", "draws to hold", "problems to hold"],
   "where the loss sits": ["vs full", "lost wholly", "hard third", "middle third", "easy third", "where evicted", "elsewhere", "regressions", "gains"],
-  "cost and gain": ["Pass@1 ± SE", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "tokens per answer", "tokens per solved", "tokens, × full"],
+  "cost and gain": ["Pass@1 ± SE", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "bytes (declared)", "KiB of a text", "tokens per answer", "tokens per solved", "tokens, × full"],
   lengths: ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %", "pass@k", "majority", "95% interval"],
   endings: ["truncated %", "looping", "no answer %", "timed out %", "status"],
   settings: ["model", "benchmark", "policy", "keep ratio", "window", "budget", "draws"],
   all: Object.keys(COLUMNS),
 };
+const CACHE = ["keep ratio", "window", "budget", "bytes (declared)", "where evicted", "elsewhere", "evictions", "evicted %", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "KiB of a text", "looping"];
 const TEXTS = ["model", "benchmark", "policy"];
 const mostDraws = Math.max(1, ...allCells.flatMap(Object.keys).filter((name) => /^pass_at_\d+$/.test(name)).map((name) => Number(name.slice(8))));
+// Of a server's cache nothing is known but what is declared: a page of servers alone has no columns for the rest.
+const served = allCells.every((cell) => cell.engine === "server"), unsaid = new Set(CACHE.filter((name) => (served || name === "bytes (declared)") && allCells.every((cell) => COLUMNS[name](cell) === MISSING)));
 const view = document.getElementById("view"), cellTable = document.getElementById("cell-table");
 
 const headCell = (text, name) => { const head = make("th", text, name); head.scope = "col"; return head; };
 
 function drawCells() {
   const compressed = allCells.filter((cell) => matches(cell) && cell.policy !== "full");
-  const asked = VIEWS[view.value].filter((name) => mostDraws > 1 || !["pass@k", "majority"].includes(name));
+  const asked = VIEWS[view.value].filter((name) => !unsaid.has(name) && (mostDraws > 1 || !["pass@k", "majority"].includes(name)));
   // What is the same in each compressed cell is said once.
   const same = asked.filter((name) => compressed.length > 2 && !TEXTS.includes(name) && compressed.every((cell) => COLUMNS[name](cell) === COLUMNS[name](compressed[0])));
   const columns = asked.filter((name) => !same.includes(name));

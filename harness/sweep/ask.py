@@ -1,0 +1,183 @@
+"""Ask servers for what the cells of one job lack, and store every completion as it comes."""
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import openai
+
+from kvsweep.command_line import FAILED
+from kvsweep.errors import UserError
+from kvsweep.escape import visible
+from kvsweep.harness.provenance import describe_code
+from kvsweep.harness.sweep.job import Job
+from kvsweep.harness.sweep.server import Server
+from kvsweep.harness.sweep.store import CellStore, OpenCells
+from kvsweep.records import Completion, Pair, StopReason, Tokens, content_hash
+
+# The client waits 0.5 s, 1 s, 2 s, ... and then 8 s, or as long as the server says: about a minute in all.
+RETRIES, CONNECT_S = 11, 10.0
+_SHOWN = 200  # characters of what a server said
+_ENDINGS: dict[str | None, StopReason] = {"stop": "stop", "length": "length"}
+
+
+class ServerError(UserError):
+    """A server does not answer, or answers what is no completion."""
+
+    exit_code = FAILED
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # its name in newer versions of vLLM
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None
+    message: _Message | None = None
+    text: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Tokens
+    completion_tokens: Tokens
+    completion_tokens_details: dict[str, Tokens | None] | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage
+
+
+def ask(work: OpenCells) -> None:
+    """Fill the open cells. A server that fails does not stop the others; then the first error is raised."""
+    asyncio.run(_ask_all(work))
+
+
+async def _ask_all(work: OpenCells) -> None:
+    lacking = [store for store in work.stores.values() if not store.finished_pairs.issuperset(work.share.pairs)]
+    written = dict.fromkeys((store.cell.cell_id for store in lacking), 0)
+    work.reporter.counters.append(lambda: sum(written.values()))
+    ended = await asyncio.gather(*(_fill(work, store, written) for store in lacking), return_exceptions=True)
+    if failures := [one for one in ended if one is not None]:
+        raise failures[0]
+
+
+async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> None:
+    job, server, cell_id = work.share.job, store.cell.policy, store.cell.cell_id
+    assert isinstance(server, Server)
+    started = {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "code": describe_code()}
+    store.begin_pass(job.provenance(store.cell), {**started, "url": server.url})
+    timeout = openai.Timeout(None, connect=CONNECT_S)  # a long text takes hours on a slow server
+    # Without these the client would send those of another place, from the environment.
+    names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
+    async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
+        asker = _Asker(job=job, server=server, client=client, free=asyncio.Semaphore(server.parallel))
+
+        async def answer(pair: Pair) -> None:
+            completion = await asker.ask(pair)
+            work.append(cell_id, completion)
+            written[cell_id] += completion.num_tokens
+
+        try:
+            if server.check:
+                await asker.check(work.share.pairs[: server.check])
+            async with asyncio.TaskGroup() as tasks:
+                for pair in (pair for pair in work.share.pairs if work.lacks(cell_id, pair)):
+                    tasks.create_task(answer(pair))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asker:
+    job: Job
+    server: Server
+    client: openai.AsyncOpenAI
+    free: asyncio.Semaphore
+
+    async def check(self, pairs: list[Pair]) -> None:
+        """Ask for each of the pairs twice, and print how many texts came back the same."""
+        texts = [[one.text for one in await asyncio.gather(*map(self.ask, pairs))] for _ in range(2)]
+        same = sum(first == second for first, second in zip(*texts, strict=True))
+        print(f"{self.server.name}: {same} of {len(pairs)} requests sent twice gave the same text", flush=True)
+
+    async def ask(self, pair: Pair) -> Completion:
+        async with self.free:
+            start = time.monotonic()
+            data = await self._post(pair)
+            return self._completion(pair, data, time.monotonic() - start)
+
+    async def _post(self, pair: Pair) -> bytes:
+        [question] = [problem.prompt for problem in self.job.benchmark.problems if problem.id == pair[0]]
+        api: Any = self.client.completions
+        given: dict[str, Any] = {"prompt": question}
+        if self.server.api == "chat":
+            api, given = self.client.chat.completions, {"messages": [{"role": "user", "content": question}]}
+        given |= {"model": self.server.model, "extra_body": self._fields(pair)}
+        try:
+            return (await api.with_raw_response.create(**given)).content
+        except openai.APIStatusError as error:
+            raise self._error(f"answers {error.status_code}: {error.response.text}") from None
+        except openai.APIConnectionError as error:
+            raise self._error(f"does not answer: {error.__cause__ or error}") from None
+
+    def _fields(self, pair: Pair) -> dict[str, Any]:
+        """What a request says beside model and question."""
+        sampling = self.job.decoding.sampling
+        fields: dict[str, Any] = {"max_tokens": self.job.decoding.max_new_tokens, "temperature": sampling.temperature}
+        if sampling.temperature:
+            # Servers have defaults of their own for what a request leaves out; -1 keeps all tokens.
+            fields |= {"top_p": sampling.top_p, "top_k": sampling.top_k or -1, "min_p": 0.0}
+        if self.server.seed:
+            fields["seed"] = int(content_hash([self.job.seed, *pair])[:7], 16)  # below 2^31 in every server
+        return {name: value for name, value in {**fields, **self.server.extra}.items() if value is not None}
+
+    def _completion(self, pair: Pair, data: bytes, seconds: float) -> Completion:
+        said = data.decode(errors="replace")
+        if self.server.key and self.server.key in said:
+            raise self._error("sends the key back in an answer, which is not stored")
+        try:
+            answer = msgspec.json.decode(data, type=_Answer)
+            [choice] = answer.choices
+            text = self._text(choice)
+        except ValueError as error:
+            raise self._error(f"sends what is no completion ({error}): {said}") from None
+        ending = _ENDINGS.get(choice.finish_reason)
+        if ending is None:
+            raise self._error(f"ends a text with finish_reason {choice.finish_reason!r}, neither stop nor length")
+        counts = answer.usage.completion_tokens_details or {}
+        return Completion(
+            problem_id=pair[0],
+            draw=pair[1],
+            text=text,
+            num_tokens=answer.usage.completion_tokens,
+            prompt_tokens=answer.usage.prompt_tokens,
+            thinking_tokens=counts.get("reasoning_tokens"),
+            stop_reason=ending,
+            seed=self.job.seed,
+            seconds=seconds,
+        )
+
+    def _text(self, choice: _Choice) -> str:
+        """The text with its thinking between the model's tags, which a server may have split off."""
+        message = choice.message or _Message(content=choice.text)
+        thinking, tags = message.reasoning_content or message.reasoning, self.job.model.tags
+        if thinking is None:
+            if message.content is None:
+                raise ValueError("it has no text")
+            return message.content
+        if tags.end is None:
+            raise ValueError("its thinking is split off, and model.think_end=null: name the model's tags")
+        closed = f"{tags.end}{message.content}" if message.content or choice.finish_reason == "stop" else ""
+        return f"{tags.start or ''}{thinking}{closed}"
+
+    def _error(self, what: str) -> ServerError:
+        """One sentence, in which no key stands, whatever the server has said."""
+        said = what.replace(self.server.key, "***") if self.server.key else what
+        said = visible(" ".join(said.split()))[:_SHOWN]
+        return ServerError(f"{self.server.url} ({self.server.name}) {said}; mend it, and the same command goes on.")

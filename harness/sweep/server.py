@@ -1,0 +1,103 @@
+"""Somebody else's server in place of kvsweep's own decoding: where it is, how it is asked, what is declared of it."""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+
+from kvsweep.compression.policies.baselines import FullCache
+from kvsweep.compression.policy import Policy
+from kvsweep.errors import UserError
+from kvsweep.harness.models.config import ModelConfig
+from kvsweep.harness.settings import build, build_target, plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(FullCache):
+    """One setting of a server of OpenAI's API, in a policy's place; conf/engine/openai.yaml describes the fields."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][\w.-]*$")] = "full"
+    title: str | None = None
+    url: str
+    model: str
+    api: Literal["chat", "completions"] = "chat"
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    seed: bool = True
+    kept_bytes: Annotated[float, Field(gt=0, description="bytes, or a share of the baseline's")] | None = None
+    key_env: str | None = None
+    parallel: Annotated[int, Field(ge=1)] = 8
+    check: Annotated[int, Field(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if find_spec("openai") is None:
+            raise UserError("engine=openai needs the package openai: pip install 'kvsweep[openai]'.")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+            # The address itself is not repeated: it may hold a key.
+            raise UserError("engine.url is no plain address: write http://HOST:PORT/v1, and name a key's variable.")
+        if self.key_env is not None and not os.environ.get(self.key_env):
+            # Nor is this value: who mistakes the setting gives the key.
+            raise UserError("engine.key_env names no environment variable that is set: set it, and give its name.")
+
+    @property
+    def key(self) -> str | None:
+        return None if self.key_env is None else os.environ.get(self.key_env)
+
+    def identity(self) -> dict[str, Any]:
+        """All that is declared and sent. A server that is started anew elsewhere goes on with the same cell."""
+        aside = ("url", "key_env", "parallel", "check")
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in aside} | {"kind": "declared"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(ModelConfig):
+    """The name of a model that servers run, and the tags of its thinking; nothing is known of its weights."""
+
+    path: str | None = "served"
+    device: str = "cpu"
+
+    @property
+    def commit(self) -> None:
+        return None
+
+    def files(self) -> dict[Any, str]:
+        return {}
+
+    def identity(self) -> dict[str, Any]:
+        return {"weights": self.path, "think_end": self.think_end}
+
+
+# The settings of a model that are its name and tags, which a job of servers uses.
+NAMES = ("name", "title", "think_start", "think_end")
+
+
+def is_served(config: DictConfig) -> bool:
+    return OmegaConf.select(config, "engine._target_") is not None  # a run of an older version names no engine
+
+
+def build_servers(config: DictConfig) -> tuple[ModelConfig, list[Policy]]:
+    """The model's name and the servers, one for each setting of `grid.engine`, or the one of `engine`."""
+    cut, order = config.decoding.stop_on_loop, config.decoding.order
+    if cut or (order == "top_p_then_top_k" and config.decoding.top_k and config.decoding.top_p < 1):
+        given = f"decoding.stop_on_loop={str(cut).lower()} and decoding.order={order}"
+        raise UserError(f"{given} are nothing that a server can be asked for: set false and top_k_then_top_p.")
+    section, grid = plain(config.engine), plain(config.grid)["engine"]
+    if grid is not None and not (isinstance(grid, list) and grid and all(isinstance(one, dict) for one in grid)):
+        raise UserError("grid.engine is no list of settings: write grid.engine=[{url: URL, name: full}, ...].")
+    sections = [{k: v for k, v in {**section, **one}.items() if v is not None} for one in grid or [{}]]
+    servers = [build_target("engine", one, Policy) for one in sections]
+    name, count = Counter(server.name for server in servers).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"grid.engine has {count} settings of the name {name}: give each its own.")
+    if len(servers) > 1 and "full" not in {server.name for server in servers}:
+        raise UserError("grid.engine has no setting with name: full, the baseline of the others: name one so.")
+    model = {**{key: config.model[key] for key in NAMES}, "revision": config.model.revision}
+    return build(ServedModel, "model", model), servers

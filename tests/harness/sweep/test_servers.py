@@ -1,0 +1,402 @@
+"""`engine=openai` against a server that adds numbers, and misbehaves as it is told."""
+
+import dataclasses
+import json
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from kvsweep.harness.settings import CONF
+from kvsweep.harness.sweep import ask
+from kvsweep.harness.sweep.server import Server
+from kvsweep.records import Completion, Grade, read_rows
+
+KEY = "sk-marker-4711"
+# What a server of OpenAI's API sends, by its reference.
+ANSWER = {
+    "id": "1",
+    "object": "chat.completion",
+    "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14},
+}
+
+
+class Adder(ThreadingHTTPServer):
+    """Answers sums; `misbehave` gets each request's handler and number, and says if it has answered instead."""
+
+    daemon_threads = True
+
+    def __init__(self, misbehave: Callable[[Any, int], bool], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.misbehave, self.asked, self.keys = misbehave, list[dict[str, Any]](), set[str | None]()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Adder
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        self.server.keys.add(self.headers["Authorization"])
+        if not self.server.misbehave(self, len(self.server.asked)):
+            self.say(200, json.dumps(added(body)))
+
+    def say(self, status: int, text: str, **headers: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *words: Any) -> None: ...
+
+
+def added(body: dict[str, Any], **message: Any) -> dict[str, Any]:
+    question = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+    first, second = map(int, re.findall(r"(\d+)\+(\d+)", question)[-1])
+    text = f"</think>\\boxed{{{first + second}}}"
+    said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text, **message}}
+    return {**ANSWER, "choices": [{"index": 0, "finish_reason": "stop", **said}]}
+
+
+@pytest.fixture
+def adder() -> Iterator[Callable[..., Adder]]:
+    """`adder(misbehave)` starts a server."""
+    started: list[Adder] = []
+
+    def start(misbehave: Callable[[Any, int], bool] = lambda handler, number: False, port: int = 0) -> Adder:
+        started.append(Adder(misbehave, port))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def words(write_problems: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of a sweep of 6 sums, two draws of each, into tmp_path / "runs" / "sums"."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ask, "RETRIES", 1)
+    rows = [{"id": f"p{i}", "problem": f"What is {i}+7?", "answer": i + 7} for i in range(6)]
+    places = [f"benchmark.path={write_problems(rows)}", f"results_dir={tmp_path / 'runs'}", "run_name=sums"]
+    return ["engine=openai", "engine.model=org/Adder", "benchmark=aime24", "draws=2", "engine.parallel=3", *places]
+
+
+def rows(tmp_path: Path, kind: type[Any] = Completion, name: str = "completions.jsonl") -> list[Any]:
+    return [row for path in sorted((tmp_path / "runs/sums").glob(f"*/{name}")) for row in read_rows(path, kind)]
+
+
+def seeds(server: Adder) -> Counter[int]:
+    """How often each request was made: the seed names (seed, problem, draw)."""
+    return Counter(body["seed"] for body in server.asked)
+
+
+def test_rows_grades_and_requests(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = adder()
+    ended = kvsweep(*words, f"engine.url={server.url}", "engine.check=4", "engine.extra={min_p: null, foo: [1]}")
+    assert ended.code == 0, ended.err
+    assert "full: 4 of 4 requests sent twice gave the same text" in ended.out
+    assert len(server.asked) == 12 + 8
+    assert len(seeds(server)) == 12
+    [body] = [one for one in server.asked[8:] if "5+7" in one["messages"][0]["content"]][:1]
+    assert set(body) == {"model", "messages", "max_tokens", "temperature", "top_p", "top_k", "seed", "foo"}
+    assert (body["model"], body["temperature"], body["top_p"], body["foo"]) == ("org/Adder", 0.6, 0.95, [1])
+    assert [message["role"] for message in body["messages"]] == ["user"]
+    found = rows(tmp_path)
+    assert {row.key for row in found} == {(f"p{i}", draw) for i in range(6) for draw in range(2)}
+    assert {(row.num_tokens, row.prompt_tokens, row.stop_reason) for row in found} == {(5, 9, "stop")}
+    assert all(row.seconds > 0 and row.peak_length is None and row.thinking_tokens is None for row in found)
+    assert {row.outcome for row in rows(tmp_path, Grade, "grades.jsonl")} == {"correct"}
+    [cell] = (yaml.safe_load(path.read_text()) for path in (tmp_path / "runs/sums").glob("*/cell.yaml"))
+    assert (cell["impl"], cell["policy"]["kind"], cell["model"]["name"]) == ("openai", "declared", "Adder")
+    assert not list((tmp_path / "runs/sums").glob("*/stats.jsonl"))
+    # Another server of the same setting has nothing to do.
+    other = adder()
+    again = kvsweep(*words, f"engine.url={other.url}", "engine.extra={min_p: null, foo: [1]}")
+    assert "nothing to do" in again.out
+    assert not other.asked
+
+
+def test_the_bare_prompt(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = adder()
+    options = ["engine.api=completions", "engine.seed=false", "decoding=greedy"]
+    assert kvsweep(*words, f"engine.url={server.url}", *options).code == 0
+    assert {*server.asked[0]} == {"model", "prompt", "max_tokens", "temperature"}
+    assert len(rows(tmp_path)) == 12
+
+
+def test_thinking_that_the_server_splits_off(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    def split(handler: Handler, number: int) -> bool:
+        answer = added(handler.server.asked[-1], content="\\boxed{1}", reasoning_content="Hm.")
+        if number == 1:
+            answer["choices"][0] |= {"finish_reason": "length"}
+            answer["choices"][0]["message"] |= {"content": None}
+        answer["usage"]["completion_tokens_details"] = {"reasoning_tokens": 3}
+        handler.say(200, json.dumps(answer))
+        return True
+
+    server = adder(split)
+    assert kvsweep(*words, f"engine.url={server.url}", "engine.parallel=1").code == 0
+    first, *rest = rows(tmp_path)
+    assert (first.text, first.stop_reason) == ("<think>Hm.", "length")
+    assert {(row.text, row.thinking_tokens) for row in rest} == {("<think>Hm.</think>\\boxed{1}", 3)}
+    untagged = kvsweep(*words, f"engine.url={server.url}", "model.think_end=null", "engine.name=other")
+    assert "model.think_end=null" in untagged.err
+
+
+def test_a_busy_server_is_waited_for(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    def busy(handler: Handler, number: int) -> bool:
+        if number % 2:
+            handler.say(429 if number % 4 == 1 else 503, "{}", Retry_After="0.01")
+        return bool(number % 2)
+
+    assert kvsweep(*words, f"engine.url={adder(busy).url}", "engine.parallel=1").code == 0
+    assert len(rows(tmp_path)) == 12
+
+
+def half(handler: Handler, number: int) -> None:
+    handler.say(200, json.dumps(added(handler.server.asked[-1]))[:40])
+
+
+def cut(handler: Handler, number: int) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "4000")
+    handler.end_headers()
+    handler.wfile.write(b'{"choices": [')
+
+
+def ended_by(reason: str) -> Callable[[Handler, int], None]:
+    def say(handler: Handler, number: int) -> None:
+        answer = added(handler.server.asked[-1])
+        answer["choices"][0]["finish_reason"] = reason
+        handler.say(200, json.dumps(answer))
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda handler, number: handler.say(200, "<html>Sign in</html>", Content_Type="text/html"), "<html>Sign in"),
+        (half, '{"id": "1", "object": "chat.completion",'),
+        (cut, "does not answer"),
+        (lambda handler, number: handler.say(200, '{"choices": []}'), "usage"),
+        (
+            lambda handler, number: handler.say(404, '{"error": "no model org/Adder"}'),
+            'answers 404: {"error": "no model',
+        ),
+        (lambda handler, number: handler.say(200, json.dumps({**ANSWER, "choices": []})), "no completion"),
+        (ended_by("content_filter"), "finish_reason 'content_filter', neither stop nor length"),
+    ],
+)
+def test_what_is_no_completion_is_one_sentence(
+    answer: Callable[[Handler, int], None],
+    said: str,
+    adder: Callable[..., Adder],
+    words: list[str],
+    kvsweep: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    def misbehave(handler: Handler, number: int) -> bool:
+        if number > 4:
+            answer(handler, number)
+        return number > 4
+
+    server = adder(misbehave)
+    ended = kvsweep(*words, f"engine.url={server.url}", "engine.parallel=1")
+    sentence = ended.err.splitlines()[-1]
+    assert ended.code == 1, ended.err
+    assert sentence.startswith(f"kvsweep: error: {server.url} (full) ")
+    assert said in sentence
+    assert len(rows(tmp_path)) == 4
+    good = adder()
+    assert kvsweep(*words, f"engine.url={good.url}").code == 0
+    assert len(good.asked) == 8
+    assert not {body["seed"] for body in good.asked} & {body["seed"] for body in server.asked[:4]}
+
+
+def test_a_dead_server_stops_no_other_one(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    alive, dead = adder(), adder()
+    dead.shutdown()
+    dead.server_close()
+    servers = f"grid.engine=[{{url: '{alive.url}', name: full}}, {{url: '{dead.url}', name: q4, kept_bytes: 0.28}}]"
+    ended = kvsweep(*words, servers)
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith(f"kvsweep: error: {dead.url} (q4) does not answer")
+    assert len(rows(tmp_path)) == 12
+    revived = adder(port=dead.server_port)
+    assert kvsweep(*words, servers).code == 0
+    assert (len(alive.asked), len(revived.asked)) == (12, 12)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_client_goes_on(
+    number: signal.Signals,
+    adder: Callable[..., Adder],
+    words: list[str],
+    kvsweep: Callable[..., Any],
+    start_kvsweep: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    def slow(handler: Handler, number: int) -> bool:
+        time.sleep(0 if number <= 6 else 60)
+        return number > 6
+
+    server = adder(slow)
+    process = start_kvsweep(*words, f"engine.url={server.url}")
+    deadline = time.monotonic() + 60
+    while len(rows(tmp_path)) < 6 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.wait(timeout=20)
+    stored = len(rows(tmp_path))
+    assert stored == 6
+    good = adder()
+    assert kvsweep(*words, f"engine.url={good.url}").code == 0
+    assert len(good.asked) == 12 - stored
+    assert len(rows(tmp_path)) == 12
+
+
+def test_the_key_appears_nowhere(
+    adder: Callable[..., Adder],
+    words: list[str],
+    kvsweep: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers repeat a wrong key, and a text may hold it."""
+    monkeypatch.setenv("ADDER_KEY", KEY)
+    monkeypatch.setenv("OPENAI_API_KEY", "another")
+    texts = []
+
+    def leak(handler: Handler, number: int) -> bool:
+        if number == 3:
+            handler.say(401, json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}"}}))
+        if number == 4:
+            handler.say(200, json.dumps(added(handler.server.asked[-1], content=f"my key is {KEY}")))
+        return number in (3, 4)
+
+    server = adder(leak)
+    for _ in range(3):
+        ended = kvsweep(*words, f"engine.url={server.url}", "engine.key_env=ADDER_KEY", "engine.parallel=1")
+        texts.append(ended.out + ended.err)
+    assert ["answers 401" in text or "key back" in text for text in texts] == [True, True, False]
+    assert server.keys == {f"Bearer {KEY}"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+    assert not [text for text in texts if KEY in text]
+    # Without key_env no key of another place is sent.
+    other = adder()
+    assert kvsweep(*words, f"engine.url={other.url}", "engine.name=other").code == 0
+    assert other.keys == {"Bearer none"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["engine.key_env=sk-marker-4711"], "engine.key_env names no environment variable that is set"),
+        (["engine.url=http://me:sk-marker-4711@host/v1"], "engine.url is no plain address"),
+        (["engine.name='a b'"], "engine.name"),
+        (["policy=h2o"], "policy=h2o has no effect, because with engine=openai the server decides that"),
+        (["grid.policy=[full]"], "grid.policy=[full] has no effect"),
+        (["cache.bits=4"], "cache.bits=4 has no effect"),
+        (["slots=4"], "slots=4 has no effect"),
+        (["impl=triton"], "impl=triton has no effect"),
+        (["replay=true"], "replay=true has no effect"),
+        (["decoding.stop_on_loop=true"], "are nothing that a server can be asked for"),
+        (["decoding.order=top_p_then_top_k", "decoding.top_k=5"], "are nothing that a server can be asked for"),
+        (["grid.engine=[{name: a}, {name: b}]"], "no setting with name: full"),
+        (["grid.engine=[{name: full}, {name: full}]"], "2 settings of the name full"),
+        (["grid.engine=[{nome: full}]"], "engine.nome is not a setting"),
+        (["engine=kvsweep", "model.name=x", "grid.engine=[{name: full}]"], "engine"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused(
+    given: list[str], said: str, words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = kvsweep(*words, "engine.url=http://127.0.0.1:1/v1", *given)
+    assert ended.code == 2
+    assert said in ended.err
+    assert KEY not in ended.err
+    assert not list(tmp_path.glob("runs/sums/*/cell.yaml"))
+
+
+def test_the_file_of_the_group_describes_every_field() -> None:
+    section = yaml.safe_load((CONF / "engine/openai.yaml").read_text())
+    assert section.keys() - {"_target_"} == {field.name for field in dataclasses.fields(Server)}
+
+
+def test_the_address_must_be_given(words: list[str], kvsweep: Callable[..., Any]) -> None:
+    assert "engine.url is missing" in kvsweep(*words).err
+
+
+def test_the_page_says_what_is_declared(
+    adder: Callable[..., Adder], words: list[str], kvsweep: Callable[..., Any], tmp_path: Path
+) -> None:
+    def wrong(handler: Handler, number: int) -> bool:
+        if number <= 9:
+            answer = added(handler.server.asked[-1], content="</think>\\boxed{1}")
+            answer["choices"][0]["finish_reason"] = "length" if number == 1 else "stop"
+            handler.say(200, json.dumps(answer))
+        return number <= 9
+
+    full = f"{{url: '{adder().url}', name: full}}"
+    other = f"{{url: '{adder(wrong).url}', name: q4, title: 'q4, engine', kept_bytes: 0.28}}"
+    assert kvsweep(*words, f"grid.engine=[{full}, {other}]").code == 0
+    run = tmp_path / "runs/sums"
+    for command in ("status", "report", "grade"):
+        ended = kvsweep(command, str(run))
+        assert ended.code == 0, ended.err
+    table = pd.read_csv(run / "report/cells.csv").set_index("policy")
+    assert table.loc["q4", "declared_bytes"] == 0.28
+    assert table.loc["q4", "variant"] == "q4, engine, declared"
+    assert table.loc["q4", "regressions"] == 9
+    assert set(table["engine"]) == {"server"}
+    unknown = [
+        "bits",
+        "mean_evictions",
+        "evicted",
+        "kept_memory",
+        "kept_rows",
+        "mean_cache_length",
+        "peak_rows_together",
+    ]
+    unknown += ["kv_bytes_mean", "tokens_per_second", "looping_texts", "diff_untouched", "untouched_differ"]
+    assert table[unknown].isna().all(axis=None)
+    page = (run / "report/report.html").read_text()
+    assert "q4, q4, engine, declared" in page
+    assert "Servers share no random numbers" in page
+    assert "same random numbers" not in page
+    assert kvsweep("compare", str(run), str(run)).code == 0
+    replayed = kvsweep("replay", str(run))
+    assert replayed.code == 2
+    assert "is of a server's texts" in replayed.err
+    assert kvsweep("export", str(run), "--output", str(tmp_path / "data")).code == 0
