@@ -34,6 +34,7 @@ from kvsweep.harness.sweep.estimate import describe
 from kvsweep.harness.sweep.grid import policy_file
 from kvsweep.harness.sweep.job import Job, make_job
 from kvsweep.harness.sweep.launch import Inline, Launcher, split
+from kvsweep.harness.sweep.server import is_served
 from kvsweep.harness.sweep.share import share_of
 from kvsweep.harness.sweep.unused import refuse_unused, unused_settings
 from kvsweep.harness.toy.tasks import problems
@@ -63,7 +64,6 @@ def sweep(words: Sequence[str]) -> None:
         except ValueError as error:  # options that exclude each other, such as -m and --cfg
             raise UserError(str(error)) from error
         return
-    check_engine("a sweep")
     # Hydra would refuse an option that is not its own.
     dry_run = "--dry-run" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--dry-run"]
@@ -88,6 +88,8 @@ def collect_jobs() -> tuple[list[Job], Launcher, ReplayPlan]:
         # Hydra prints lines of its own about an error that passes through it.
         try:
             with plain_config_errors():
+                if not is_served(config):
+                    check_engine("a sweep")
                 fill_homes(config)
                 notes.update([*_complete(config), *_not_swept()])
                 unused = _without_others_settings(config)
@@ -165,7 +167,8 @@ def _complete(config: DictConfig) -> list[str]:
     place = Path(str(OmegaConf.select(config, placed[-1]))).absolute().name
     if not (name := re.sub(r"[^\w.-]+", "_", place)):
         return []
-    lent = f"takes precision, tags and sizes of {config.model.name}"
+    taken = "the tags of thinking" if is_served(config) else "precision, tags and sizes"
+    lent = f"takes {taken} of {config.model.name}"
     config.model.name = config.model.title = name
     return [f"note: model={name} {lent}: choose the nearest with model=."]
 
