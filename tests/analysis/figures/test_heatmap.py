@@ -22,7 +22,7 @@ from kvsweep.analysis.figures.heatmap import (
 )
 from kvsweep.analysis.figures.style import save_figure, shade
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.notation import Look
+from kvsweep.analysis.notation import PAGE_WIDTH, Look
 from kvsweep.analysis.report.page import cell_data, heatmaps
 from kvsweep.analysis.statistics.grids import GRID_FILE, REFERENCE, find_grids, missing_cells, published_grid
 from kvsweep.analysis.statistics.metrics import cell_metrics
@@ -168,7 +168,7 @@ def test_the_published_grids_have_the_papers_form() -> None:
     (grid,) = found.grids
     drawn = {}
     for model in found.models:
-        figure = grid_figure(grid, model, found.metrics)
+        figure = grid_figure(grid, model, found.metrics, Look(width=PAGE_WIDTH))
         axes = [one for one in figure.axes if " | " in one.get_title()]
         drawn[model] = [one.get_title() for one in axes]
         assert len(figure.axes) == 8, "each panel has its own colour bar"
