@@ -64,7 +64,7 @@ def test_the_command_writes_pictures_and_the_same_numbers(texts, read, tiny_mode
     blank = r"--split=\n\s*\n"  # the toys' own separator is another
     main([str(texts), "--out", str(out), "--by", "step", blank, f"model.path={tiny_model_dir}", "model.threads=1"])
     written = capsys.readouterr().out.split()
-    assert sorted(p.rsplit(".", 1)[1] for p in written) == ["csv", "pdf", "png", "svg"]
+    assert sorted(p.rsplit(".", 1)[1] for p in written) == ["csv", "pdf", "png", "svg", "txt"]
     table = pd.read_csv(next(p for p in written if p.endswith(".csv")), keep_default_na=True)
     text = read()
     strips = importance(text, ["answer"], [])
