@@ -189,16 +189,16 @@ class Completion(PairRow, frozen=True, kw_only=True):
     """
 
     text: str
-    token_ids: list[Tokens] = []
+    token_ids: list[Tokens]
     num_tokens: Tokens
     prompt_tokens: Tokens
     thinking_tokens: Tokens | None
     stop_reason: StopReason
-    evictions: list[Eviction] = []
-    fork_step: Tokens | None = None
-    peak_length: Tokens | None = None
+    evictions: list[Eviction]
+    fork_step: Tokens | None
+    peak_length: Tokens | None
     seed: Count
-    seconds: Seconds | None = None
+    seconds: Seconds | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def shared_ids(self) -> list[int]:
