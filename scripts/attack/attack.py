@@ -244,7 +244,10 @@ class Field:
     long: bool
 
     def sweep(self, results: Path, *more: str) -> list[str]:
-        return [*self.grid, f"results_dir={results}", *more]
+        # A size that a grid gives cannot be given beside it.
+        given = {word.partition("=")[0] for word in more}
+        own = [word for word in self.grid if word.replace("policy.", "grid.").partition("=")[0] not in given]
+        return [*own, f"results_dir={results}", *more]
 
     def copy(self, name: str) -> Path:
         """A copy of the undisturbed run's results."""
