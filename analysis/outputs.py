@@ -20,7 +20,7 @@ from typing import Any
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.files import MOST_BYTES, open_file, read_file, read_lines
-from kvsweep.records import MOST
+from kvsweep.records import MOST, Pair
 
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
@@ -50,7 +50,7 @@ class Answer:
     truncated: bool
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Pair:
         return self.problem, self.draw
 
 
@@ -118,7 +118,7 @@ def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | 
 
 
 def _check(path: Path, answers: Sequence[Answer]) -> None:
-    pairs = Counter((one.problem, one.draw) for one in answers)
+    pairs = Counter(one.key for one in answers)
     (problem, draw), count = pairs.most_common(1)[0]
     if count > 1:
         twice = f"{path} has draw {draw} of problem {visible(problem)!r:.60} {count} times"
@@ -232,33 +232,50 @@ def _json(line: bytes, place: str) -> Row:
 
 
 def _samples(row: Row) -> Iterator[Row]:
-    """A row of a known program as rows of one answer each; lighteval's has all samples of a problem, and one metric."""
+    """A row of a known program as rows of one answer each, with text and ending where a plain row has them."""
     doc, response, metric = (row.get(name) for name in ("doc", "model_response", "metric"))
-    if not (isinstance(doc, dict) and isinstance(response, dict) and isinstance(metric, dict)):
+    if isinstance(doc, dict) and isinstance(response, dict) and isinstance(metric, dict):
+        yield from _of_lighteval(doc, response, metric)
+    elif isinstance(output := row.get("output"), dict):
+        yield _of_inspect_ai(row, _first_object(output.get("choices")))
+    elif isinstance(text := row.get("resps"), list) and _first(row, _TEXT) is None:  # lm-evaluation-harness's
+        while isinstance(text, list) and text:
+            text = text[0]
+        yield {**row, "text": text}
+    else:
         yield row
-        return
-    texts, golds, gold = response.get("text") or [None], doc.get("choices") or [], doc.get("gold_index")
+
+
+def _of_lighteval(doc: Row, response: Row, metric: Row) -> Iterator[Row]:
+    """The samples of one problem, which have one metric together."""
+    texts, golds, gold = response.get("text"), doc.get("choices"), doc.get("gold_index")
+    texts = texts if isinstance(texts, list) and texts else [None]
     known = {"id": doc.get("id"), "prompt": doc.get("query"), "scores": metric if len(texts) == 1 else {}}
-    known |= {"gold": golds[gold] if isinstance(gold, int) and gold in range(len(golds)) else None}
+    if isinstance(gold, int) and isinstance(golds, list) and gold in range(len(golds)):
+        known["gold"] = golds[gold]
     for draw, text in enumerate(texts):
         yield {**known, "draw": draw, "text": text}
 
 
+def _of_inspect_ai(row: Row, choice: Row) -> Row:
+    """A sample whose message may have its thinking as a part of its own, which stands before the answer here."""
+    message = choice.get("message")
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict)]
+        thinking = [f"<think>{part['reasoning']}</think>\n" for part in parts if part.get("reasoning")]
+        content = "".join([*thinking, *(str(part["text"]) for part in parts if part.get("text"))])
+    ending = _first(row, _ENDING)
+    return {**row, "text": content, "stop_reason": choice.get("stop_reason") if ending is None else ending}
+
+
+def _first_object(value: Any) -> Row:
+    return next((one for one in value if isinstance(one, dict)), {}) if isinstance(value, list) else {}
+
+
 def _text_of(row: Row) -> str | None:
-    """What the model wrote, thinking before the answer; inspect_ai keeps both as parts of a message."""
-    if isinstance(output := row.get("output"), dict):
-        message = next((choice.get("message") for choice in output.get("choices") or []), None) or {}
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [part for part in content if isinstance(part, dict)]
-            thinking = [str(part["reasoning"]) for part in parts if part.get("reasoning")]
-            rest = "".join(str(part["text"]) for part in parts if part.get("text"))
-            return "".join(f"<think>{text}</think>\n" for text in thinking) + rest
-        return content if isinstance(content, str) else None
+    """What the model wrote, thinking before the answer."""
     found = _first(row, _TEXT)
-    if found is None and isinstance(found := row.get("resps"), list):  # lm-evaluation-harness's
-        while isinstance(found, list) and found:
-            found = found[0]
     return found if isinstance(found, str) else None
 
 
@@ -272,9 +289,6 @@ def _answer(row: Row, place: str, asked: Asked) -> Answer:
             raise ValueError
     except (TypeError, ValueError):
         raise UserError(f"{place} has the draw {visible(str(draw)):.40}: write a whole number from 0.") from None
-    ending = _first(row, _ENDING)
-    if ending is None and isinstance(output := row.get("output"), dict):
-        ending = next((choice.get("stop_reason") for choice in output.get("choices") or []), None)
     gold, prompt = (_first(row, names) for names in (_GOLD, _PROMPT))
     return Answer(
         problem=str(problem),
@@ -282,7 +296,7 @@ def _answer(row: Row, place: str, asked: Asked) -> Answer:
         correct=_grade(row, place, asked),
         gold=None if gold is None else json.dumps(gold, sort_keys=True, default=str),
         prompt=None if prompt is None else json.dumps(prompt, sort_keys=True, default=str),
-        truncated=ending in _CUT_OFF,
+        truncated=_first(row, _ENDING) in _CUT_OFF,
     )
 
 
@@ -296,7 +310,7 @@ def _grade(row: Row, place: str, asked: Asked) -> float | None:
     if isinstance(scores, dict):  # inspect_ai's
         grades = {name: one.get("value") if isinstance(one, dict) else one for name, one in scores.items()}
     elif isinstance(metrics := row.get("metrics"), list):  # lm-evaluation-harness's
-        grades = {name: row.get(name) for name in metrics}
+        grades = {name: row.get(name) for name in metrics if isinstance(name, str)}
     else:
         grades = {name: row[name] for name in _CORRECT if name in row}
         grades = dict(list(grades.items())[:1])

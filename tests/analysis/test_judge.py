@@ -109,6 +109,26 @@ def test_a_log_of_inspect_ai_whose_model_thinks(tmp_path: Path) -> None:
     assert answer.truncated
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"output": {"choices": [5]}},
+        {"output": {"choices": {"a": 1}}},
+        {"output": {"choices": 5}},
+        {"output": {"choices": [{"message": "x"}]}},
+        {"output": {"choices": [{"message": {"content": [5]}}]}},
+        {"resps": [[]]},
+        {"stop_reason": ["length"]},
+        {"doc": {"id": "a"}, "model_response": {"text": 5}, "metric": {"em": 1}},
+        {"doc": {"id": "a", "choices": {"x": 1}, "gold_index": 0}, "model_response": {}, "metric": {"em": 1}},
+    ],
+    ids=str,
+)
+def test_a_field_of_another_shape_takes_no_grade_away(more: dict[str, Any], tmp_path: Path) -> None:
+    [answer] = read_outputs(write(tmp_path / "a.jsonl", [{"id": "a", "correct": 1, **more}]))
+    assert (answer.problem, answer.correct, answer.truncated, answer.gold) == ("a", 1.0, False, None)
+
+
 def texts(right: int) -> list[dict[str, Any]]:
     """Thirty answers of which so many are right, the others wrong, by the file's own grade all right."""
     said = [f"<think>so</think>It is \\boxed{{{p if p < right else p + 1}}}" for p in range(30)]
@@ -320,6 +340,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "half a zip": (b"PK\x03\x04xxxx", "cannot be read"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "x=P, which is neither"),
+    "metrics that are no names": (b'{"doc_id": 1, "metrics": [["x"]]}\n', "has no grade"),
     "two metrics": (b'{"doc_id": 1, "metrics": ["x", "y"], "x": 1, "y": 0}\n', "has the grades x, y"),
 }
 
