@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -247,7 +248,10 @@ def test_a_dead_server_stops_no_other_one(
     dead.shutdown()
     dead.server_close()
     servers = f"grid.engine=[{{url: '{alive.url}', name: full}}, {{url: '{dead.url}', name: q4, kept_bytes: 0.28}}]"
-    ended = kvsweep(*words, servers)
+    with socket.socket() as held:  # else a server of another test may get the port meanwhile
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", dead.server_port))
+        ended = kvsweep(*words, servers)
     assert ended.code == 1
     assert ended.err.splitlines()[-1].startswith(f"kvsweep: error: {dead.url} (q4) does not answer")
     assert len(rows(tmp_path)) == 12
