@@ -1,6 +1,7 @@
 """`kvsweep compare A B`: the cells that two run directories share, paired over (problem, draw)."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,7 @@ from kvsweep.analysis.statistics.inference import paired_tests, score_array
 from kvsweep.analysis.statistics.metrics import graded_rows
 from kvsweep.command_line import counted
 from kvsweep.errors import UserError
-from kvsweep.escape import in_one_line
 from kvsweep.files import replace_text
-from kvsweep.records import read_cell
 
 # Two cells are compared if these agree. All other things (code, decoding, weights, seed) may differ.
 MATCH = ["model", "benchmark", "dataset_hash", "policy", "keep_ratio", "local_window", "budget", "question"]
@@ -42,13 +41,13 @@ def compare(first: Run, second: Run) -> pd.DataFrame:
     scores = score_array(rows, [side + name for side in "ab" for name in shared[f"cell_id_{side}"]])
     tests = paired_tests(scores[len(shared) :] - scores[: len(shared)], np.zeros(scores.shape[1:]))
     pairs = zip(shared["cell_id_a"], shared["cell_id_b"], strict=True)
-    other = [_other_settings(first.directory / a, second.directory / b) for a, b in pairs]
+    other = [_other_settings(first.settings[a], second.settings[b]) for a, b in pairs]
     return shared.join(tests).assign(other_settings=other)
 
 
-def _other_settings(first: Path, second: Path) -> str:
+def _other_settings(first: dict[str, Any], second: dict[str, Any]) -> str:
     """The settings that differ between two cells of the same grid's point, with A's and B's value."""
-    ours, theirs = (settings_of(in_one_line(read_cell(folder))) for folder in (first, second))
+    ours, theirs = settings_of(first), settings_of(second)
     names = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
     return ", ".join(f"{name} ({ours.get(name, 'none')} and {theirs.get(name, 'none')})" for name in names)
 

@@ -7,8 +7,8 @@ import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.outputs import Answer
+from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.analysis.statistics.noninferiority import (
-    Decision,
     Floats,
     decide,
     decide_grid,
@@ -46,10 +46,15 @@ def notes(outputs: Outputs, baseline: str) -> list[str]:
     return found
 
 
+def pairs_of(outputs: Outputs) -> tuple[list[str], list[int]]:
+    """The problems and the draws of all files, ascending."""
+    answers = [one for found in outputs.values() for one in found]
+    return sorted({one.problem for one in answers}), sorted({one.draw for one in answers})
+
+
 def arrays(outputs: Outputs) -> dict[str, Floats]:
     """The grades of each file, [problems, draws] over the problems and draws of all; NaN without a grade."""
-    problems = sorted({one.problem for answers in outputs.values() for one in answers})
-    draws = sorted({one.draw for answers in outputs.values() for one in answers})
+    problems, draws = pairs_of(outputs)
     rows = {name: number for number, name in enumerate(problems)}
     columns = {draw: number for number, draw in enumerate(draws)}
     found = {}
@@ -97,14 +102,11 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
         )
     table = pd.DataFrame(rows)
     if sizes:
-        table["best of its bytes"] = ["yes" if one in _frontier(found, sizes) else "" for one in found]
+        known = sorted(name for name in sizes if name in found)
+        points = {"bytes": [sizes[name] for name in known], "pass_at_1": [found[name].difference for name in known]}
+        best = pareto_front(pd.DataFrame(points, index=known), "bytes").index
+        table["best of its bytes"] = ["yes" if name in best else "" for name in found]
     return table
-
-
-def _frontier(found: Mapping[str, Decision], sizes: Mapping[str, float]) -> set[str]:
-    """The settings with declared bytes that no other one beats with the same bytes or less."""
-    known = sorted((size, -found[name].difference, name) for name, size in sizes.items() if name in found)
-    return {name for place, (_, loss, name) in enumerate(known) if all(loss < other for _, other, _ in known[:place])}
 
 
 def in_words(table: pd.DataFrame, baseline: str, margin: float) -> str:

@@ -71,7 +71,7 @@ class Run:
             server's texts; outcome, correct (0 or 1), answer and gold are missing where there is no grade.
         events: one row per eviction: completion (row number in `completions`), step, freed (tokens).
         stats: one row per cell that has any; seconds and tokens summed over decoding passes, KV bytes at their peak.
-        provenance: the contents of provenance.json, by cell_id.
+        settings, provenance: the contents of cell.yaml and provenance.json, by cell_id.
         tasks: the tasks of the sweep, each with its state as seen from outside when the run was read.
         notices: one sentence for each thing that was skipped or looks wrong.
     """
@@ -81,6 +81,7 @@ class Run:
     completions: pd.DataFrame
     events: pd.DataFrame
     stats: pd.DataFrame
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     provenance: dict[str, dict[str, Any]] = field(default_factory=dict)
     tasks: list[TaskStatus] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -130,6 +131,7 @@ def load_run(directory: Path | str) -> Run:
         completions=completions,
         events=events,
         stats=_stat_table(folders, notices.append),
+        settings={cell.folder.name: cell.settings for cell in read},
         provenance={cell.folder.name: cell.provenance for cell in read},
         tasks=read_tasks(directory, on_bad=lambda path: notices.append(_UNREAD_TASK.format(path))),
         notices=notices,

@@ -239,9 +239,6 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
         # The colours lie evenly around zero, and the bar shows those between the ends of the data.
         if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
             bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
-        # The colours lie evenly around zero, and the bar shows those between the ends of the data.
-        if bar is not None and panel.difference and np.nanmax(np.abs(together)) > 0:
-            bar.ax.set_ylim(min(0, np.nanmin(together)), max(0, np.nanmax(together)))
         if bar is not None and (place % columns == columns - 1 or place == len(panels) - 1):
             bar.set_label("points" if panel.difference else "Pass@1")
         if place % columns == 0:

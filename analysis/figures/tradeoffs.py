@@ -21,6 +21,7 @@ from kvsweep.analysis.statistics.metrics import (
     compressed_benchmarks,
     mean_over_benchmarks,
     model_title,
+    pareto_front,
     settings_by_bytes,
     size,
 )
@@ -203,13 +204,6 @@ COSTS: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[str, list[Panel]
     "bytes": ("kv_bytes_mean", "keys and values of a text, mean over its steps (log scale)", _bytes),
     "speed": ("tokens_per_second", "tokens/s of the whole batch, median over rounds", _speeds),
 }
-
-
-def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
-    """The points that no other beats with less or equal `memory` (a column) and a higher score, in order of memory."""
-    ordered = points.sort_values([memory, "pass_at_1"], ascending=[True, False], kind="stable")
-    before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)
-    return ordered[ordered["pass_at_1"] > before]
 
 
 def _front(points: pd.DataFrame, column: str) -> pd.DataFrame:

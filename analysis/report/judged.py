@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvsweep.analysis.judge import Outputs
+from kvsweep.analysis.judge import Outputs, pairs_of
 from kvsweep.analysis.outputs import Answer
 from kvsweep.analysis.report.drilldown import ABSENT, LETTERS, UNGRADED, common_length, packed
 from kvsweep.analysis.report.rendering import render, script_json
@@ -46,12 +46,11 @@ def judged_page(
             said = next(labels)
             own["said"] = f"{said['points']} points against {full} ({said['interval']}): {said['label']}"
         cells.append(own)
-        draws = [_draw(one, texts[name], texts[full]) for one in outputs[name] if one.key in texts[name]]
-        base = None if name == full else ids[full]
-        problems = {one.problem: {"gold": _shown(one.gold), "question": _shown(one.prompt)} for one in outputs[name]}
-        shown = {draw["problem"]: problems[draw["problem"]] for draw in draws}
-        left = len(outputs[name]) - len(draws)
-        blocks[ids[name]] = packed({"base": base, "left_out": left, "problems": shown, "draws": draws})
+        shown = [one for one in outputs[name] if one.key in texts[name]]
+        draws = [_draw(one, texts[name], texts[full]) for one in shown]
+        problems = {one.problem: {"gold": _shown(one.gold), "question": _shown(one.prompt)} for one in shown}
+        base, left = None if name == full else ids[full], len(outputs[name]) - len(shown)
+        blocks[ids[name]] = packed({"base": base, "left_out": left, "problems": problems, "draws": draws})
     data = {"files": {}, "cell-data": cells, "outcome-data": [_outcome_map(outputs, full, ids)]}
     return render(
         "judged.html.jinja",
@@ -82,8 +81,7 @@ def _draw(one: Answer, texts: Mapping[Pair, str], full: Mapping[Pair, str]) -> d
 
 def _outcome_map(outputs: Outputs, full: str, ids: Mapping[str, str]) -> dict[str, Any]:
     """The panel of `drilldown.outcome_maps` for the answers of all files."""
-    problems = sorted({one.problem for answers in outputs.values() for one in answers})
-    draws = sorted({one.draw for answers in outputs.values() for one in answers})
+    problems, draws = pairs_of(outputs)
     cells = []
     for name, answers in outputs.items():
         letters = {one.key: LETTERS.get(outcome(one), UNGRADED) for one in answers}

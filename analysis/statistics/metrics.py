@@ -262,6 +262,13 @@ def _outcome_shares(graded: pd.DataFrame) -> pd.DataFrame:
     return happened.groupby(graded["cell_id"], observed=True).mean()
 
 
+def pareto_front(points: pd.DataFrame, memory: str) -> pd.DataFrame:
+    """The points that no other beats with less or equal `memory` (a column) and a higher score, in order of memory."""
+    ordered = points.sort_values([memory, "pass_at_1"], ascending=[True, False], kind="stable")
+    before = ordered["pass_at_1"].cummax().shift(fill_value=-np.inf)
+    return ordered[ordered["pass_at_1"] > before]
+
+
 def _completion_means(run: Run) -> pd.DataFrame:
     completions = with_fixed_rows(run)
     fixed_rows = completions["fixed_rows"]

@@ -76,7 +76,9 @@ async def _fill(work: OpenCells, store: CellStore, written: dict[str, int]) -> N
     # Without these the client would send those of another place, from the environment.
     names: Any = {"api_key": server.key or "none", "organization": "", "project": ""}
     async with openai.AsyncOpenAI(base_url=server.url, max_retries=RETRIES, timeout=timeout, **names) as client:
-        asker = _Asker(job=job, server=server, client=client, free=asyncio.Semaphore(server.parallel))
+        prompts = {problem.id: problem.prompt for problem in job.benchmark.problems}
+        free = asyncio.Semaphore(server.parallel)
+        asker = _Asker(job=job, server=server, client=client, prompts=prompts, free=free)
 
         async def answer(pair: Pair) -> None:
             completion = await asker.ask(pair)
@@ -98,6 +100,7 @@ class _Asker:
     job: Job
     server: Server
     client: openai.AsyncOpenAI
+    prompts: dict[str, str]
     free: asyncio.Semaphore
 
     async def check(self, pairs: list[Pair]) -> None:
@@ -113,7 +116,7 @@ class _Asker:
             return self._completion(pair, data, time.monotonic() - start)
 
     async def _post(self, pair: Pair) -> bytes:
-        [question] = [problem.prompt for problem in self.job.benchmark.problems if problem.id == pair[0]]
+        question = self.prompts[pair[0]]
         api: Any = self.client.completions
         given: dict[str, Any] = {"prompt": question}
         if self.server.api == "chat":

@@ -14,7 +14,10 @@ const decimal = (value, digits) => (unknown(value) || isNaN(value) ? MISSING : v
 const pValue = (p) => (unknown(p) ? MISSING : p < 0.001 ? "<0.001" : p.toFixed(3));
 const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 const nameOf = (cell) => cell.name ?? `${cell.model_title} | ${cell.benchmark_title}: ${cell.setting}`;
-const besideFull = (cell, full, name) => (cell.said ? `; ${cell.said}` : full && full !== cell && !unknown(cell.diff_to_full) ? `; ${name} ${percent(full.pass_at_1)}, difference ${percent(cell.diff_to_full, true)} points: ${cell.decision || "not finished"}` : "");
+// The other side of a comparison: the full cache, or the baseline of `kvsweep judge`, which has a name of its own.
+const fullTitle = (full) => full?.name ?? "full cache";
+const fullWords = (full) => full?.name ?? "the full cache";
+const besideFull = (cell, full) => (cell.said ? `; ${cell.said}` : full && full !== cell && !unknown(cell.diff_to_full) ? `; ${fullWords(full)} ${percent(full.pass_at_1)}, difference ${percent(cell.diff_to_full, true)} points: ${cell.decision || "not finished"}` : "");
 const scoreOf = (cell) => (cell.graded ? `Pass@1 ${plusMinus(cell.pass_at_1, cell.se)}` : "no grade yet");
 
 // The filter over all tables: what is chosen, and if a cell fits.

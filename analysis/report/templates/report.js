@@ -67,7 +67,7 @@ function slider(events, change) {
 }
 
 // One completion beside the full cache's.
-function showPair(view, cellName, fullName, problem, draw, twin) {
+function showPair(view, cellName, full, problem, draw, twin) {
   view.replaceChildren(make("h3", `${draw.problem}, draw ${draw.draw}`));
   const asked = make("details", null, "plain");
   asked.open = innerWidth > 640;
@@ -76,7 +76,7 @@ function showPair(view, cellName, fullName, problem, draw, twin) {
   if (draw.text === undefined) return view.append(make("p", "The text of this completion is not on the page.", "note"));
   const beside = twin && twin.text !== undefined;
   const apart = beside && (draw.same < sizeOf(draw) || draw.same < sizeOf(twin));
-  const left = beside && pane(fullName.replace("the ", ""), twin), right = pane(cellName, draw);
+  const left = beside && pane(fullTitle(full), twin), right = pane(cellName, draw);
   const pair = make("div", null, "pair"), bar = make("div", null, "bar"), chart = make("div", null, "chart");
   const events = draw.evictions, counted = Boolean(draw.lengths && (!beside || twin.lengths));
   const fork = counted && events.length ? events[0][0] + 1 : -1, differs = apart ? (counted ? draw.same : 1) : -1;
@@ -108,7 +108,7 @@ function showPair(view, cellName, fullName, problem, draw, twin) {
     };
     bar.append(jump);
   } else if (beside) bar.append(make("span", "Both texts are the same."));
-  if (twin && !beside) bar.append(make("span", `The text of ${fullName} is not on the page.`, "note"));
+  if (twin && !beside) bar.append(make("span", `The text of ${fullWords(full)} is not on the page.`, "note"));
   if (events.length) {
     const key = make("p", null, "note");
     if (counted) key.append(make("span", null, "fork"), " The bar stands where this cell first evicted tokens; up to there both texts are one. ");
@@ -154,16 +154,16 @@ async function showCell(id, problem, number) {
   drill.replaceChildren(header, make("p", "loading"));
   if (!drill.open) drill.showModal();
   turn = id;
-  const cell = await cellData(id), base = cell.base && await cellData(cell.base), fullName = (cell.base && names[cell.base].name) ?? "the full cache";
+  const cell = await cellData(id), base = cell.base && await cellData(cell.base), full = names[cell.base];
   if (turn !== id) return; // another cell was opened meanwhile
   const twins = new Map((base ? base.draws : []).map((draw) => [keyOf(draw), draw])), twinOf = (draw) => twins.get(keyOf(draw));
-  header.children[1].textContent += besideFull(names[id], names[cell.base], fullName);
+  header.children[1].textContent += besideFull(names[id], full);
   const worse = new Set(cell.draws.filter((draw) => isWorse(draw, twinOf(draw))));
   const side = make("details", null, "side"), view = make("div", null, "view"), list = make("div"), more = make("button", "more completions");
   const filter = make("input"), label = make("label"), columns = make("div", null, "columns");
   list.id = "list";
   filter.type = "checkbox";
-  label.append(filter, ` right with ${fullName}, wrong here (${worse.size})`);
+  label.append(filter, ` right with ${fullWords(full)}, wrong here (${worse.size})`);
   side.open = innerWidth > 640;
   side.append(make("summary", "Completions"), label, list, more);
   const lengths = make("details", null, "plain"), pairs = cell.draws.map((draw) => ({ draw, twin: twinOf(draw) }));
@@ -176,7 +176,7 @@ async function showCell(id, problem, number) {
   const open = (draw) => {
     current = draw;
     history.replaceState(null, "", addressOf({ cell: id, problem: draw.problem, draw: draw.draw }));
-    showPair(view, name, fullName, cell.problems[draw.problem] || {}, draw, twinOf(draw));
+    showPair(view, name, full, cell.problems[draw.problem] || {}, draw, twinOf(draw));
     while (kept.indexOf(draw) >= list.children.length && !more.hidden) more.onclick();
     [...list.children].forEach((one) => one.setAttribute("aria-current", one.dataset.key === keyOf(draw)));
     const chosen = list.querySelector("[aria-current=true]");
@@ -186,7 +186,7 @@ async function showCell(id, problem, number) {
     const entry = make("button", `${draw.problem}, draw ${draw.draw}: `);
     entry.dataset.key = keyOf(draw);
     entry.append(make("b", draw.outcome || "no grade", draw.outcome));
-    if (worse.has(draw)) entry.append(" ", make("span", `${fullName.replace("the ", "")}: correct`, "worse"));
+    if (worse.has(draw)) entry.append(" ", make("span", `${fullTitle(full)}: correct`, "worse"));
     entry.onclick = () => open(draw);
     return entry;
   };

@@ -8,9 +8,9 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from kvsweep.analysis.figures.tradeoffs import pareto_front, series, tradeoff
+from kvsweep.analysis.figures.tradeoffs import series, tradeoff
 from kvsweep.analysis.load import load_run
-from kvsweep.analysis.statistics.metrics import cell_metrics
+from kvsweep.analysis.statistics.metrics import cell_metrics, pareto_front
 
 MakeCell = Callable[..., Path]
 

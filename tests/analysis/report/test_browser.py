@@ -20,6 +20,7 @@ from kvsweep.analysis.report.rendering import kept_html
 from kvsweep.analysis.statistics.sentences import analyse
 from kvsweep.cli import main
 from kvsweep.records import Eviction
+from tests.analysis.report.screen import OPEN, set_size
 
 MakeCell = Callable[..., Path]
 
@@ -239,11 +240,6 @@ def test_the_kept_page_shades_what_went_and_escapes_the_text(browser: Any, tmp_p
     assert browser.get_log("browser") == []
 
 
-def set_size(browser: Any, width: int, height: int) -> None:
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-
-
 def click(browser: Any, selector: str, number: int = 0) -> None:
     """Open a completion by a click on the selected part, and wait until the texts are there."""
     browser.execute_script(
@@ -277,7 +273,7 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     for part in ("nav a:last-child", "#headline", "table.heatmap"):
         top, bottom = browser.execute_script(place, part)
         assert 0 <= top < bottom <= 900, part
-    browser.execute_script("document.querySelectorAll('details.section').forEach((part) => { part.open = true; })")
+    browser.execute_script(OPEN)
     texts, problems = browser.execute_script(CHECKS)
     assert texts > 100
     assert problems == []

@@ -15,6 +15,7 @@ import pytest
 
 from kvsweep.analysis.notation import MARKS, MAY_BE_SAFE
 from kvsweep.analysis.report.build import build_report
+from tests.analysis.report.screen import OPEN, set_size
 from tests.program import report as main
 
 MakeCell = Callable[..., Path]
@@ -41,11 +42,6 @@ def page(tmp_path: Path, make_cell: MakeCell) -> Path:
                     make_cell(right, policy="dynts", keep_ratio=ratio, local_window=window, **place)
             make_cell([[0]] * 30, policy="window", **place)
     return build_report(tmp_path / "run")
-
-
-def set_size(browser: Any, width: int, height: int) -> None:
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 def wait_for(browser: Any, script: str) -> Any:
@@ -83,9 +79,6 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
         for benchmark in ("Chain", "Add"):
             assert re.search(rf"{model} +{benchmark} +\S.*points|{model} +{benchmark} +\w", printed)
     assert printed.splitlines()[-1] == str(page)
-
-
-OPEN = "document.querySelectorAll('details.section').forEach((part) => { part.open = true; })"
 
 
 def test_the_filter_holds_for_every_table(page: Path, browser: Any) -> None:
