@@ -74,7 +74,10 @@ def judge(
 
 
 def _named(files: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    titles = list(names) or [path.stem for path in files]
+    # Programs name the outputs of each run alike, in a folder for each.
+    stems, folders = [path.stem for path in files], [path.absolute().parent.name for path in files]
+    by_folder = len(set(stems)) < len(stems) == len(set(folders))
+    titles = list(names) or (folders if by_folder else stems)
     if len(files) < 2 or len(titles) != len(files):
         raise UserError(f"{counted(len(files), 'file')} and {counted(len(titles), 'name')}: give two files or more.")
     if len(set(titles)) < len(titles):

@@ -1,9 +1,10 @@
-"""Make results/published/<name> again from the finished run results/runs/<name>: cells, pictures, for two the page.
+"""Make results/published/<name> again from the finished run results/runs/<name>: cells, answers, pictures, some pages.
 
     kvsweep -m experiment=demo_full launcher=local && python scripts/publish.py demo    # README's picture is of it
     kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
 
-Of the single completions the page has `TEXTS` a cell, so that git can hold it; provenance.md says what ran on what.
+Of the single completions the page has `TEXTS` a cell, so that git can hold it; answers.csv has the grade of each, so
+that any two cells can be tested again; provenance.md says what ran on what.
 """
 
 import argparse
@@ -15,7 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.build import build_report
+from kvsweep.analysis.statistics.metrics import graded_rows
 
 PUBLISHED = Path(__file__).parents[1] / "results" / "published"
 # Of each cell, beside the full cache's: enough to read why a setting loses, and a sixth of the demo's page.
@@ -29,6 +32,8 @@ FILES = {
     "methods": ["memory_toy_qwen.png"],
     "methods_on_top": ["policies_toy_qwen_ratio0.3_window48_budget128.png"],
     "bytes_smol": ["bytes_*.png"],
+    "servers": ["report.html"],
+    "servers_own": [],
     **dict.fromkeys(("hybrid", "labels", "methods_pinned", "methods_smol", "regimes"), ()),
 }
 
@@ -50,6 +55,8 @@ def publish(run: Path, target: Path, kept: Sequence[str]) -> None:
         wanted = [page.with_name("cells.csv"), *(path for name in kept for path in page.parent.glob(name))]
         for path in wanted:
             shutil.copy(path, target / path.name)
+    answers = graded_rows(load_run(run))[["cell_id", "problem_id", "draw", "correct", "num_tokens"]]
+    answers.sort_values(["cell_id", "problem_id", "draw"]).to_csv(target / "answers.csv", index=False)
     (target / "provenance.md").write_text(provenance(run))
 
 
@@ -61,7 +68,10 @@ def provenance(run: Path) -> str:
         "Commands": {shlex.join([Path(s["command"][0]).name, *s["command"][1:]]) for s in passes},
         "Code": {f"{s['code']['git_revision']}{', changed' * bool(s['code']['git_dirty'])}" for s in passes},
         "Packages": {pairs(s["code"]["packages"]) for s in passes},
-        "Hardware": {pairs({k: s["hardware"][k] for k in ("processor", "cores", "gpus")}) for s in passes},
+        "Hardware": {
+            pairs({k: s["hardware"][k] for k in ("processor", "cores", "gpus")}) if "hardware" in s else "the servers'"
+            for s in passes
+        },
         "Started": {min(s["started"] for s in passes)},
     }
     lines = [f"{len(records)} cells of {run.name}.\n"]

@@ -597,6 +597,48 @@ def test_rows_and_bits_on_the_front_pages() -> None:
     assert set(cells.index.get_level_values("policy")) == {"full", "full_packed", "dynts"}
 
 
+def answers(folder: str) -> dict[tuple[str, str], np.ndarray]:
+    """The grades of a published run by policy and bits, [problems, draws], recomputed from its answers.csv."""
+    rows = pd.read_csv(PUBLISHED / folder / "answers.csv")
+    names = pd.read_csv(PUBLISHED / folder / "cells.csv", dtype=str).set_index("cell_id")[["policy", "bits"]]
+    return {
+        (names.loc[cell, "policy"], str(names.loc[cell, "bits"])): own.pivot(
+            index="problem_id", columns="draw", values="correct"
+        ).to_numpy()
+        for cell, own in rows.groupby("cell_id")
+    }
+
+
+def test_the_cache_types_of_llama_cpp() -> None:
+    served, own = answers("servers"), answers("servers_own")
+    full, ours = served["full", "nan"], own["full", "16.0"]
+    told = re.findall(
+        r"^\| (q\d_0) \| ([\d.]+) \| .* \| (.*) \((.*) to (.*)\) \| (\d+) \| (\d+) \| (.*) \|$",
+        (PUBLISHED / "servers/README.md").read_text(),
+        re.M,
+    )
+    assert [name for name, *_ in told] == ["q8_0", "q4_0"]
+    cells = {name: served[name.partition("_")[0], "nan"] for name, *_ in told}
+    verdicts = decide_grid(cells, full, margin=0.05, population="like_these")
+    for name, size, points, low, high, lost, won, label in told:
+        scores = served[name.partition("_")[0], "nan"]
+        found = verdicts[name]
+        assert found.label == label
+        numbers = [100 * number for number in (found.difference, found.low, found.high)]
+        assert [float(points), float(low), float(high)] == pytest.approx(numbers, abs=0.06)
+        assert ((scores < full).sum(), (scores > full).sum()) == (int(lost), int(won))
+        sizes = pd.read_csv(PUBLISHED / "servers/cells.csv").set_index("policy")["declared_bytes"]
+        assert sizes[name.partition("_")[0]] == float(size)
+    page, front = said("servers/README.md"), said("README.md")
+    assert f"differ on {(full != ours).sum()} of {len(full)}" in page
+    assert f"differ on {(full != ours).sum()} of {len(full)}" in front
+    assert f"(+{float(told[0][2]):.1f} points on {len(full)} problems), q4_0 is worse ({told[1][2]} points" in front
+    four = own["full_packed", "4.0"]
+    assert f"({(four < ours).sum()} lost, {(four > ours).sum()} won)" in page
+    assert f"{100 * (four - served['q4', 'nan']).mean():.1f} points above q4_0" in page
+    assert decide(four, ours, margin=0.05, population="like_these").label == "unclear"
+
+
 def test_windows_on_the_front_page() -> None:
     dynts = pd.read_csv(PUBLISHED / "hybrid/hybrid.csv").set_index("policy").loc["dynts"]
     words = f"({dynts['toy_qwen_windows']:.0%}, of {dynts['toy_qwen_windows_full']:.0%} with the full cache)"

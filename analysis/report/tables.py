@@ -125,7 +125,7 @@ def headline_text(metrics: pd.DataFrame) -> str:
             "vs full, points": notation.percent(row.diff_to_full, signed=True),
             "interval": notation.interval(row.these_low, row.these_high, signed=True),
             "saved at peak": _saved(row.kept_memory),
-            "in mean": _saved(row.kept_rows),
+            "in mean": _saved(row.kept_memory_mean),
             "best setting": notation.setting(row),
         }
         for row in notation.rows(headline(metrics))
@@ -211,7 +211,7 @@ def _lengths(rows: pd.DataFrame) -> pd.DataFrame:
         "just after it": rows["mean_length_after"].map(notation.decimal),
         "mean over steps": rows["mean_cache_length"].map(notation.decimal),
         "peak memory, % of full": rows["kept_memory"].map(notation.percent),
-        "mean, % of full": rows["kept_rows"].map(notation.percent),
+        "mean memory, % of full": rows["kept_memory_mean"].map(notation.percent),
     }
     return pd.DataFrame(texts).set_axis(_settings(rows))
 

@@ -22,7 +22,7 @@ PAIR_SUMS = ["regressions", "gains", "diff_evicted", "diff_untouched", "untouche
 
 # Cache lengths in tokens, and as fractions of a full cache's.
 HOLDINGS = ["mean_peak_length", "mean_length_before", "mean_length_after", "mean_cache_length"]
-HOLDINGS += ["kept_memory", "kept_rows", "kept_memory_own", "kept_rows_own"]
+HOLDINGS += ["kept_memory", "kept_memory_mean", "kept_rows", "kept_memory_own", "kept_rows_own"]
 
 
 def cell_metrics(run: Run, margin: float | None = None) -> pd.DataFrame:
@@ -177,17 +177,20 @@ def _beside_full(cells: pd.DataFrame, rows: pd.DataFrame, names: list[str]) -> p
 def _kept_of_full(run: Run) -> pd.DataFrame:
     """The cells' memory and cache lengths over those of the full cache's own run, on the pairs that both have."""
 
-    completions, sums = with_fixed_rows(run), ["bytes", "peak_length", "num_tokens", "held"]
+    completions, sums = with_fixed_rows(run), ["bytes", "peak_length", "num_tokens", "held", "held_bytes"]
     rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
         held=cache_rows(completions)["held"],
         peak_length=completions["peak_length"] + completions["fixed_rows"],
         bytes=peak_bytes(completions, run.provenance),
+        held_bytes=held_bytes(completions, run.provenance),
     )
     pairs = _beside_full(run.cells, rows, sums)
     total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum(min_count=1)
-    per_step = total["held"] / total["num_tokens"], total["held_full"] / total["num_tokens_full"]
+    per_step = total["num_tokens_full"] / total["num_tokens"]
     memory = (total["bytes"] / total["bytes_full"]).fillna(total["peak_length"] / total["peak_length_full"])
-    return pd.DataFrame({"kept_memory": memory, "kept_rows": per_step[0] / per_step[1]})
+    kept_rows = total["held"] / total["held_full"] * per_step
+    mean = (total["held_bytes"] / total["held_bytes_full"] * per_step).fillna(kept_rows)
+    return pd.DataFrame({"kept_memory": memory, "kept_memory_mean": mean, "kept_rows": kept_rows})
 
 
 def with_fixed_rows(run: Run) -> pd.DataFrame:
@@ -325,6 +328,13 @@ def peak_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]])
     """The bytes of each completion's longest cache; missing where those of a row are not known."""
     sizes = _sizes(completions["cell_id"], provenance)
     return completions["peak_length"] * sizes["row"] + sizes["newest"] + sizes["fixed"]
+
+
+def held_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.Series:
+    """The bytes of each completion's cache, summed over its steps; missing where those of a row are not known."""
+    sizes = _sizes(completions["cell_id"], provenance)
+    steps = completions["num_tokens"] * (sizes["newest"] + sizes["fixed"])
+    return cache_rows(completions)["held"] * sizes["row"] + steps
 
 
 def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:

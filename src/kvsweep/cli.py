@@ -219,7 +219,13 @@ def compare(**options: Any) -> None:
 
 @program.command()
 @click.argument("files", metavar="FILE FILE...", nargs=-1, type=_PLACE)
-@option("--name", "names", metavar="NAME", multiple=True, help="A file's name, in their order; by default its stem.")
+@option(
+    "--name",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    help="A file's name, in their order; by default its stem, or its folder.",
+)
 @option("--full", metavar="NAME", help="The baseline; by default the first file.")
 @option(
     "--margin",
@@ -228,7 +234,7 @@ def compare(**options: Any) -> None:
     default=5.0,
     help="A safe file loses less.",
 )
-@option("--bytes", "sizes", metavar="NAME=SHARE", multiple=True, help="What a file's cache takes, declared by you.")
+@option("--bytes", "sizes", metavar="NAME=SHARE,...", multiple=True, help="What a file's cache takes, declared by you.")
 @option("--correct", metavar="COLUMN", help="The column or score that says right or wrong.")
 @option("--where", metavar="COLUMN=VALUE", multiple=True, help="Only rows with this value; repeatable.")
 @option("--column", "columns", metavar="NAME=COLUMN", multiple=True, help="Where id, draw, text, gold ... stand.")
@@ -251,7 +257,8 @@ def judge(**options: Any) -> None:
     """
     from kvsweep.harness.judge import judge
 
-    sizes = {name: _share(name, share) for name, share in map(_pair, options.pop("sizes"))}
+    words = [word for given in options.pop("sizes") for word in given.split(",")]
+    sizes = {name: _share(name, share) for name, share in map(_pair, words)}
     pairs = {name: dict(map(_pair, options[name])) for name in ("where", "columns")}
     sys.exit(judge(**{**options, "sizes": sizes, **pairs}))
 

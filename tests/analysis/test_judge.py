@@ -262,7 +262,7 @@ def test_thirty_problems_asked_once_and_eight_times(judge: Callable[..., tuple[i
 
 
 def test_the_table_of_the_page(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    words = ["full.jsonl", "fp8.jsonl", "q4.jsonl", "--bytes", "fp8=0.5", "--bytes", "q4=0.28"]
+    words = ["full.jsonl", "fp8.jsonl", "q4.jsonl", "--bytes", "fp8=0.5,q4=0.28"]
     page = (Path(__file__).resolve().parents[2] / "docs/judge.md").read_text()
     assert f"kvsweep judge {' '.join(words)}" in page
     for name, lost in zip(words[:3], (0, 0, 2), strict=True):
@@ -271,6 +271,15 @@ def test_the_table_of_the_page(judge: Callable[..., tuple[int, str, str]], tmp_p
     printed = [line.rstrip() for line in page.split("```")[3].strip("\n").splitlines()]
     assert len(printed) == 3
     assert set(printed) <= {line.rstrip() for line in out.splitlines()}
+
+
+def test_files_of_one_name_have_their_folders_names(judge: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    for name, lost in (("f16", 0), ("q4", 3)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "grades.jsonl", rows(30, 8, lost))
+    code, out, _ = judge(tmp_path / "f16/grades.jsonl", tmp_path / "q4/grades.jsonl")
+    assert code == 1
+    assert "q4 worse" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(("margin", "problems"), [(5, 74), (10, 37)])

@@ -36,6 +36,7 @@ const COLUMNS = {
   "evicted %": (cell) => percent(cell.evicted),
   "kept memory %": (cell) => percent(cell.kept_memory),
   "kept memory, % of own text": (cell) => percent(cell.kept_memory_own),
+  "kept memory, mean over steps %": (cell) => percent(cell.kept_memory_mean),
   "kept rows %": (cell) => percent(cell.kept_rows),
   "kept rows, % of own text": (cell) => percent(cell.kept_rows_own),
   "peak rows, all problems": (cell) => decimal(cell.peak_rows_together, 0),

@@ -67,7 +67,7 @@ def test_the_headline_names_the_best_setting_in_words_and_numbers(
         assert not (alone and "✓" in verdict)
         points, low, high = (f"{100 * float(row[name]):+.1f}" for name in ("diff_to_full", "these_low", "these_high"))
         assert difference.replace("+0.0", "0.0") == f"{points} points ({low} to {high})".replace("+0.0", "0.0")
-        peak, mean = (f"{100 - 100 * float(row[name]):.1f}%" for name in ("kept_memory", "kept_rows"))
+        peak, mean = (f"{100 - 100 * float(row[name]):.1f}%" for name in ("kept_memory", "kept_memory_mean"))
         assert saved == f"memory saved: {peak} at the peak, {mean} in the mean"
         of_benchmark = [one for one in rows if (one["model"], one["benchmark"]) == (row["model"], row["benchmark"])]
         labels = Counter(one["decision"] for one in of_benchmark if one["decision"])

@@ -137,6 +137,7 @@ def test_cache_lengths_with_two_evictions_by_hand(tmp_path: Path, make_cell: Mak
     held = [3, 4, 5, 3, 4, 5, 4, 5]
     assert table.loc["dynts", "mean_cache_length"] == pytest.approx(np.mean(held))
     assert table.loc["dynts", "kept_rows"] == pytest.approx(np.sum(held) / np.sum(range(3, 11)))
+    assert table.loc["dynts", "kept_memory_mean"] == table.loc["dynts", "kept_rows"]
     assert table.loc["dynts", ["mean_length_before", "mean_length_after"]].tolist() == [5, 2.5]
     assert table.loc["dynts", ["max_peak_length", "mean_peak_length"]].tolist() == [5, 5]
     assert table.loc["full", ["mean_cache_length", "kept_rows"]].tolist() == [6.5, 1]
@@ -243,6 +244,7 @@ def test_bytes_and_the_cheapest_that_holds(metrics):
     assert names.loc[("full_packed", 8), "kept_memory"] == pytest.approx((864 * 240 + 24576) / (1536 * 240))
     assert names.loc[("dynts", 16), "kept_memory"] == pytest.approx(129 / 240)
     assert names.loc[("full_packed", 8), "kept_rows"] == 1
+    assert names.loc[("full_packed", 8), "kept_memory_mean"] == pytest.approx((864 * 140 + 24576) / (1536 * 140))
     # Every cell is compared with the full cache of 16 bits, a packed full cache too.
     assert names["diff_to_full"].drop(("full", 16)).notna().all()
     assert names.loc[("full_packed", 4), "diff_to_full"] == -0.5
