@@ -72,7 +72,8 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
     columns = len(titles) if look.width > 5 else 1
     figure, panels = style.panels(look.width, len(titles), columns, row=1.9, rest=0.6)
     texts: list[np.ndarray] = []
-    for place, (name, cell) in enumerate(_chosen(compared)):
+    chosen, alike = _chosen(compared)
+    for place, (name, cell) in enumerate(chosen):
         held, full = _lengths(run, cell)
         texts.append(full)
         drawn = [held, _memory_ratio(run, cell, next(iter(full_cells), ""), held, full)]
@@ -85,7 +86,8 @@ def cost_figure(run: Run, metrics: pd.DataFrame, model: str, look: Look = DEFAUL
         style.tidy(axes)
     style.legend_below(figure)
     title = f"{model_title(metrics, model)} | {compared['benchmark_title'].iloc[0]}"
-    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended")
+    one = f"; of settings whose mean lengths differ by less than {ALIKE:.0%} the first is drawn" * alike
+    figure.set_label(f"{title}: the cost of a decoding step, mean over the texts that have not ended{one}")
     return figure
 
 
@@ -108,17 +110,16 @@ def _memory_ratio(run: Run, cell: str, full_cell: str, held: np.ndarray, full: n
     return full_bytes / own_bytes
 
 
-def _chosen(cells: pd.DataFrame) -> list[tuple[str, str]]:
-    """Names and ids of at most `MAX_LINES` cells, from the smallest cache on; of cells alike in bits and length one."""
+def _chosen(cells: pd.DataFrame) -> tuple[list[tuple[str, str]], bool]:
+    """Names and ids of at most `MAX_LINES` cells, from the smallest cache on, and whether one stands for others.
+
+    Of cells alike in bits and length the first is taken.
+    """
     lengths = (np.log(cells["mean_cache_length"]) / np.log1p(ALIKE)).round()
     groups = [rows for _, rows in cells.groupby([lengths, "bits"])]
-    found = []
-    for place in np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int)):
-        cell: Any = next(groups[place].itertuples())
-        others = len(groups[place]) - 1
-        more = f" and {others} other{'s' * (others > 1)} alike" if others else ""
-        found.append((notation.setting(cell) + more, cell.cell_id))
-    return found
+    places = np.unique(np.linspace(0, len(groups) - 1, MAX_LINES).round().astype(int))
+    firsts: list[Any] = [next(groups[place].itertuples()) for place in places]
+    return [(notation.setting(one), one.cell_id) for one in firsts], len(cells) > len(groups)
 
 
 def flops(run: Run, cell_id: str) -> tuple[float, float] | None:

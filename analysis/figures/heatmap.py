@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
 from kvsweep.analysis import notation
@@ -97,12 +98,22 @@ class Panel:
     @property
     def lines(self) -> list[str]:
         """What stands over the cells: the title, the note, and the scores' span beside that of chance."""
-        found = [self.title, *[self.note] * bool(self.note)]
-        if self.floor is not None:
-            low, _, high = (notation.percent(value) for value in self.floor.expected_range)
-            found.append(f"span {notation.percent(self.floor.range)}, {notation.p_equals(self.floor.p)}")
-            found.append(f"by chance {low} to {high}")
-        return found
+        return [self.title, *[self.note] * bool(self.note), *self.chance]
+
+    @property
+    def chance(self) -> list[str]:
+        """The span of the scores, and that of chance; empty if it is not known."""
+        if self.floor is None:
+            return []
+        low, _, high = (notation.percent(value) for value in self.floor.expected_range)
+        return [
+            f"span {notation.percent(self.floor.range)}, {notation.p_equals(self.floor.p)}",
+            f"by chance {low} to {high}",
+        ]
+
+    def colors(self, cmap: str) -> str | Colormap:
+        """The colour map of the cells, where `cmap` is that of scores."""
+        return style.DIVERGING if self.difference else style.faded(cmap) if self.pale else cmap
 
     @property
     def numbers(self) -> list[float]:
@@ -110,14 +121,24 @@ class Panel:
         return [*self.cells["value"], self.level]
 
 
-def grid_panels(grid: PolicyGrid, model: str, metrics: pd.DataFrame, look: Look = DEFAULT_LOOK) -> list[Panel]:
-    """A model's heatmap of each benchmark; `metrics` has all cells, for titles and full caches."""
+def grid_panels(
+    grid: PolicyGrid,
+    model: str,
+    metrics: pd.DataFrame,
+    look: Look = DEFAULT_LOOK,
+    verdicts: Sequence[PanelVerdict] = (),
+) -> list[Panel]:
+    """A model's heatmap of each benchmark; `metrics` has all cells, for titles and full caches.
+
+    The scores of a panel that has a verdict stand beside what chance would give.
+    """
     found = []
     for benchmark in grid.benchmarks:
         rows = grid.cells[(grid.cells["model"] == model) & (grid.cells["benchmark"] == benchmark)]
         title = metrics.loc[metrics["benchmark"] == benchmark, "benchmark_title"].iloc[0]
         title = f"{model_title(metrics, model)} | {title}"
-        found.append(_panel(grid, rows, _full_cells(rows, metrics), title, look))
+        panel = _panel(grid, rows, _full_cells(rows, metrics), title, look)
+        found.append(panel if panel.difference else replace(panel, floor=_floor(panel, verdicts)))
     return found
 
 
@@ -128,16 +149,17 @@ def grid_figure(
     look: Look = DEFAULT_LOOK,
     verdicts: Sequence[PanelVerdict] = (),
 ) -> Figure:
-    """Draw one panel per benchmark; the scores of one that has a verdict stand beside what chance would give."""
+    """Draw the panels of `grid_panels`."""
     difference = look.scale == "diff_from_full"
     what = "Pass@1 minus the full cache's, in points, on the same pairs" if difference else "Pass@1 in %"
     scale = "each panel has its own colour scale" if look.scale == "own" else "one colour scale for all panels"
     notes = [f"{what}; {scale}"]
     notes += [f"below each value {'the interval of its verdict' if difference else 'its 95% interval'}"] * look.interval
     caption = f"{model_title(metrics, model)}, {grid.title}: {what}"
-    panels = grid_panels(grid, model, metrics, look)
-    if not difference:
-        panels = [replace(panel, floor=_floor(panel, verdicts)) for panel in panels]
+    panels = grid_panels(grid, model, metrics, look, verdicts)
+    errors = grid.cells.loc[grid.cells["model"] == model, "se"].dropna()
+    if not (difference or look.interval or errors.empty):
+        notes.append(f"standard error of a value {notation.percent(errors.min())} to {notation.percent(errors.max())}")
     return _heatmaps(panels, caption, look, notes)
 
 
@@ -260,8 +282,8 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
 
 
 def _labels(panel: Panel, look: Look) -> np.ndarray:
-    """The texts in the cells, [windows, ratios]: a difference with its verdict, and the interval if it is wanted."""
-    texts = panel.matrix("label") + (panel.matrix("mark") if panel.difference else "")
+    """The texts in the cells, [windows, ratios], with the marks of their labels, and the interval if it is wanted."""
+    texts = panel.matrix("label") + panel.matrix("mark")
     intervals = panel.matrix("interval")
     return np.where(intervals != "", texts + "\n" + intervals, texts) if look.interval else texts
 
@@ -281,8 +303,7 @@ def _fitting_columns(panels: list[Panel], labels: list[np.ndarray], width: float
 
 def _heatmap(axes: Axes, panel: Panel, labels: np.ndarray, ends: tuple[float, float], cmap: str) -> Colorbar | None:
     values = panel.matrix("value").astype(float)
-    colors = style.DIVERGING if panel.difference else style.faded(cmap) if panel.pale else cmap
-    mesh = style.heat_table(axes, values, labels, cmap=colors, limits=ends, size=SIZE)
+    mesh = style.heat_table(axes, values, labels, cmap=panel.colors(cmap), limits=ends, size=SIZE)
     axes.set_xticks(np.arange(len(panel.columns)) + 0.5, panel.columns)
     axes.set_yticks(np.arange(len(panel.rows)) + 0.5, panel.rows)
     axes.set_title("\n".join(panel.lines), linespacing=1.3)

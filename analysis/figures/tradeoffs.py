@@ -30,6 +30,8 @@ POLICY = ["policy", "variant"]
 # What a line of the budgets has in common, and how many lines there are.
 LINE = [*POLICY, "keep_ratio", "local_window"]
 MAX_LINES = 8
+# Policies that the memory's legend names, the best first; the others are grey, and the front's points have their names.
+MAX_NAMED = 12
 ALL_ROWS = ("full", "full_packed")
 # All panels together, in inches: with a legend of forty names they fit on a page.
 MOST_HIGH = 6.4
@@ -57,6 +59,8 @@ def tradeoff(
     if x == "speed" and timed is not None:
         ours = ours.merge(timed, on="cell_id", suffixes=("_together", ""))
     column, label, panels_of = COSTS[x]
+    if x == "speed" and timed is not None and timed["peak_bytes"].isna().all():  # which only a GPU counts
+        label = label.replace("the whole batch", "a batch on a CPU")
     title, panels = panels_of(ours)
     if not panels:
         return None
@@ -137,6 +141,10 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     if not lines:
         return "", []
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
+    if more := len(lines) - MAX_NAMED if len(lines) > MAX_NAMED + 1 else 0:
+        grey = {"color": "0.75", "zorder": 1}
+        last = [(f"{more} others, each below them", *lines[MAX_NAMED][1:]), *lines[MAX_NAMED + 1 :]]
+        lines[MAX_NAMED:] = [(name if not at else "_", rows, look | grey) for at, (name, rows, look) in enumerate(last)]
     over = f"mean of {len(names)} benchmarks" if len(names) > 1 else ours["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in name for name, _, _ in lines) else ""
     title = f"memory{mark}, {over}, {question_title(ours)}".removesuffix(", ")

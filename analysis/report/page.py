@@ -133,6 +133,11 @@ class Page:
         return [verdict.title for verdict in self.found.verdicts if verdict.floor and verdict.floor.signal]
 
     @cached_property
+    def pale(self) -> bool:
+        """Whether a heatmap's scores may differ by chance alone."""
+        return any(verdict.floor and not verdict.floor.signal for verdict in self.found.verdicts)
+
+    @cached_property
     def questions(self) -> list[tuple[str, str]]:
         places = self.found.metrics["question"].unique()
         return [(TITLES[place], MEANINGS[place]) for place in places if place in TITLES]
@@ -198,7 +203,10 @@ def heatmaps(found: Findings, scale: Scale) -> list[dict[str, Any]]:
     """The clickable heatmaps in the colours of one scale: those of each grid and model, and of the other settings."""
     metrics, look, difference = found.metrics, Look(scale=scale), scale == "diff_from_full"
     boards = [
-        (f"{model_title(metrics, model)} | {grid.title}", heatmap.grid_panels(grid, model, metrics, look))
+        (
+            f"{model_title(metrics, model)} | {grid.title}",
+            heatmap.grid_panels(grid, model, metrics, look, found.verdicts),
+        )
         for grid in found.grids
         for model in grid.models
     ]
@@ -239,7 +247,7 @@ def _settings_panel(rows: pd.DataFrame, difference: bool) -> heatmap.Panel:
 
 def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     """A panel as data: the texts and colours of its cells, whose columns each have one of the ranges of numbers."""
-    cmap = style.DIVERGING if panel.difference else style.SEQUENTIAL
+    cmap = panel.colors(style.SEQUENTIAL)
     ends = [heatmap.limits(numbers, difference=panel.difference) for numbers in ranges]
 
     def cell(row: Any, limits: tuple[float, float] | None) -> list[str]:
@@ -249,6 +257,7 @@ def _drawn(panel: heatmap.Panel, ranges: list[list[float]]) -> dict[str, Any]:
     cells = [cell(row, ends[place % len(ends)]) for place, row in enumerate(panel.cells.itertuples())]
     return {
         "title": panel.title.rpartition(" | ")[2],
+        "chance": ", ".join(panel.chance),
         "columns": panel.columns,
         "full": [cell(row, None if panel.difference else ends[0]) for row in panel.full.itertuples()],
         "rows": [[name, cells[i * len(ends) : (i + 1) * len(ends)]] for i, name in enumerate(panel.rows)],

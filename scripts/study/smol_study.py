@@ -16,9 +16,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from kvsweep.analysis import notation
+
 PUBLISHED = Path(__file__).parents[2] / "results" / "published"
 DRAWS = 2000
-COLORS = {"smollm2_reasons": "#d55e00", "toy_qwen": "#0072b2", "toy_llama": "#56b4e9"}
+MODELS = {
+    "smollm2_reasons": ("SmolLM2-reasons", "#d55e00"),
+    "toy_qwen": ("Toy-Qwen", "#0072b2"),
+    "toy_llama": ("Toy-Llama", "#56b4e9"),
+}
 
 
 def main() -> None:
@@ -68,16 +74,17 @@ def correlate(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """Pass@1 of each policy on each model, with intervals of two standard errors."""
+    """Pass@1 of each policy on each model, with its standard error."""
     drawn = Figure(figsize=(7.1, 1.2 + 0.26 * len(table)), layout="constrained")
     panel = drawn.subplots()
-    for place, (model, color) in enumerate(COLORS.items()):
+    for place, (model, (title, color)) in enumerate(MODELS.items()):
         at = np.arange(len(table)) + 0.22 * (place - 1)
-        error = 200 * table[f"{model}_se"]
-        panel.errorbar(100 * table[model], at, xerr=error, fmt="o", ms=3.5, lw=1, color=color, label=model)
-    panel.set_yticks(range(len(table)), table.index)
+        error = 100 * table[f"{model}_se"]
+        panel.errorbar(100 * table[model], at, xerr=error, fmt="o", ms=3.5, lw=1, color=color, label=title)
+    panel.set_yticks(range(len(table)), [notation.policy_title(str(name)) for name in table.index])
     panel.invert_yaxis()
-    panel.set_xlabel("Pass@1 in %, ± two standard errors")
+    panel.set_xlim(0, 100)
+    panel.set_xlabel("Pass@1 in % ± standard error")
     panel.legend(loc="lower right", frameon=False)
     panel.spines[["top", "right"]].set_visible(False)
     return drawn

@@ -38,6 +38,7 @@ function heatmap(map, corner) {
     const full = make("span", map.full.length ? "full cache " : "");
     full.append(...map.full.map(cellButton));
     table.createCaption().append(map.title, full);
+    if (map.chance) table.caption.append(make("small", map.chance));
   }
   head.append(make(map.title ? "td" : "th", corner, map.title ? "axis" : "text"));
   map.columns.forEach((text) => { const cell = make("th", text); cell.scope = "col"; head.append(cell); });

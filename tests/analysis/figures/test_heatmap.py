@@ -105,12 +105,15 @@ def test_the_page_and_the_figure_draw_the_same_cells(tmp_path: Path, metrics: pd
     for scale in ("own", "shared", "diff_from_full"):
         board, others = heatmaps(found, scale)
         for panel, axes in zip(
-            board["panels"], panels(grid_figure(grid, "toy_qwen", metrics, Look(scale=scale))), strict=True
+            board["panels"],
+            panels(grid_figure(grid, "toy_qwen", metrics, Look(scale=scale), found.verdicts)),
+            strict=True,
         ):
             buttons = [cell for _, row in panel["rows"] for cell in row]
             difference = scale == "diff_from_full"
             texts = sorted(axes.texts, key=lambda text: text.get_position()[::-1])  # row by row
-            assert [text.get_text() for text in texts] == [b[1] + b[2] * difference for b in buttons]
+            assert [text.get_text() for text in texts] == [b[1] + b[2] for b in buttons]
+            assert "\n".join(axes.get_title().split("\n")[2:]) == panel["chance"].replace(", by", "\nby")
             inks = [text.get_color() for text in texts]
             assert inks == [button[5] or "0.2" for button in buttons]
             mesh = axes.collections[0]

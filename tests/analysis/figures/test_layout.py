@@ -134,6 +134,7 @@ def test_figures_of_policies_fit(tmp_path: Path, make_cell: MakeCell, width: flo
     speeds = [3000 + 997 * i % 5000 for i in range(len(metrics))]
     slots = [1024 + i for i in range(len(metrics))]
     timed = pd.DataFrame({"cell_id": metrics["cell_id"], "slots": slots, "tokens_per_second": speeds, "why": "given"})
+    timed["peak_bytes"] = None
     speed = tradeoff("speed", metrics, "toy_qwen", look, timed)
     assert memory is not None
     assert speed is not None

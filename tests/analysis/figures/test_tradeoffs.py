@@ -156,11 +156,12 @@ def test_speed_begins_at_nothing_and_names_the_settings_of_its_front(tmp_path: P
         make_cell([[int(k < right)] for k in range(10)], policy="dynts", keep_ratio=ratio)
     table = read(tmp_path)
     ratios = table["keep_ratio"].where(table["policy"] != "full", 0.9)
-    timed = pd.DataFrame({"cell_id": table["cell_id"], "slots": 8, "why": "memory"})
+    timed = pd.DataFrame({"cell_id": table["cell_id"], "slots": 8, "why": "memory", "peak_bytes": None})
     figure = tradeoff("speed", table, "toy_qwen", timed=timed.assign(tokens_per_second=5000 - 4000 * ratios))
     assert figure is not None
     (axes,) = figure.axes
     assert axes.get_title() == "Chain, 8 texts in equal memory"
+    assert axes.get_xlabel() == "tokens/s of a batch on a CPU, median over rounds"
     assert (axes.get_xlim()[0], axes.get_xlim()[1] > 4600) == (0, True)
     # 0.3 is slower than 0.2 and worse.
     assert {text.get_text() for text in axes.texts} == {"DynTS 0.1 / 48", "DynTS 0.2 / 48", "DynTS 0.4 / 48"}
