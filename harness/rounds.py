@@ -274,5 +274,5 @@ def _screened(job: Job, replayed: ReplayShare, plan: ReplayPlan) -> Job:
         replace_text(job.run_directory / records.SCREEN_FILE, json.dumps(msgspec.to_builtins(known), indent=1) + "\n")
     if plan.screen is not None:
         fewer = f"{len(out)} of {len(job.cells)} cells after {len(replayed.texts)} replayed texts"
-        print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still hold.")
+        print(f"{job.name}: {rule} leaves out {fewer}; a cell left out may still be safe.")
     return replace(job, cells=tuple(cell for cell in job.cells if cell.cell_id not in set(out["cell_id"])))

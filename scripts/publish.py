@@ -3,7 +3,7 @@
     kvsweep -m experiment=demo_full launcher=local && python scripts/publish.py demo    # README's picture is of it
     kvsweep -m experiment=methods && python scripts/publish.py methods    # methods_pinned and methods_on_top likewise
 
-Of the single completions the page has `TEXTS` a cell, so that git can hold it; answers.csv has the grade of each, so
+Of the single completions the page has `TEXTS` a cell, so that git can hold it; answers.csv has the grades of all, so
 that any two cells can be tested again; provenance.md says what ran on what.
 """
 
@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from kvsweep.analysis.load import load_run
 from kvsweep.analysis.report.build import build_report
@@ -55,9 +57,15 @@ def publish(run: Path, target: Path, kept: Sequence[str]) -> None:
         wanted = [page.with_name("cells.csv"), *(path for name in kept for path in page.parent.glob(name))]
         for path in wanted:
             shutil.copy(path, target / path.name)
-    answers = graded_rows(load_run(run))[["cell_id", "problem_id", "draw", "correct", "num_tokens"]]
-    answers.sort_values(["cell_id", "problem_id", "draw"]).to_csv(target / "answers.csv", index=False)
+    answers(graded_rows(load_run(run))).to_csv(target / "answers.csv", index=False)
     (target / "provenance.md").write_text(provenance(run))
+
+
+def answers(graded: pd.DataFrame) -> pd.DataFrame:
+    """A row per cell and problem, with a letter per draw: 1 right, 0 wrong, - without a grade."""
+    keys = [graded[name].astype("str") for name in ("cell_id", "problem_id")]
+    letters = graded["correct"].map({1: "1", 0: "0"}).groupby([*keys, graded["draw"]]).first().unstack().fillna("-")
+    return letters.sum(axis=1).rename("grades").reset_index()
 
 
 def provenance(run: Path) -> str:

@@ -208,7 +208,7 @@ def test_an_estimate_a_submission_and_its_status_need_no_torch(fresh: Run, tmp_p
     estimate = fresh("kvsweep", *sweep, "--dry-run", without=HEAVY)
     assert estimate.code == 0, estimate.err
     assert "25 cells (0 done)" in estimate.out
-    assert "a setting that loses nothing holds (margin 5 points) with a chance of" in estimate.out
+    assert "a setting that loses nothing is safe (margin 5 points) with a chance of" in estimate.out
     submitted = fresh("kvsweep", *sweep, "launcher=slurm", without=HEAVY)
     assert submitted.code == 0, submitted.err
     assert submitted.out.startswith("submitted 2 tasks as job 7\n")

@@ -7,6 +7,8 @@ import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from kvsweep.analysis.load import load_run
@@ -31,7 +33,12 @@ def test_a_run_is_published(kvsweep, tmp_path):
     places = ["--runs", str(tmp_path), "--published", str(tmp_path / "published")]
     subprocess.run([*script, *places], cwd=ROOT, env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}, check=True)
     files = {path.name: path for path in (tmp_path / "published" / "demo").iterdir()}
-    assert {"report.html", "cells.csv", "provenance.md", "heatmap_toy_qwen_dynts_128.png"} == set(files)
+    assert {"report.html", "cells.csv", "answers.csv", "provenance.md", "heatmap_toy_qwen_dynts_128.png"} == set(files)
+    answers = pd.read_csv(files["answers.csv"], dtype=str)
+    assert answers["grades"].str.len().eq(2).all()
+    scores = answers.groupby("cell_id")["grades"].agg(lambda grades: np.mean([*map(int, "".join(grades))]))
+    cells = pd.read_csv(files["cells.csv"]).set_index("cell_id")["pass_at_1"]
+    assert scores.to_dict() == cells.to_dict()
     assert "experiment=demo_full" in files["provenance.md"].read_text()
     assert files["report.html"].stat().st_size < 4e6
     # The page knows where the tokens of each text lie, so that it can shade those that went.

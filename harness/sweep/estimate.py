@@ -166,8 +166,8 @@ def _power(job: Job) -> str:
     least, most = (power(problems, draws, differ, **terms) for differ in DIFFER)
     needed = [math.ceil(pairs_to_hold(differ, **terms) / problems) for differ in DIFFER]
     return (
-        f"\n  to expect: a setting that loses nothing holds (margin {100 * terms['margin']:g} points) with a chance of "
-        f"{least:.0%} to {most:.0%} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
+        f"\n  to expect: a setting that loses nothing is safe (margin {100 * terms['margin']:g} points) with a chance "
+        f"of {least:.0%} to {most:.0%} on {counted(problems, 'problem')} with {counted(draws, 'draw')}, where "
         f"{DIFFER[0]:.0%} to {DIFFER[1]:.0%} of the paired answers differ; {needed[1]} to {needed[0]} draws "
         "would make the chance 95%"
     )

@@ -18,8 +18,8 @@ const COLUMNS = {
   "p (safe)": (cell) => pValue(cell.p_holds),
   "p (worse)": (cell) => pValue(cell.p_loses),
   "problems like these": (cell) => signedInterval(cell.diff_low, cell.diff_high),
-  "draws to hold": (cell) => number(cell.draws_to_hold),
-  "problems to hold": (cell) => number(cell.problems_to_hold),
+  "draws to be safe": (cell) => number(cell.draws_to_hold),
+  "problems to be safe": (cell) => number(cell.problems_to_hold),
   regressions: (cell) => number(cell.regressions),
   gains: (cell) => number(cell.gains),
   "where evicted": (cell) => percent(cell.diff_evicted, true),
@@ -50,7 +50,7 @@ const COLUMNS = {
 };
 const VIEWS = {
   scores: ["draws", "Pass@1 ± SE", "vs full", "interval", "verdict", "kept memory %", "bytes (declared)", "tokens per solved", "status"],
-  "what is shown": ["vs full", "interval", "verdict", "recommended", "p (safe)", "p (worse)", "problems like these", "draws to hold", "problems to hold"],
+  "what is shown": ["vs full", "interval", "verdict", "recommended", "p (safe)", "p (worse)", "problems like these", "draws to be safe", "problems to be safe"],
   "where the loss sits": ["vs full", "lost wholly", "hard third", "middle third", "easy third", "where evicted", "elsewhere", "regressions", "gains"],
   "cost and gain": ["Pass@1 ± SE", "kept memory %", "kept memory, % of own text", "kept rows %", "kept rows, % of own text", "peak rows, all problems", "bytes (declared)", "KiB of a text", "tokens per answer", "tokens per solved", "tokens, × full"],
   lengths: ["tokens", "tokens, × full", "evictions", "evicted %", "kept memory %", "pass@k", "majority", "95% interval"],
