@@ -160,12 +160,13 @@ async function showCell(id, problem, number) {
   header.children[1].textContent += besideFull(names[id], full);
   const worse = new Set(cell.draws.filter((draw) => isWorse(draw, twinOf(draw))));
   const side = make("details", null, "side"), view = make("div", null, "view"), list = make("div"), more = make("button", "more completions");
-  const filter = make("input"), label = make("label"), columns = make("div", null, "columns");
+  const filter = make("input"), search = make("input"), label = make("label"), columns = make("div", null, "columns");
   list.id = "list";
   filter.type = "checkbox";
   label.append(filter, ` right with ${fullWords(full)}, wrong here (${worse.size})`);
   side.open = innerWidth > 640;
-  side.append(make("summary", "Completions"), label, list, more);
+  Object.assign(search, { type: "search", placeholder: "question, text or answer", ariaLabel: "Search in questions, texts and answers" });
+  side.append(make("summary", "Completions"), label, search, list, more);
   const lengths = make("details", null, "plain"), pairs = cell.draws.map((draw) => ({ draw, twin: twinOf(draw) }));
   lengths.append(make("summary", "Accuracy against text length"), lengthChart(pairs));
   columns.append(side, view);
@@ -190,8 +191,9 @@ async function showCell(id, problem, number) {
     entry.onclick = () => open(draw);
     return entry;
   };
+  const searched = (draw) => [draw.problem, draw.text, draw.answer, (cell.problems[draw.problem] || {}).question].join("\n").toLowerCase();
   const fill = () => {
-    kept = filter.checked ? [...worse] : cell.draws;
+    kept = (filter.checked ? [...worse] : cell.draws).filter((draw) => searched(draw).includes(search.value.toLowerCase()));
     list.replaceChildren();
     more.onclick = () => {
       list.append(...kept.slice(list.children.length, list.children.length + shown).map(item));
@@ -201,9 +203,10 @@ async function showCell(id, problem, number) {
   };
   const step = (way) => { const next = kept[kept.indexOf(current) + way]; if (next) open(next); };
   filter.onchange = () => { fill(); if (kept.length) open(kept[0]); };
+  search.oninput = fill;
   before.onclick = () => step(-1);
   after.onclick = () => step(1);
-  drill.onkeydown = (event) => { if (!event.ctrlKey && !event.metaKey && "np".includes(event.key)) step(event.key === "n" ? 1 : -1); };
+  drill.onkeydown = (event) => { if (event.target !== search && !event.ctrlKey && !event.metaKey && "np".includes(event.key)) step(event.key === "n" ? 1 : -1); };
   const candidates = cell.draws.filter((draw) => (!problem || draw.problem === problem) && (number === null || String(draw.draw) === number));
   filter.checked = candidates.some((draw) => worse.has(draw));
   fill();

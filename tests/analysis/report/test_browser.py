@@ -309,6 +309,14 @@ def test_the_page_answers_on_its_first_screen_and_every_reader_can_use_it(run: P
     heads = "return [...document.querySelectorAll('#drill .pair h4')].map((head) => head.textContent)"
     assert browser.execute_script(heads) == ["full cache", "Toy-Qwen | Chain: DynTS 0.1 / 48, budget 128"]
     assert browser.execute_script(CHECKS)[1] == []
+    # A search leaves the completions that have its words, and its letters (p and n are keys) open no other completion.
+    field = browser.find_element("css selector", "#drill input[type=search]")
+    field.send_keys("P2")
+    listed = "return [...document.querySelectorAll('#list button')].map((one) => one.textContent)"
+    assert {text.partition(",")[0] for text in browser.execute_script(listed)} == {"p2"}
+    assert browser.execute_script(opened) == "p2, draw 0"
+    field.send_keys(*[Keys.BACKSPACE] * 2, "nothing has this")
+    assert browser.execute_script(listed) == []
     # The filter counts what the report calls regressions, and shows as many.
     counted = []
     for number in range(browser.execute_script("return document.querySelectorAll('td button.cell').length")):
