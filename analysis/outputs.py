@@ -5,7 +5,6 @@ lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lightev
 """
 
 import codecs
-import csv
 import io
 import json
 import struct
@@ -21,6 +20,7 @@ from kvsweep.errors import UserError
 from kvsweep.escape import visible
 from kvsweep.files import MOST_BYTES, open_file, read_file, read_lines
 from kvsweep.records import MOST, Pair
+from kvsweep.row_files import csv_rows, json_file, json_lines, json_row, parquet_rows
 
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
@@ -109,7 +109,7 @@ def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | 
                     place = f"{path} row {number}"
                     known = asked.renamed(sample, place)
                     yield _answer(known, place, asked), _text_of(known)
-    except (csv.Error, zipfile.BadZipFile, UnicodeDecodeError, RecursionError) as error:
+    except (zipfile.BadZipFile, UnicodeDecodeError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({visible(str(error)):.80}): give rows of id, draw and correct."
         ) from error
@@ -136,21 +136,11 @@ def _rows(path: Path) -> Iterator[Row]:
     with open_file(path, linked=True) as file:
         start = file.read(4)
     if start == b"PAR1":
-        yield from _parquet(path)
+        yield from (row.values for row in parquet_rows(path))
     elif start[:2] == b"PK":
         yield from _zip(path)
     else:
         yield from _text(path)
-
-
-def _parquet(path: Path) -> Iterator[Row]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except ArrowException as error:
-        raise UserError(f"{path} is no Parquet file that can be read: write it again.") from error
 
 
 def _zip(path: Path) -> Iterator[Row]:
@@ -162,7 +152,7 @@ def _zip(path: Path) -> Iterator[Row]:
         for part in parts:
             if part.file_size > MOST_BYTES:
                 raise UserError(f"{path} has a sample of more than {MOST_BYTES:,} bytes: give a smaller log.")
-            yield _json(_member(path, log, part), f"{path} {part.filename}")
+            yield json_row(_member(path, log, part), f"{path} {part.filename}").values
 
 
 def _member(path: Path, log: zipfile.ZipFile, part: zipfile.ZipInfo) -> bytes:
@@ -192,14 +182,13 @@ def _text(path: Path) -> Iterator[Row]:
     with open_file(path, linked=True) as file:
         first = file.readline(MOST_BYTES).removeprefix(codecs.BOM_UTF8).strip()
     if first.startswith(b"{") and _is_object(first):
-        for number, line in enumerate(read_lines(path, linked=True), start=1):
-            if line.strip():
-                yield _json(line.removeprefix(codecs.BOM_UTF8), f"{path}:{number}")
+        without_marks = (line.removeprefix(codecs.BOM_UTF8) for line in read_lines(path, linked=True))
+        yield from (row.values for row in json_lines(without_marks, path))
     elif first.startswith((b"{", b"[")):
         yield from _whole(path)
     else:
-        with open_file(path, linked=True) as file:
-            yield from csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), strict=True)
+        with open_file(path, linked=True) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
+            yield from (row.values for row in csv_rows(lines, path))
 
 
 def _is_object(line: bytes) -> bool:
@@ -211,24 +200,11 @@ def _is_object(line: bytes) -> bool:
 
 def _whole(path: Path) -> Iterator[Row]:
     """A JSON list of rows, or a JSON log of inspect_ai."""
-    try:
-        found = json.loads(read_file(path, linked=True))
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON that can be read: write a row a line.") from error
+    found = json_file(read_file(path, linked=True), path)
     rows = found.get("samples") if isinstance(found, dict) else found
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{path} holds no list of rows: give one JSON object a line.")
     yield from rows
-
-
-def _json(line: bytes, place: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{place} is no JSON object: correct or delete it.") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{place} is no JSON object: correct or delete it.")
-    return row
 
 
 def _samples(row: Row) -> Iterator[Row]:

@@ -1,28 +1,19 @@
 """Rows of problems from toy tasks, local files and hub datasets. Data that cannot be had or read raise a UserError."""
 
-import csv
 import glob
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
+from kvsweep.row_files import Row, csv_rows, json_file, json_lines, parquet_rows
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
-
-
-class Row(NamedTuple):
-    """One row of the data: its place, such as FILE:LINE, and its values by column."""
-
-    where: str
-    values: dict[str, Any]
 
 
 def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfig]:
@@ -143,68 +134,23 @@ def _refuse_pointer(path: Path) -> None:
 
 def _read_jsonl(path: Path) -> list[Row]:
     with path.open(encoding="utf-8-sig", newline="\n") as lines:
-        return [_json_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
-
-
-def _json_row(line: str, where: str) -> Row:
-    try:
-        values = json.loads(line, object_pairs_hook=partial(_object, where))
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise UserError(f"{where} is not a JSON object; correct or delete that line.")
-    return Row(where, values)
-
-
-def _object(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; one that has a key twice is refused, as one of the two values would be lost."""
-    _refuse_repeated([key for key, _ in pairs], where, "key")
-    return dict(pairs)
-
-
-def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
-    if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"{where} has the {noun} {repeated!r:.60} twice; rename or delete one.")
+        return list(json_lines(lines, path))
 
 
 def _read_json(path: Path) -> list[Row]:
-    text = path.read_text(encoding="utf-8-sig")
-    try:
-        items = json.loads(text, object_pairs_hook=partial(_object, str(path)))
-    except (ValueError, RecursionError) as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UserError(f"{path}{line} is not JSON that can be read; correct it, or call it .jsonl.") from None
+    items = json_file(path.read_text(encoding="utf-8-sig"), path)
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise UserError(f"{path} must be a JSON list of objects, one a problem; correct it.")
     return [Row(f"{path} item {number}", item) for number, item in enumerate(items, start=1)]
 
 
 def _read_csv(path: Path) -> list[Row]:
-    rows, first_line = [], 2
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            _refuse_repeated(reader.fieldnames or (), f"{path}:1", "column")
-            for values in reader:
-                # Otherwise a stray comma would shift the answer into another column.
-                if None in values or None in values.values():
-                    raise UserError(f"{path}:{first_line} has not the header's count of cells; quote its commas.")
-                rows.append(Row(f"{path}:{first_line}", values))
-                first_line = reader.line_num + 1
-        except csv.Error:
-            raise UserError(f"{path}:{first_line} is not a CSV row; correct its quotes.") from None
-    return rows
+        return list(csv_rows(file, path))
 
 
 def _read_parquet(path: Path) -> list[Row]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        _refuse_repeated(parquet.read_schema(path).names, str(path), "column")
-        table = parquet.read_table(path)
-    except ArrowException:
-        raise UserError(f"{path} is not a Parquet file that can be read; write it again.") from None
-    return _dataset_rows(table.to_pylist(), str(path))
+    return list(parquet_rows(path))
 
 
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}

@@ -336,16 +336,20 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "draw of words": (b'{"id": "a", "draw": "x", "correct": 1}\n', "has the draw x"),
     "twice": (b'{"id": "a", "correct": 1}\n' * 2, "has draw 0 of problem 'a' 2 times"),
     "a space apart": (b'{"id": "a b", "correct": 1}\n{"id": "a  b", "correct": 1}\n', "differ in spaces alone"),
-    "torn": (b'{"id": "a", "correct": 1}\n{"id": "b", "cor', ":2 is no JSON object"),
-    "a number a line": (b'{"id": "a", "correct": 1}\n5\n', ":2 is no JSON object"),
+    "torn": (b'{"id": "a", "correct": 1}\n{"id": "b", "cor', ":2 is not a JSON object"),
+    "a number a line": (b'{"id": "a", "correct": 1}\n5\n', ":2 is not a JSON object"),
     "a list of numbers": (b"[1, 2]", "holds no list of rows"),
     "JSON of something": (b'{\n "a": 1}', "holds no list of rows"),
-    "JSON that ends": (b'{\n "samples": [', "is no JSON that can be read"),
-    "deep": (b"[" * 100_000, "cannot be read"),
+    "JSON that ends": (b'{\n "samples": [', "is not JSON that can be read"),
+    "deep": (b"[" * 100_000, "is not JSON that can be read"),
     "not UTF-8": (b"id,correct\n\xff\xfe,1\n", "cannot be read"),
     "HTML": (b"<html><body>504</body></html>\n<p>\n", "has no problem's id"),
-    "a quote that never ends": (b'id,correct\n"a,1\n', "cannot be read"),
-    "half a Parquet": (b"PAR1xxxx", "is no Parquet file that can be read"),
+    "a quote that never ends": (b'id,correct\n"a,1\n', ":2 is not a CSV row"),
+    "a stray comma": (b"id,text,correct\na,1, 2,1\n", ":2 has not the header's count of cells"),
+    "a short row": (b"id,draw,correct\na,1\n", ":2 has not the header's count of cells"),
+    "a column twice": (b"id,correct,correct\na,1,0\n", "has the column 'correct' twice"),
+    "a key twice": (b'{"id": "a", "correct": 1, "correct": 0}\n', ":1 has the key 'correct' twice"),
+    "half a Parquet": (b"PAR1xxxx", "is not a Parquet file that can be read"),
     "half a zip": (b"PK\x03\x04xxxx", "cannot be read"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "x=P, which is neither"),
@@ -363,6 +367,12 @@ def test_a_file_that_says_nothing_is_one_sentence(
     code, _, err = judge(write(tmp_path / "full.jsonl", rows(3, 1)), tmp_path / "bad")
     assert (code, err.count("\n")) == (2, 1)
     assert said in err
+
+
+def test_a_long_text_in_a_csv_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(f'id,text,correct\na,"{"word, " * 50_000}",1\n')
+    [answer] = read_outputs(tmp_path / "rows.csv")
+    assert (answer.problem, answer.correct) == ("a", 1)
 
 
 def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
