@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from kvsweep.analysis.load import load_run
+from kvsweep.analysis.notation import PAGE_WIDTH, Look
 from kvsweep.analysis.report.build import build_report
 from kvsweep.analysis.statistics.metrics import graded_rows
 
@@ -29,10 +30,10 @@ TEXTS = 3
 RUNS = {"demo": "demo_full"}
 # What is kept of each report beside cells.csv.
 FILES = {
-    "demo": ["report.html", "heatmap_toy_qwen_dynts_128.png", "speed_toy_qwen.png"],
+    "demo": ["report.html", "heatmap_*_dynts_128.png", "speed_*.png"],
     "smol": ["report.html", "heatmap_*.png"],
     "methods": ["memory_toy_qwen.png"],
-    "methods_on_top": ["policies_toy_qwen_ratio0.3_window48_budget128.png"],
+    "methods_on_top": ["report.html", "policies_*_ratio0.3_window48_budget128.png"],
     "bytes_smol": ["bytes_*.png"],
     "servers": ["report.html"],
     "servers_own": [],
@@ -53,7 +54,8 @@ def publish(run: Path, target: Path, kept: Sequence[str]) -> None:
     """Write the files of a run's report that git holds."""
     with tempfile.TemporaryDirectory() as folder:
         cells = len(list(run.glob("*/cell.yaml")))
-        page = build_report(run, folder=Path(folder), completions=TEXTS * cells)
+        look = Look(width=PAGE_WIDTH)  # four panels in a row
+        page = build_report(run, folder=Path(folder), completions=TEXTS * cells, look=look)
         wanted = [page.with_name("cells.csv"), *(path for name in kept for path in page.parent.glob(name))]
         for path in wanted:
             shutil.copy(path, target / path.name)

@@ -209,27 +209,31 @@ def _stderr_in(path: Path) -> Iterator[None]:
 
 
 class RunJobs(Checkpointable):
-    """The function of one task, which sees `gpu` alone if given; a task that the time limit stops is queued again."""
+    """The function of one task, which sees `gpu` alone if given; a task that the time limit stops is queued again.
 
-    def __init__(self, work: Work, gpu: str | None = None) -> None:
-        self.work, self.gpu = work, gpu
+    What a task records as its command is the sweep's, not that of the process which submitit starts.
+    """
+
+    def __init__(self, work: Work, gpu: str | None = None, command: Sequence[str] | None = None) -> None:
+        self.work, self.gpu, self.command = work, gpu, list(command or sys.argv)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A task unpickles its function before its jobs, whose policies may be of the user's own folder."""
         own = own_folder()
-        return _run_jobs, (self.work, self.gpu, None if own is None else str(own.parent))
+        return _run_jobs, (self.work, self.gpu, self.command, None if own is None else str(own.parent))
 
     def __call__(self, task: Task) -> None:
         if self.gpu is not None:
             os.environ[VISIBLE] = self.gpu  # before torch is imported
+        sys.argv = self.command
         guard_streams()
         if failed := self.work(task):
             raise RuntimeError(f"{len(failed)} of {len(task)} jobs failed") from failed[0]
 
 
-def _run_jobs(work: Work, gpu: str | None, own: str | None) -> RunJobs:
+def _run_jobs(work: Work, gpu: str | None, command: Sequence[str], own: str | None) -> RunJobs:
     import_from(own)
-    return RunJobs(work, gpu)
+    return RunJobs(work, gpu, command)
 
 
 def start(rounds: Sequence[tuple[Sequence[Share], Work]], launcher: Launcher) -> bool:

@@ -184,6 +184,7 @@ def test_a_link_leads_to_a_completion_and_back_closes_it(page: Path, browser: An
 
 def test_colours_stand_for_true_places_on_a_scale(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())
+    wait_for(browser, "document.querySelector('#boards .panels > div')")
     seen = """const panel = document.querySelector("#boards .panels > div");
         const cells = [...panel.querySelectorAll("button.cell")];
         return [cells.map((one) => [parseFloat(one.textContent), one.style.background]),

@@ -152,6 +152,11 @@ def test_a_task_imports_what_the_command_imports(tiny: list[str], tmp_path: Path
     assert ended.returncode == 0, ended.stderr
     assert "full" in ended.stdout
     assert "spread" in ended.stdout
+    # What is recorded is the sweep's command, not that of the process which submitit starts.
+    recorded = [json.loads(path.read_text()) for path in tmp_path.glob("*/*/provenance.json")]
+    commands = [one["command"] for record in recorded for one in record["decoding_passes"]]
+    assert len(commands) == 2
+    assert all(command[1:] == [*words, f"results_dir={tmp_path}"] for command in commands), commands
 
 
 def test_a_process_that_dies_before_its_task_begins_is_named(
