@@ -627,13 +627,14 @@ def test_the_cache_types_of_llama_cpp() -> None:
         assert ((scores < full).sum(), (scores > full).sum()) == (int(lost), int(won))
         sizes = pd.read_csv(PUBLISHED / "servers/cells.csv").set_index("policy")["declared_bytes"]
         assert sizes[name.partition("_")[0]] == float(size)
-    page, front = said("servers/README.md"), said("README.md")
-    assert f"differ on {(full != ours).sum()} of {len(full)}" in page
+    assert f"[q8_0 is safe, q4_0 loses {told[1][2].strip('-')} points]" in page("README.md")
+    own_page, front = said("servers/README.md"), said("README.md")
+    assert f"differ on {(full != ours).sum()} of {len(full)}" in own_page
     assert f"differ on {(full != ours).sum()} of {len(full)}" in front
     assert f"(+{float(told[0][2]):.1f} points on {len(full)} problems), q4_0 is worse ({told[1][2]} points" in front
     four = own["full_packed", "4.0"]
-    assert f"({(four < ours).sum()} lost, {(four > ours).sum()} won)" in page
-    assert f"{100 * (four - served['q4', 'nan']).mean():.1f} points above q4_0" in page
+    assert f"({(four < ours).sum()} lost, {(four > ours).sum()} won)" in own_page
+    assert f"{100 * (four - served['q4', 'nan']).mean():.1f} points above q4_0" in own_page
     assert decide(four, ours, margin=0.05, population="like_these").label == "unclear"
 
 
