@@ -15,8 +15,12 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import hypothesis
 import pytest
 
+# A busy machine takes many times longer; no test is about time.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 ROOT = Path(__file__).resolve().parents[1]
 
 

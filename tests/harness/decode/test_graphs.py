@@ -103,7 +103,7 @@ def both(engine):
 
 @pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.slow)])
 def test_completions_are_the_same(examples):
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(
         seed=st.integers(0, 10**6),
         problems=st.integers(1, 7),

@@ -21,7 +21,7 @@ values = st.recursive(
 names = st.sampled_from(["id", "problem", "answer", "question", "Record ID", ""])
 rows = st.lists(st.dictionaries(names, values | st.sampled_from(["27", "-1", "C", "x+1"]), max_size=4), max_size=4)
 kinds = st.sampled_from(["integer", "expression", "letter"])
-EACH: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+EACH: dict[str, Any] = {"suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
 def examples(few: int, many: int) -> Callable[[Any], Any]:
