@@ -84,7 +84,7 @@ def importance_figure(
 
     A strip is a named score of thinking tokens, [thinking], NaN where unknown, or its steps' means, on its own scale.
     """
-    figure, rows = style.panels(PAGE_WIDTH, len(strips), 1, row=1.2, rest=1.0, sharex=True)
+    figure, rows = style.panels(PAGE_WIDTH, len(strips), 1, row=1.2, rest=0.88, sharex=True)
     for axes, (name, scores) in zip(rows, strips.items(), strict=True):
         _strip(axes, layout, by_step(scores, layout.steps) if average_steps else scores)
         axes.set_title(f"{name}{', mean of each step' if average_steps else ''}", loc="left", fontsize=8)

@@ -252,9 +252,7 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
     lines = 1 + max(text.count("\n") for texts in labels for text in texts.flat)
     width = min(look.width, columns * WIDEST)
     above = 0.15 * max(len(panel.lines) for panel in panels) + 0.32
-    footnote = _footnote(panels, labels, notes)
-    below = 0.4 + 0.12 * len(style.wrapped(footnote, width).splitlines())
-    figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * len(panels[0].rows) + above) + below))
+    figure = style.new_figure((width, rows * ((0.13 + 0.12 * lines) * len(panels[0].rows) + above) + 0.4))
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
         together = [number for other in panels if other.scale == panel.scale for number in other.numbers]
@@ -274,17 +272,13 @@ def _heatmaps(panels: list[Panel], caption: str, look: Look, notes: list[str]) -
     for unused in grid[len(panels) :]:
         unused.remove()
     figure.set_label(caption)
-    style.footnote(figure, footnote)
-    return figure
-
-
-def _footnote(panels: Sequence[Panel], labels: Sequence[np.ndarray], notes: Sequence[str]) -> str:
     texts = [text for panel, own in zip(panels, labels, strict=True) for text in (panel.note, *panel.rows, *own.flat)]
     stroke = any(panel.level == panel.level for panel in panels)
     pale = "a pale panel is one whose settings may differ by chance alone (p of 0.05 or more)"
-    said = [*notes, *[pale] * any(panel.pale for panel in panels)]
-    said += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
-    return "   ".join(said)
+    notes += [pale] * any(panel.pale for panel in panels)
+    notes += [*["a stroke on the colour bar is the full cache"] * stroke, *style.marks(texts)]
+    style.footnote(figure, "   ".join(notes))
+    return figure
 
 
 def _labels(panel: Panel, look: Look) -> np.ndarray:

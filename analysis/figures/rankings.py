@@ -125,7 +125,7 @@ def noise_figure(verdicts: list[PanelVerdict], look: Look = DEFAULT_LOOK) -> Fig
     The band reaches from the best score down by `NoiseFloor.critical`: the settings in it are tied with the best.
     """
     columns = min(2 if look.width > 5 else 1, len(verdicts))
-    figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.5, most=MOST_HIGH)
+    figure, grid = style.panels(look.width, len(verdicts), columns, row=1.8, rest=0.38, most=MOST_HIGH)
     floors = [verdict.floor for verdict in verdicts if verdict.floor is not None]
     tied = [max(0.0, 100 * (floor.scores.max() - floor.critical)) for floor in floors]
     # Each axis has the same length, so that the eye may compare the spans.

@@ -83,8 +83,10 @@ def wrapped(text: str, width: float) -> str:
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """Write a note below the figure, in lines that fit."""
-    figure.supxlabel(wrapped(text, figure.get_figwidth()), fontsize=7, color="0.3")
+    """Write a note below the figure, in lines that fit, and make the figure higher by them."""
+    lines = wrapped(text, figure.get_figwidth())
+    figure.set_figheight(figure.get_figheight() + 0.12 * (1 + lines.count("\n")))
+    figure.supxlabel(lines, fontsize=7, color="0.3")
 
 
 def marks(texts: Iterable[str]) -> list[str]:

@@ -141,10 +141,11 @@ def _memory(ours: pd.DataFrame) -> tuple[str, list[Panel]]:
     if not lines:
         return "", []
     lines.sort(key=lambda line: -line[1]["pass_at_1"].max())
-    if more := len(lines) - MAX_NAMED if len(lines) > MAX_NAMED + 1 else 0:
+    if len(others := lines[MAX_NAMED:]) > 1:
         grey = {"color": "0.75", "zorder": 1}
-        last = [(f"{more} others, each below them", *lines[MAX_NAMED][1:]), *lines[MAX_NAMED + 1 :]]
-        lines[MAX_NAMED:] = [(name if not at else "_", rows, look | grey) for at, (name, rows, look) in enumerate(last)]
+        names_of_others = [f"{len(others)} others, each below them", *["_"] * (len(others) - 1)]  # one for the legend
+        greyed = zip(names_of_others, others, strict=True)
+        lines[MAX_NAMED:] = [(name, rows, look | grey) for name, (_, rows, look) in greyed]
     over = f"mean of {len(names)} benchmarks" if len(names) > 1 else ours["benchmark_title"].iloc[0]
     mark = f" ({UNFINISHED} not finished)" if any(UNFINISHED in name for name, _, _ in lines) else ""
     title = f"memory{mark}, {over}, {question_title(ours)}".removesuffix(", ")

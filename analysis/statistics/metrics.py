@@ -178,11 +178,13 @@ def _kept_of_full(run: Run) -> pd.DataFrame:
     """The cells' memory and cache lengths over those of the full cache's own run, on the pairs that both have."""
 
     completions, sums = with_fixed_rows(run), ["bytes", "peak_length", "num_tokens", "held", "held_bytes"]
+    held, sizes = cache_rows(completions)["held"], _sizes(completions["cell_id"], run.provenance)
+    beside = sizes["newest"] + sizes["fixed"]
     rows = completions[["cell_id", "problem_id", "draw", "num_tokens"]].assign(
-        held=cache_rows(completions)["held"],
+        held=held,
         peak_length=completions["peak_length"] + completions["fixed_rows"],
-        bytes=peak_bytes(completions, run.provenance),
-        held_bytes=held_bytes(completions, run.provenance),
+        bytes=completions["peak_length"] * sizes["row"] + beside,
+        held_bytes=held * sizes["row"] + completions["num_tokens"] * beside,
     )
     pairs = _beside_full(run.cells, rows, sums)
     total = pairs.groupby("cell_id")[[name + end for name in sums for end in ("", "_full")]].sum(min_count=1)
@@ -322,19 +324,6 @@ def with_bytes(cells: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd
         kv_bytes_fixed=sizes["fixed"],
         weight_bytes=sizes["weights"],
     )
-
-
-def peak_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.Series:
-    """The bytes of each completion's longest cache; missing where those of a row are not known."""
-    sizes = _sizes(completions["cell_id"], provenance)
-    return completions["peak_length"] * sizes["row"] + sizes["newest"] + sizes["fixed"]
-
-
-def held_bytes(completions: pd.DataFrame, provenance: dict[str, dict[str, Any]]) -> pd.Series:
-    """The bytes of each completion's cache, summed over its steps; missing where those of a row are not known."""
-    sizes = _sizes(completions["cell_id"], provenance)
-    steps = completions["num_tokens"] * (sizes["newest"] + sizes["fixed"])
-    return cache_rows(completions)["held"] * sizes["row"] + steps
 
 
 def _sizes(cell_ids: "pd.Series[str]", provenance: dict[str, dict[str, Any]]) -> pd.DataFrame:

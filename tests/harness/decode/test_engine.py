@@ -457,7 +457,7 @@ class BreakingModel(FakeModel):
 def test_grid_in_one_batch_equals_one_cell_at_a_time(examples):
     """Any lengths, budgets, slots: ends, loses nothing, doubles nothing, and every completion is what it is alone."""
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(
         seed=st.integers(0, 10**6),
         problems=st.integers(1, 7),
@@ -490,7 +490,7 @@ def test_grid_in_one_batch_equals_one_cell_at_a_time(examples):
 def test_a_killed_grid_resumes_to_the_same_completions(examples):
     """Killed or broken twice, at any moment, each time with other slots: nothing lost, doubled or changed."""
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(
         seed=st.integers(0, 10**6),
         problems=st.integers(1, 6),
