@@ -17,13 +17,12 @@ For problems `like_these`, the bound is Gaffke's (2005; Learned-Miller and Thoma
 of a mean of the problems' differences under Dirichlet weights, with the worst possible difference as one more problem.
 With one draw and no gains it is Clopper and Pearson's.
 
-Both bounds are monotone: one more wrong answer of the cell never raises an end of its interval. scipy loads slowly:
-functions import it.
+One more wrong answer of the cell never raises an end of either interval. scipy loads slowly: functions import it.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -39,35 +38,28 @@ MARGIN = 0.05
 LEVEL = 0.025
 # A plan rests on few answers and may name too few draws. A plan for 95% leaves 90% on average over such plans.
 PLANNED_POWER = 0.95
-# Imhof's integral runs over the logarithm of the frequency.
-_FREQUENCY_STEP = 0.05
-_FREQUENCIES = np.exp(np.arange(-14, 14, _FREQUENCY_STEP))
+# The steps of the path of `_chance_below_zero`. Half as long ones change its results by less than 1e-8 of themselves.
+_STEP = 0.1
+_PATH = np.arange(0, 24, _STEP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """A cell against the full cache; differences are fractions of accuracy.
+    """A cell against the full cache; differences are fractions of accuracy, NaN without a common pair.
 
-    Attributes:
-        label: safe, if the interval lies above -margin, and a small loss, if it lies below 0 too; else worse, if it
-            lies below 0; else unclear.
-        difference: the cell's Pass@1 minus the full cache's; NaN without a common pair.
-        low, high: the interval. Its lower end errs with the chance `level`; its upper end is widened for the number of
-            cells (Holm), so that any wrong loss among them has the chance `level`.
-        p_holds, p_loses: the p-values of the same tests, that the cell loses the margin or more, and that it loses
-            nothing (Holm).
-        settled: more draws cannot change what matters: the interval lies on one side of -margin.
-        draws: the number of draws per problem, from the first one, that the decision rests on.
+    It is safe if the interval lies above -margin, and a small loss if it lies below 0 too; else worse if it lies below
+    0; else unclear. The lower end errs with the chance `level`. The upper end is widened for the number of cells
+    (Holm), so that any wrong loss among them has the chance `level`.
     """
 
     label: Label
-    difference: float
+    difference: float  # the cell's Pass@1 minus the full cache's
     low: float
     high: float
-    p_holds: float
-    p_loses: float
-    settled: bool
-    draws: int
+    p_holds: float  # of the lower end's test: that the cell loses the margin or more
+    p_loses: float  # of the upper end's test, by Holm: that it loses nothing
+    settled: bool  # the interval lies on one side of -margin, and more draws cannot change what matters
+    draws: int  # per problem, from the first one, that the decision rests on
 
 
 def decide(
@@ -113,10 +105,10 @@ def _decision(test: "PairedTest", margin: float, level: float, share: int, looks
         difference=test.difference,
         low=low,
         high=high,
-        p_holds=min(1.0, looks * test.p_above(-margin)) if test.problems else math.nan,
-        p_loses=p_loses if test.problems else math.nan,
+        p_holds=min(1.0, looks * test.p_above(-margin)) if len(test.means) else math.nan,
+        p_loses=p_loses if len(test.means) else math.nan,
         settled=is_safe or high < -margin,
-        draws=test.draws,
+        draws=test.pairs.shape[1],
     )
 
 
@@ -203,24 +195,37 @@ def complete(scores: Floats, draws: int) -> bool:
     return scores.shape[1] >= draws and not np.isnan(scores[:, :draws]).any()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PairedTest:
-    """The tests of one cell: its problems, the draws of each that count, and the observed difference.
+    """The tests of one cell, by its `paired` differences and by the means over all pairs that each problem has."""
 
-    `p_above` and `p_below` give p of the hypotheses that the true difference is at most, and at least, a value.
-    """
+    pairs: Floats
+    means: Floats
+    population: Population
 
-    problems: int
-    draws: int
-    difference: float
-    p_above: Callable[[float], float]
-    p_below: Callable[[float], float]
+    @property
+    def difference(self) -> float:
+        return float((self.pairs if self.population == "these" else self.means).mean()) if len(self.means) else math.nan
+
+    def p_above(self, value: float) -> float:
+        """p of the hypothesis that the true difference is at most `value`."""
+        if not len(self.means):
+            return 1.0
+        if self.population == "these":
+            return float(p_these((self.pairs > 0).sum(), (self.pairs < 0).sum(), -value * self.pairs.size))
+        # The worst possible difference is one more problem.
+        steps, counts = np.unique(np.append(self.means, -1.0) - value, return_counts=True)
+        return _chance_below_zero(steps, counts)
+
+    def p_below(self, value: float) -> float:
+        """p of the hypothesis that the true difference is at least `value`."""
+        return PairedTest(-self.pairs, -self.means, self.population).p_above(-value)
 
     def bound(self, level: float, *, side: int) -> float:
         """The lower (`side` -1) or upper (1) end of the interval, the farthest difference that is not rejected."""
         from scipy import optimize
 
-        if not self.problems:
+        if not len(self.means):
             return math.nan
         p_value = self.p_above if side < 0 else self.p_below
         if p_value(float(side)) > level:
@@ -229,23 +234,7 @@ class PairedTest:
 
 
 def paired_test(cell: Floats, full: Floats, population: Population = "these") -> PairedTest:
-    if population == "like_these":
-        means = mean_differences(cell, full)
-        above, below = (lambda value: _dirichlet_below(means, value)), (lambda value: _dirichlet_below(-means, -value))
-        size, draws = len(means), paired(cell, full).shape[1]
-    else:
-        pairs = paired(cell, full)
-        won, lost, (size, draws) = float((pairs > 0).sum()), float((pairs < 0).sum()), pairs.shape
-        means = pairs.mean(1) if pairs.size else pairs.sum(1)
-        above = lambda value: float(p_these(won, lost, -value * pairs.size))  # noqa: E731
-        below = lambda value: float(p_these(lost, won, value * pairs.size))  # noqa: E731
-    return PairedTest(
-        problems=size,
-        draws=draws,
-        difference=float(means.mean()) if size else math.nan,
-        p_above=above if size else lambda value: 1.0,
-        p_below=below if size else lambda value: 1.0,
-    )
+    return PairedTest(paired(cell, full), mean_differences(cell, full), population)
 
 
 def differences(cell: Floats, full: Floats) -> Floats:
@@ -306,9 +295,25 @@ def constrained_variance(differ: Any, losses: float, excess: Any) -> Any:
     return (differ + np.sqrt(np.maximum(0, differ**2 + 4 * losses * excess))) / 2
 
 
-def _dirichlet_below(means: Floats, value: float) -> float:
-    """The chance that the Dirichlet-weighted mean of `means` and -1 lies below `value`, by Imhof's (1961) integral."""
-    steps, counts = np.unique(np.append(means, -1.0) - value, return_counts=True)
-    turns = np.multiply.outer(_FREQUENCIES / max(1e-12, float(np.abs(steps).max())), steps)
-    damped = np.exp(-np.log1p(turns**2) @ counts / 2)
-    return float(0.5 - (np.sin(np.arctan(turns) @ counts) * damped).sum() * _FREQUENCY_STEP / math.pi)
+def _chance_below_zero(steps: Floats, counts: NDArray[Any]) -> float:
+    """The chance that the mean of `steps` under Dirichlet weights, `counts` weights each, lies below zero.
+
+    Rice (1980, SIAM Journal on Scientific and Statistical Computing 1:438): the inverse of the Laplace transform, along
+    a path through its saddle point that is steepest descent's up to the third order. The relative error is below 1e-8.
+    """
+    from scipy import optimize
+
+    if steps.max() <= 0 or steps.min() >= 0:
+        return float(steps.max() <= 0)
+    if counts @ steps < 0:
+        return 1 - _chance_below_zero(-steps, counts)
+    end = -1 / steps.min()
+    slope = lambda place: 1 / place + counts @ (steps / (1 + place * steps))  # noqa: E731
+    saddle = optimize.brentq(slope, 1e-15 * end, (1 - 1e-15) * end)
+    ratios = steps / (1 + saddle * steps)
+    width = 1 / math.sqrt(saddle**-2 + counts @ ratios**2)
+    bend = -2 / 3 * width**3 * (saddle**-3 + counts @ ratios**3)
+    path = saddle + width * (1j * np.sinh(_PATH) + bend * (np.cosh(_PATH) - 1))
+    pace = width * (1j * np.cosh(_PATH) + bend * np.sinh(_PATH))
+    values = (np.exp(-np.log1p(np.multiply.outer(path, steps)) @ counts) / path * pace).imag
+    return float((values.sum() - values[0] / 2) * _STEP / math.pi)

@@ -10,6 +10,7 @@ from scipy import optimize, stats
 from statsmodels.stats.multitest import multipletests
 
 from kvsweep.analysis.statistics.noninferiority import (
+    PairedTest,
     Population,
     decide,
     decide_grid,
@@ -46,6 +47,19 @@ def test_about_problems_like_these_the_p_is_that_of_dirichlet_weights() -> None:
     drawn = weights[:, :40] @ (cell - full).mean(1) - weights[:, 40]
     found = decide(cell, full, population="like_these", margin=0.1)
     assert found.p_holds == pytest.approx((drawn <= -0.1).mean(), abs=0.005)
+
+
+@pytest.mark.parametrize("size", [1, 5, 200, 1319, 25_000, 1_000_000])
+def test_about_problems_like_these_the_p_is_exact_however_many_they_are(size: int) -> None:
+    for lost in {0, 1, 2, size // 20, size // 2} & set(range(size)):
+        losses = PairedTest(np.zeros((size, 1)), np.repeat([-1.0, 0.0], [lost, size - lost]), "like_these")
+        gains = PairedTest(losses.pairs, -losses.means, "like_these")
+        for p in (0.99, 0.6, 0.3, 0.025, 1e-3, 1e-6):
+            share = stats.beta.isf(p, lost + 1, size - lost)
+            assert losses.p_above(-share) == pytest.approx(p, rel=1e-8)
+            assert gains.p_below(share) == pytest.approx(p, rel=1e-8)
+            if p < 0.5:
+                assert losses.bound(p, side=-1) == pytest.approx(-share, abs=1e-8)
 
 
 @pytest.mark.parametrize("lost", range(6))
