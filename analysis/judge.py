@@ -1,15 +1,15 @@
 """Is one engine or setting worse than another, by the graded outputs of both? The verdicts of `kvsweep judge`."""
 
+import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from kvsweep.analysis import notation
 from kvsweep.analysis.outputs import Answer
+from kvsweep.analysis.statistics.inference import score_array
 from kvsweep.analysis.statistics.metrics import pareto_front
 from kvsweep.analysis.statistics.noninferiority import (
-    Floats,
     decide,
     decide_grid,
     draws_to_hold,
@@ -46,25 +46,10 @@ def notes(outputs: Outputs, baseline: str) -> list[str]:
     return found
 
 
-def pairs_of(outputs: Outputs) -> tuple[list[str], list[int]]:
-    """The problems and the draws of all files, ascending."""
-    answers = [one for found in outputs.values() for one in found]
-    return sorted({one.problem for one in answers}), sorted({one.draw for one in answers})
-
-
-def arrays(outputs: Outputs) -> dict[str, Floats]:
-    """The grades of each file, [problems, draws] over the problems and draws of all; NaN without a grade."""
-    problems, draws = pairs_of(outputs)
-    rows = {name: number for number, name in enumerate(problems)}
-    columns = {draw: number for number, draw in enumerate(draws)}
-    found = {}
-    for name, answers in outputs.items():
-        scores = np.full((len(problems), len(draws)), np.nan)
-        scores[[rows[one.problem] for one in answers], [columns[one.draw] for one in answers]] = [
-            np.nan if one.correct is None else one.correct for one in answers
-        ]
-        found[name] = scores
-    return found
+def graded(outputs: Outputs) -> pd.DataFrame:
+    """The answers of all files in the columns of a run's: the file as cell_id, problem_id, draw, correct, outcome."""
+    rows = [(name, a.problem, a.draw, a.correct, a.outcome) for name, found in outputs.items() for a in found]
+    return pd.DataFrame(rows, columns=["cell_id", "problem_id", "draw", "correct", "outcome"])
 
 
 def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[str, float]) -> pd.DataFrame:
@@ -72,10 +57,10 @@ def verdicts(outputs: Outputs, baseline: str, *, margin: float, sizes: Mapping[s
 
     The correction for the number of settings, and the search for one to take, are those of a sweep (docs/report.md).
     """
-    scores = arrays(outputs)
+    scores = dict(zip(outputs, score_array(graded(outputs), list(outputs)), strict=True))
     full = scores.pop(baseline)
     found = decide_grid(scores, full, margin=margin)
-    if nothing := [name for name, one in found.items() if np.isnan(one.difference)]:
+    if nothing := [name for name, one in found.items() if math.isnan(one.difference)]:
         raise UserError(f"{baseline} and {nothing[0]} share no graded pair of problem and draw: check ids and draws.")
     # A sequence from the largest cache down needs all sizes; without them Holm's procedure decides alone.
     chains = [sorted(scores, key=lambda name: -sizes[name])] if scores.keys() <= sizes.keys() else []

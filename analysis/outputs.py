@@ -4,12 +4,7 @@ Known are rows (JSON lines, a JSON list, CSV, Parquet) of a problem's id, a draw
 lm-evaluation-harness, logs of inspect_ai (`.eval` and JSON), details of lighteval, and results.jsonl of NeMo Evaluator.
 """
 
-import codecs
-import io
 import json
-import struct
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +13,8 @@ from typing import Any
 
 from kvsweep.errors import UserError
 from kvsweep.escape import visible
-from kvsweep.files import MOST_BYTES, open_file, read_file, read_lines
 from kvsweep.records import MOST, Pair
-from kvsweep.row_files import csv_rows, json_file, json_lines, json_row, parquet_rows
+from kvsweep.row_files import read_rows
 
 _PROBLEM = ("problem_id", "doc_id", "id", "problem_idx", "question_id", "problem")
 _DRAW = ("draw", "epoch", "sample", "repeat")
@@ -33,9 +27,7 @@ _MEANINGS = {"id": _PROBLEM, "draw": _DRAW, "gold": _GOLD, "prompt": _PROMPT, "s
 _VALUES: dict[Any, float] = {"c": 1.0, "i": 0.0, "true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 _CUT_OFF = ("length", "max_tokens", "model_length", "truncated")
 MOST_ROWS = 10_000_000
-# The number of the method in a zip, and the length of what stands before a member's name.
-_ZSTD, _ZIP_HEADER = 93, 30
-Row = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +44,13 @@ class Answer:
     @property
     def key(self) -> Pair:
         return self.problem, self.draw
+
+    @property
+    def outcome(self) -> str | None:
+        """The outcome as a sweep names it."""
+        if self.correct is None:
+            return None
+        return "correct" if self.correct else "truncated" if self.truncated else "wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +69,10 @@ class Asked:
         if unknown := sorted(self.columns.keys() - _MEANINGS.keys()):
             raise UserError(f"--column {unknown[0]}=... is unknown: choose from {', '.join(_MEANINGS)}.")
 
-    def takes(self, row: Row) -> bool:
+    def takes(self, row: Values) -> bool:
         return all(str(row.get(name)) == value for name, value in self.where.items())
 
-    def renamed(self, row: Row, place: str) -> Row:
+    def renamed(self, row: Values, place: str) -> Values:
         if lacking := [column for column in self.columns.values() if column not in row]:
             raise UserError(f"{place} has no column {visible(lacking[0])}: it has {visible(', '.join(row)):.200}.")
         return {**row, **{_MEANINGS[meaning][0]: row[column] for meaning, column in self.columns.items()}}
@@ -98,23 +97,13 @@ def read_outputs(path: Path, asked: Asked = _ALL) -> list[Answer]:
 
 def read_texts(path: Path, asked: Asked = _ALL) -> Iterator[tuple[Answer, str | None]]:
     """Yield the answers of `read_outputs` one by one, each with its text; None where the row has none."""
-    number = 0
-    try:
-        for row in _rows(path):
-            for sample in _samples(row):
-                number += 1
-                if number > MOST_ROWS:
-                    raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
-                if asked.takes(sample):
-                    place = f"{path} row {number}"
-                    known = asked.renamed(sample, place)
-                    yield _answer(known, place, asked), _text_of(known)
-    except (zipfile.BadZipFile, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(
-            f"{path} cannot be read ({visible(str(error)):.80}): give rows of id, draw and correct."
-        ) from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}): name a file of graded outputs.") from error
+    for number, row in enumerate(read_rows(path, key="samples"), start=1):
+        if number > MOST_ROWS:
+            raise UserError(f"{path} has more than {MOST_ROWS:,} rows: give a part of it.")
+        for sample in filter(asked.takes, _samples(row.values)):
+            known = asked.renamed(sample, row.where)
+            text = _first(known, _TEXT)
+            yield _answer(known, row.where, asked), text if isinstance(text, str) else None
 
 
 def _check(path: Path, answers: Sequence[Answer]) -> None:
@@ -132,82 +121,7 @@ def _check(path: Path, answers: Sequence[Answer]) -> None:
         )
 
 
-def _rows(path: Path) -> Iterator[Row]:
-    with open_file(path, linked=True) as file:
-        start = file.read(4)
-    if start == b"PAR1":
-        yield from (row.values for row in parquet_rows(path))
-    elif start[:2] == b"PK":
-        yield from _zip(path)
-    else:
-        yield from _text(path)
-
-
-def _zip(path: Path) -> Iterator[Row]:
-    """The samples of a log of inspect_ai, a zip with a JSON file for each."""
-    with zipfile.ZipFile(path) as log:
-        parts = [part for part in log.infolist() if part.filename.startswith("samples/")]
-        if not parts:
-            raise UserError(f"{path} is a zip without samples/: give a log of inspect_ai, or unpack it.")
-        for part in parts:
-            if part.file_size > MOST_BYTES:
-                raise UserError(f"{path} has a sample of more than {MOST_BYTES:,} bytes: give a smaller log.")
-            yield json_row(_member(path, log, part), f"{path} {part.filename}").values
-
-
-def _member(path: Path, log: zipfile.ZipFile, part: zipfile.ZipInfo) -> bytes:
-    """The bytes of a zip's member; Python before 3.14 cannot read those that zstd has packed, as inspect_ai does."""
-    if part.compress_type != _ZSTD:
-        try:
-            return log.read(part)
-        except NotImplementedError as error:
-            raise UserError(f"{path} is compressed in an unknown way: pack it anew.") from error
-    from pyarrow import ArrowException, decompress
-
-    with open_file(path, linked=True) as file:
-        file.seek(part.header_offset)
-        header = file.read(_ZIP_HEADER)
-        file.seek(part.header_offset + _ZIP_HEADER + sum(struct.unpack("<HH", header[-4:])))
-        packed = file.read(part.compress_size)
-    try:
-        data = bytes(decompress(packed, part.file_size, "zstd", asbytes=True))
-    except ArrowException as error:
-        raise zipfile.BadZipFile(f"{part.filename} does not unpack") from error
-    if zlib.crc32(data) != part.CRC:
-        raise zipfile.BadZipFile(f"{part.filename} has another checksum")
-    return data
-
-
-def _text(path: Path) -> Iterator[Row]:
-    with open_file(path, linked=True) as file:
-        first = file.readline(MOST_BYTES).removeprefix(codecs.BOM_UTF8).strip()
-    if first.startswith(b"{") and _is_object(first):
-        without_marks = (line.removeprefix(codecs.BOM_UTF8) for line in read_lines(path, linked=True))
-        yield from (row.values for row in json_lines(without_marks, path))
-    elif first.startswith((b"{", b"[")):
-        yield from _whole(path)
-    else:
-        with open_file(path, linked=True) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
-            yield from (row.values for row in csv_rows(lines, path))
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-
-
-def _whole(path: Path) -> Iterator[Row]:
-    """A JSON list of rows, or a JSON log of inspect_ai."""
-    found = json_file(read_file(path, linked=True), path)
-    rows = found.get("samples") if isinstance(found, dict) else found
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path} holds no list of rows: give one JSON object a line.")
-    yield from rows
-
-
-def _samples(row: Row) -> Iterator[Row]:
+def _samples(row: Values) -> Iterator[Values]:
     """A row of a known program as rows of one answer each, with text and ending where a plain row has them."""
     doc, response, metric = (row.get(name) for name in ("doc", "model_response", "metric"))
     if isinstance(doc, dict) and isinstance(response, dict) and isinstance(metric, dict):
@@ -222,7 +136,7 @@ def _samples(row: Row) -> Iterator[Row]:
         yield row
 
 
-def _of_lighteval(doc: Row, response: Row, metric: Row) -> Iterator[Row]:
+def _of_lighteval(doc: Values, response: Values, metric: Values) -> Iterator[Values]:
     """The samples of one problem, which have one metric together."""
     texts, golds, gold = response.get("text"), doc.get("choices"), doc.get("gold_index")
     texts = texts if isinstance(texts, list) and texts else [None]
@@ -233,7 +147,7 @@ def _of_lighteval(doc: Row, response: Row, metric: Row) -> Iterator[Row]:
         yield {**known, "draw": draw, "text": text}
 
 
-def _of_inspect_ai(row: Row, choice: Row) -> Row:
+def _of_inspect_ai(row: Values, choice: Values) -> Values:
     """A sample whose message may have its thinking as a part of its own, which stands before the answer here."""
     message = choice.get("message")
     content = message.get("content") if isinstance(message, dict) else None
@@ -245,17 +159,11 @@ def _of_inspect_ai(row: Row, choice: Row) -> Row:
     return {**row, "text": content, "stop_reason": choice.get("stop_reason") if ending is None else ending}
 
 
-def _first_object(value: Any) -> Row:
+def _first_object(value: Any) -> Values:
     return next((one for one in value if isinstance(one, dict)), {}) if isinstance(value, list) else {}
 
 
-def _text_of(row: Row) -> str | None:
-    """What the model wrote, thinking before the answer."""
-    found = _first(row, _TEXT)
-    return found if isinstance(found, str) else None
-
-
-def _answer(row: Row, place: str, asked: Asked) -> Answer:
+def _answer(row: Values, place: str, asked: Asked) -> Answer:
     problem, draw = _first(row, _PROBLEM), _first(row, _DRAW)
     if isinstance(problem, bool) or not isinstance(problem, str | int) or problem == "":
         raise UserError(f"{place} has no problem's id: name it {', '.join(_PROBLEM[:3])}.")
@@ -276,11 +184,11 @@ def _answer(row: Row, place: str, asked: Asked) -> Answer:
     )
 
 
-def _first(row: Row, names: Sequence[str]) -> Any:
+def _first(row: Values, names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _grade(row: Row, place: str, asked: Asked) -> float | None:
+def _grade(row: Values, place: str, asked: Asked) -> float | None:
     """Right or wrong, by the column that is asked for, the one score of a sample, or a column of a usual name."""
     scores = row.get("scores")
     if isinstance(scores, dict):  # inspect_ai's

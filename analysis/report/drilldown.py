@@ -172,22 +172,29 @@ def _tokenizer(file: Path) -> Tokenizer | None:
 
 
 def outcome_maps(run: Run) -> list[dict[str, Any]]:
-    """Per condition its problems and draws, and for each cell a letter per completion: problem by problem, by draw."""
+    """The title and the `outcome_map` of each condition."""
     rows = run.completions
-    letters = rows["outcome"].astype("object").map(LETTERS).fillna(UNGRADED)
-    letters = letters.where(rows.index.isin(graded_rows(run).index), UNGRADED)
-    rows = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
+    rows = rows.assign(outcome=rows["outcome"].astype("object").where(rows.index.isin(graded_rows(run).index)))
     maps = []
     for _, cells in run.cells[run.cells["completions"] > 0].groupby("condition", sort=False):
-        ours = rows[rows["cell_id"].isin(cells["cell_id"])]
-        table = ours.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
-        problems, draws = (sorted(ours[name].unique().tolist()) for name in ("problem_id", "draw"))
-        table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
         named = [
             {"id": cell.cell_id, "name": notation.setting(cell), "full": cell.policy == "full"}
-            | {"outcomes": "".join(table.loc[cell.cell_id])}
             for cell in notation.rows(cells)
         ]
         title = " | ".join(cells.iloc[0][["model_title", "benchmark_title"]])
-        maps.append({"title": title, "problems": problems, "draws": draws, "cells": named})
+        maps.append({"title": title, **outcome_map(rows[rows["cell_id"].isin(cells["cell_id"])], named)})
     return maps
+
+
+def outcome_map(rows: pd.DataFrame, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The problems and draws of `rows`, and for each cell a letter per completion: problem by problem, by draw."""
+    letters = rows["outcome"].map(LETTERS).fillna(UNGRADED)
+    known = rows.assign(letter=letters).astype({"cell_id": "object", "problem_id": "object"})
+    table = known.pivot(index="cell_id", columns=["problem_id", "draw"], values="letter")
+    problems, draws = (sorted(known[name].unique().tolist()) for name in ("problem_id", "draw"))
+    table = table.reindex(columns=pd.MultiIndex.from_product([problems, draws])).fillna(ABSENT)
+    return {
+        "problems": problems,
+        "draws": draws,
+        "cells": [cell | {"outcomes": "".join(table.loc[cell["id"]])} for cell in cells],
+    }

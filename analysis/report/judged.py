@@ -6,21 +6,14 @@ from typing import Any
 
 import pandas as pd
 
-from kvsweep.analysis.judge import Outputs, pairs_of
+from kvsweep.analysis.judge import Outputs, graded
 from kvsweep.analysis.outputs import Answer
-from kvsweep.analysis.report.drilldown import ABSENT, LETTERS, UNGRADED, common_length, packed
+from kvsweep.analysis.report.drilldown import common_length, outcome_map, packed
 from kvsweep.analysis.report.rendering import render, script_json
 from kvsweep.records import Pair, content_hash
 
 MOST_TEXTS = 2000  # of all files together
 Texts = Mapping[str, Mapping[Pair, str]]
-
-
-def outcome(one: Answer) -> str:
-    """The outcome as a sweep names it; empty where there is no grade."""
-    if one.correct is None:
-        return ""
-    return "correct" if one.correct else "truncated" if one.truncated else "wrong"
 
 
 def shown_pairs(outputs: Outputs, baseline: str) -> set[Pair]:
@@ -51,7 +44,9 @@ def judged_page(
         problems = {one.problem: {"gold": _shown(one.gold), "question": _shown(one.prompt)} for one in shown}
         base, left = None if name == full else ids[full], len(outputs[name]) - len(shown)
         blocks[ids[name]] = packed({"base": base, "left_out": left, "problems": problems, "draws": draws})
-    data = {"files": {}, "cell-data": cells, "outcome-data": [_outcome_map(outputs, full, ids)]}
+    named = [{"id": ids[name], "name": name, "full": name == full} for name in outputs]
+    outcomes = outcome_map(graded({ids[name]: answers for name, answers in outputs.items()}), named)
+    data = {"files": {}, "cell-data": cells, "outcome-data": [{"title": "all problems", **outcomes}]}
     return render(
         "judged.html.jinja",
         table=table,
@@ -75,16 +70,5 @@ def _shown(value: str | None) -> str | None:
 def _draw(one: Answer, texts: Mapping[Pair, str], full: Mapping[Pair, str]) -> dict[str, Any]:
     text = texts[one.key]
     same = common_length(text, full.get(one.key, ""))
-    known = {"problem": one.problem, "draw": one.draw, "outcome": outcome(one)}
+    known = {"problem": one.problem, "draw": one.draw, "outcome": one.outcome or ""}
     return {**known, "text": text, "characters": len(text), "same": same, "evictions": []}
-
-
-def _outcome_map(outputs: Outputs, full: str, ids: Mapping[str, str]) -> dict[str, Any]:
-    """The panel of `drilldown.outcome_maps` for the answers of all files."""
-    problems, draws = pairs_of(outputs)
-    cells = []
-    for name, answers in outputs.items():
-        letters = {one.key: LETTERS.get(outcome(one), UNGRADED) for one in answers}
-        line = "".join(letters.get((problem, draw), ABSENT) for problem in problems for draw in draws)
-        cells.append({"id": ids[name], "name": name, "full": name == full, "outcomes": line})
-    return {"title": "all problems", "problems": problems, "draws": draws, "cells": cells}

@@ -10,10 +10,11 @@ from kvsweep.errors import UserError
 from kvsweep.harness.benchmarks.config import BenchmarkConfig
 from kvsweep.harness.models.hub import is_lfs_pointer, is_reachable
 from kvsweep.harness.settings import build
-from kvsweep.row_files import Row, csv_rows, json_file, json_lines, parquet_rows
+from kvsweep.row_files import Row, read_rows
 
 # A folder with more entries is a disk or an archive rather than a data set, and takes minutes to list.
 MOST_ENTRIES = 10_000
+_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def read_source(config: BenchmarkConfig) -> tuple[list[Row], str, BenchmarkConfig]:
@@ -111,12 +112,10 @@ def _read_path(path: Path, split: str | None) -> list[Row]:
         if path.is_dir():
             return _read_folder(path, split)
         _refuse_pipe(path)
-        if path.suffix.lower() not in _READERS:
-            raise UserError(f"benchmark.path={path} must end in one of {', '.join(_READERS)}; convert it.")
+        if path.suffix.lower() not in _SUFFIXES:
+            raise UserError(f"benchmark.path={path} must end in one of {', '.join(_SUFFIXES)}; convert it.")
         _refuse_pointer(path)
-        return _READERS[path.suffix.lower()](path)
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text; save it in that encoding.") from None
+        return list(read_rows(path))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
@@ -132,37 +131,13 @@ def _refuse_pointer(path: Path) -> None:
         raise UserError(f"{path} is a Git LFS pointer in place of the file; run `git lfs pull` in the clone.")
 
 
-def _read_jsonl(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8-sig", newline="\n") as lines:
-        return list(json_lines(lines, path))
-
-
-def _read_json(path: Path) -> list[Row]:
-    items = json_file(path.read_text(encoding="utf-8-sig"), path)
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise UserError(f"{path} must be a JSON list of objects, one a problem; correct it.")
-    return [Row(f"{path} item {number}", item) for number, item in enumerate(items, start=1)]
-
-
-def _read_csv(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return list(csv_rows(file, path))
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    return list(parquet_rows(path))
-
-
-_READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
-
-
 def _read_folder(path: Path, split: str | None) -> list[Row]:
     """Rows of a folder that `datasets` saved, or of a folder of data files that `datasets` can load."""
     import datasets
 
     for number, entry in enumerate(path.rglob("*")):
         _refuse_pipe(entry)
-        if entry.suffix.lower() in _READERS:
+        if entry.suffix.lower() in _SUFFIXES:
             _refuse_pointer(entry)  # as a CSV it would be read
         if number == MOST_ENTRIES:
             raise UserError(f"benchmark.path={path} holds more than {MOST_ENTRIES:,} entries; give a file.")
@@ -190,7 +165,7 @@ def _wanted(path: Path) -> dict[str, str]:
         return {"path": str(path)}
     # Escaped, the name is none of a folder that `datasets` looks into itself, so that it is told the kind of the files.
     kinds = {entry.suffix.lower() for entry in path.rglob("*") if entry.is_file()}
-    if len(kinds) != 1 or not kinds <= _READERS.keys():
-        several = f"has *, ? or [ in its name and not files of one kind alone, {', '.join(_READERS)}"
+    if len(kinds) != 1 or not kinds <= {*_SUFFIXES}:
+        several = f"has *, ? or [ in its name and not files of one kind alone, {', '.join(_SUFFIXES)}"
         raise UserError(f"benchmark.path={path} {several}; rename the folder, or give a file.")
     return {"path": kinds.pop().strip(".").replace("jsonl", "json"), "data_dir": escaped}

@@ -1,13 +1,20 @@
 """Rows of JSON, CSV and Parquet files. What could be read in two ways, or not at all, raises a UserError."""
 
+import codecs
 import csv
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# Python's own zipfile reads what zstd has packed from Python 3.14 on.
+from backports.zstd import ZstdError, zipfile
+
 from kvsweep.errors import UserError
+from kvsweep.escape import visible
+from kvsweep.files import MOST_BYTES, open_file
 
 _LONGEST = 2**31 - 1  # characters of a value in a CSV file, where Python allows 131,072
 
@@ -19,13 +26,45 @@ class Row(NamedTuple):
     values: dict[str, Any]
 
 
-def json_lines(lines: Iterable[str | bytes], path: Path) -> Iterator[Row]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield json_row(line, f"{path}:{number}")
+def read_rows(path: Path, *, key: str | None = None) -> Iterator[Row]:
+    """Yield the rows of a file, which its contents tell for Parquet, JSON lines, a JSON list, or else CSV.
+
+    With a `key` also those of a JSON object that has them as a list under this key, and of a zip that has each as a
+    JSON file in a folder of this name. Text is UTF-8.
+    """
+    try:
+        with open_file(path, linked=True) as file:
+            lines = (line.removeprefix(codecs.BOM_UTF8).strip() for line in file)
+            first = next(filter(None, lines), b"")
+        if first.startswith(b"PAR1"):
+            yield from _parquet_rows(path)
+        elif key is not None and first.startswith((b"PK\3\4", b"PK\5\6")):
+            yield from _zip_rows(path, key)
+        elif first.startswith((b"{", b"[")) and not _is_object(first):
+            yield from _json_rows(path, key)
+        elif first.startswith(b"{"):
+            with path.open(encoding="utf-8-sig", newline="\n") as text:
+                yield from (_json_row(line, f"{path}:{n}") for n, line in enumerate(text, start=1) if line.strip())
+        else:
+            with path.open(encoding="utf-8-sig", newline="") as text:
+                yield from _csv_rows(text, path)
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text; save it in that encoding.") from None
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"{path} cannot be read ({reason}); check the file and its rights.") from None
 
 
-def json_row(text: str | bytes, where: str) -> Row:
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json_row(text: str | bytes, where: str) -> Row:
     try:
         values = _parsed(text, where)
     except (ValueError, RecursionError):
@@ -35,13 +74,17 @@ def json_row(text: str | bytes, where: str) -> Row:
     return Row(where, values)
 
 
-def json_file(text: str | bytes, path: Path) -> Any:
-    """What a whole file of JSON holds."""
+def _json_rows(path: Path, key: str | None) -> Iterator[Row]:
+    text = path.read_text(encoding="utf-8-sig")
     try:
-        return _parsed(text, str(path))
+        found = _parsed(text, str(path))
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(f"{path}{line} is not JSON that can be read; correct it, or write a row a line.") from None
+    rows = found.get(key) if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path} holds no list of rows; write a JSON object a line, or a list of them.")
+    yield from (Row(f"{path} item {number}", row) for number, row in enumerate(rows, start=1))
 
 
 def _parsed(text: str | bytes, where: str) -> Any:
@@ -61,7 +104,21 @@ def _refuse_repeated(names: Sequence[str], where: str, noun: str) -> None:
         raise UserError(f"{where} has the {noun} {repeated!r:.60} twice; rename or delete one.")
 
 
-def csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
+def _zip_rows(path: Path, folder: str) -> Iterator[Row]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if member.filename.startswith(f"{folder}/")]
+            if not members:
+                raise UserError(f"{path} is a zip without {folder}/; unpack it and give a file of rows.")
+            for member in members:
+                if member.file_size > MOST_BYTES:
+                    raise UserError(f"{path} has a file of more than {MOST_BYTES:,} bytes; give a smaller one.")
+                yield _json_row(archive.read(member), f"{path} {visible(member.filename)}")
+    except (zipfile.BadZipFile, ZstdError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be unpacked ({visible(str(error)):.80}); pack it anew.") from error
+
+
+def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST)
     reader, first_line = csv.DictReader(lines, strict=True), 2
     try:
@@ -76,7 +133,7 @@ def csv_rows(lines: Iterable[str], path: Path) -> Iterator[Row]:
         raise UserError(f"{path}:{first_line} is not a CSV row; correct its quotes.") from None
 
 
-def parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[Row]:
     from pyarrow import ArrowException, parquet
 
     try:

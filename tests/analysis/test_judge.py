@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -161,7 +162,7 @@ def test_columns_of_other_names(judge: Callable[..., tuple[int, str, str]], tmp_
     found = read_outputs(path, Asked(correct="ok", columns={"id": "question", "draw": "run"}))
     assert [(one.problem, one.draw) for one in found] == [("q0", 0), ("q1", 0), ("q2", 0)]
     code, _, err = judge(path, path, "--name", "a", "--name", "b", "--column", "id=name")
-    assert (code, "a.jsonl row 1 has no column name: it has question, run, ok." in err) == (2, True)
+    assert (code, "a.jsonl:1 has no column name: it has question, run, ok." in err) == (2, True)
     code, _, err = judge(path, path, "--name", "a", "--name", "b", "--column", "colour=run")
     assert (code, "--column colour=... is unknown: choose from id, draw," in err) == (2, True)
 
@@ -342,7 +343,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "JSON of something": (b'{\n "a": 1}', "holds no list of rows"),
     "JSON that ends": (b'{\n "samples": [', "is not JSON that can be read"),
     "deep": (b"[" * 100_000, "is not JSON that can be read"),
-    "not UTF-8": (b"id,correct\n\xff\xfe,1\n", "cannot be read"),
+    "not UTF-8": (b"id,correct\n\xff\xfe,1\n", "is not UTF-8 text"),
     "HTML": (b"<html><body>504</body></html>\n<p>\n", "has no problem's id"),
     "a quote that never ends": (b'id,correct\n"a,1\n', ":2 is not a CSV row"),
     "a stray comma": (b"id,text,correct\na,1, 2,1\n", ":2 has not the header's count of cells"),
@@ -350,7 +351,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "a column twice": (b"id,correct,correct\na,1,0\n", "has the column 'correct' twice"),
     "a key twice": (b'{"id": "a", "correct": 1, "correct": 0}\n', ":1 has the key 'correct' twice"),
     "half a Parquet": (b"PAR1xxxx", "is not a Parquet file that can be read"),
-    "half a zip": (b"PK\x03\x04xxxx", "cannot be read"),
+    "half a zip": (b"PK\x03\x04xxxx", "cannot be unpacked"),
     "two scores": (b'{"id": "a", "scores": {"x": {"value": "C"}, "y": {"value": "I"}}}\n', "has the grades x, y"),
     "partial credit": (b'{"id": "a", "scores": {"x": {"value": "P"}}}\n', "x=P, which is neither"),
     "metrics that are no names": (b'{"doc_id": 1, "metrics": [["x"]]}\n', "has no grade"),
@@ -375,11 +376,35 @@ def test_a_long_text_in_a_csv_file_is_read(tmp_path: Path) -> None:
     assert (answer.problem, answer.correct) == ("a", 1)
 
 
+def test_an_empty_line_before_the_first_row_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text('\n \n{"id": "a", "correct": 1}\n')
+    assert [one.problem for one in read_outputs(tmp_path / "rows")] == ["a"]
+
+
+@pytest.mark.parametrize("packed", ["zstd", "deflate", "unknown"])
+def test_a_zip_with_torn_bytes_is_one_sentence(packed: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.eval"
+    shutil.copy(REAL / "inspect_ai_0.3.285.eval", path)
+    if packed != "zstd":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as log:
+            log.writestr("samples/a.json", json.dumps({"id": "a", "correct": 1, "text": "x" * 200}))
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as log:
+        part = next(part for part in log.infolist() if part.filename.startswith("samples/"))
+    if packed == "unknown":
+        data[data.index(b"PK\x01\x02") + 10] = data[8] = 77
+    start = part.header_offset + 30 + len(part.filename)
+    data[start + 4 : start + 24] = bytes(20)
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        read_outputs(path)
+
+
 def test_a_zip_that_is_a_bomb_or_no_log(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as log, log.open("samples/a.json", "w") as part:
         for _ in range(80):
             part.write(b" " * (1 << 20))
-    with pytest.raises(UserError, match="a sample of more than"):
+    with pytest.raises(UserError, match="a file of more than"):
         read_outputs(tmp_path / "bomb")
     with zipfile.ZipFile(tmp_path / "other", "w") as log:
         log.writestr("a.json", "{}")

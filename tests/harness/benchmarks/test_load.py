@@ -300,7 +300,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "content", "part"),
         [
-            ("p.json", b'{"id": 1}', "list"),
+            ("p.json", b'{"id": 1,\n"a": 2}', "list"),
             ("p.json", b"[\n1,", "p.json:2"),
             ("p.json", b"[1]", "list"),
             ("p.json", b"[" * 200_000, "p.json"),
